@@ -27,7 +27,7 @@ AXIS = "context"
 
 
 def copies_of(num_kv_heads: int, ways: int) -> int:
-    """Times that each kv head is sent, for the copies to divide over the devices."""
+    """Number of copies of each kv head that are sent, so that they divide over the devices."""
     return ways // math.gcd(num_kv_heads, ways)
 
 
@@ -61,7 +61,8 @@ def attention(
 
 
 def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, seen: Tree) -> Array:
-    """`seen`, segment ids or intervals, is of tokens alone: every device needs all of it."""
+    """One device's part. `seen`, segment ids or intervals, has no heads: every device needs all of
+    it."""
     trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
     copies = copies_of(k.shape[2], lax.axis_size(AXIS))
     if copies > 1:

@@ -38,7 +38,7 @@ from lmwright.nn.intervals import (
 
 
 class Halves(NamedTuple):
-    """A kernel of one interval, each way."""
+    """Forward and backward kernels for one interval of keys."""
 
     forward: Callable[..., tuple[Array, Array]]
     """(scoring, reach, q, k, v, seen) to [B, T, N, H] and logs of the softmax sums [B, T, N]."""
@@ -50,9 +50,9 @@ def blocks_by(
     compute: Compute, size: int, masked_rows: int, *, kernel: str | None = None,
     interpret: Any = False,
 ) -> Callable[..., Array]:  # fmt: skip
-    """`attend(q, k, v, segment_ids, scoring)` of rows [B, T] in which so many masked ones are
-    followed by the clean one, for blocks of `size` tokens. `kernel` and `interpret` are for tests
-    of the masked rows."""
+    """`attend(q, k, v, segment_ids, scoring)` for rows [B, T] that hold so many masked copies and
+    then the clean row, in blocks of `size` tokens. `kernel` and `interpret` are for tests of the
+    masked rows."""
     clean_attend, kernel = select.attend(compute), kernel or compute.kernels
     own, before = Reach(size - 1, size - 1), Reach(after=0)
 
@@ -107,7 +107,7 @@ def _local(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _joint(program: _Program, q: Array, parts: tuple[Any, ...]) -> Array:
-    """Attention of q [B, T, N, H] to what it sees of all parts (k, v, seen), under one softmax."""
+    """Attention of q [B, T, N, H] to all parts (k, v, seen), under one softmax."""
     return _joint_fwd(program, q, parts)[0]
 
 

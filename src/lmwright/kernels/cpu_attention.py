@@ -51,7 +51,7 @@ def _chunks(t: int) -> list[tuple[int, int]]:
 
 
 def _steps(g: int, size: int, keys: int) -> int:
-    """Steps that a chunk of `size` queries is computed in."""
+    """Number of steps in which a chunk of `size` queries is computed."""
     for steps in range(1, size // MIN_CHUNK + 1):
         if size % steps == 0 and 4 * g * (size // steps) * keys <= LOOP_BYTES:
             return steps
@@ -204,9 +204,10 @@ attention.defvjp(_fwd, _bwd)
 
 
 def over_rows(rows_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`rows_fn`, whose arrays all begin with rows that never see each other, such that a `vmap`
-    around it takes the rows of all lanes at once: to the compiler it is one batch, of the same
-    loops and products. Not to be differentiated; it belongs inside rules that are."""
+    """`rows_fn` made such that a `vmap` around it takes the rows of all lanes at once: to the
+    compiler they are one batch of the same loops and products. All arrays of `rows_fn` begin with
+    rows that never see each other. It cannot be differentiated; it belongs inside rules that
+    are."""
     whole = jax.custom_batching.custom_vmap(rows_fn)
 
     @whole.def_vmap

@@ -54,7 +54,8 @@ def _by_heads(a: Array, together: int) -> Array:
 def _one_head(
     scale: float, q: Array, k: Array, v: Array, keys: Array, queries: Array, ids: Array
 ) -> Array:
-    """[T, H] of q, k, v [T, H]; keys and queries [2 T - 1, H] of distances in order; ids [T]."""
+    """The attention of one head: [T, H] of q, k, v [T, H]; keys and queries [2 T - 1, H] of
+    distances in order; ids [T]."""
     content, position = shifted(product(q, keys, 1, 1)), shifted(product(k, queries, 1, 1))
     scores = (product(q, k, 1, 1) + content + position.T) * scale
     seen = (ids[:, None] == ids) & (ids > 0)

@@ -18,7 +18,7 @@ from lmwright.nn.disentangled import Disentangled
 
 
 def attend_by(compute: Compute) -> Callable[..., Array]:
-    """The attention of these settings, for whole rows on a device."""
+    """The attention function of these settings, for whole rows on a device."""
     kernels = {"cpu": cpu_disentangled.attention, "tpu": on_tpu}
     return kernels.get(compute.kernels, disentangled.attention)
 

@@ -53,7 +53,7 @@ def attention(
 def _attention(
     scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval
 ) -> Array:
-    """[B, K, G, T, H] of q of that shape and k, v [B, T, K, H]."""
+    """Attention of q [B, K, G, T, H] to k, v [B, T, K, H]; the result has the shape of q."""
     return _forward(scoring, reach, q, k, v, seen)[0]
 
 

@@ -25,7 +25,7 @@ Attend = Callable[[Array, Array, Array, Interval, Scoring, Reach], Array]
 
 
 def attend_by(compute: Compute) -> Attend:
-    """The `attend` of these settings."""
+    """The `attend` function of these settings."""
     whole = _whole_rows(compute)
     if context_ways() == 1:
         return whole
@@ -35,8 +35,8 @@ def attend_by(compute: Compute) -> Attend:
 
 
 def both_ways_by(compute: Compute) -> Callable[..., Array]:
-    """`attend(q, k, v, segment_ids, scoring)` to the tokens of a query's segment on both sides, of
-    which a window w leaves those that are less than w away."""
+    """`attend(q, k, v, segment_ids, scoring)` to the tokens of a query's segment on both sides;
+    with a window w, to those that are less than w away."""
     attend = attend_by(compute)
 
     def run(q: Array, k: Array, v: Array, ids: Array, scoring: Scoring) -> Array:
@@ -48,7 +48,8 @@ def both_ways_by(compute: Compute) -> Callable[..., Array]:
 
 
 def both_ways_within(window: int | None) -> Reach:
-    """The reach of tokens that are less than `window` away on either side; of all without one."""
+    """The reach of tokens that are less than `window` away on either side; without a window, of
+    all."""
     return intervals.both_ways_reach(None if window is None else window - 1)
 
 
@@ -64,5 +65,5 @@ def _whole_rows(compute: Compute) -> Attend:
 def reference(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach
 ) -> Array:
-    """`nn.intervals.attention`, which computes what is out of reach, too."""
+    """`nn.intervals.attention`, which also computes what is out of reach."""
     return intervals.attention(q, k, v, seen, scoring)

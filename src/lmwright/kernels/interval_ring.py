@@ -27,8 +27,8 @@ from lmwright.nn.intervals import Interval, Reach, zero_unseen
 
 
 class _Ring(NamedTuple):
-    """The devices whose keys a device sees, in the order of the row: the first is
-    upstream of itself. At the ends of the row they go on at its other end, and are hidden."""
+    """The devices whose keys a device sees, in the order of the row: the first is upstream of
+    itself. At the ends of the row it wraps around, and those keys are masked."""
 
     ways: int
     first: int
@@ -49,7 +49,7 @@ class _Ring(NamedTuple):
         return ring_attention.rotated(self.ways, tree, by) if by else tree
 
     def owner(self, step: Array) -> Array:
-        """The device whose keys are here in a step."""
+        """The device whose keys this one holds in a step."""
         return (lax.axis_index(AXIS) - self.first + step) % self.ways
 
 
@@ -73,7 +73,8 @@ def _local(ring: _Ring, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(ring: _Ring, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
-    """q [B, K, G, t, H]; k, v [B, t, K, H]; seen [B, t]; the result is as q."""
+    """Attention of q [B, K, G, t, H] to k, v [B, t, K, H] within seen [B, t]; the result has the
+    shape of q."""
     return _forward(ring, scoring, q, k, v, seen)[0]
 
 

@@ -30,9 +30,9 @@ def by_chunks(
     h: Array,
     chunk_tokens: int,
 ) -> Array:
-    """`run(w, h)` [B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time: no array is then
-    [B, T, F], and the backward pass computes each chunk again. Weights, with their `axes`, are cast
-    and gathered once for all chunks; their gradients are summed in their own precision."""
+    """`run(w, h)` of h [B, T, D], `chunk_tokens` of each row at a time: no array is then [B, T, F],
+    and the backward pass computes each chunk again. Weights, with their `axes`, are cast and
+    gathered once for all chunks; their gradients are summed in their own precision."""
     leaves, tree = jax.tree.flatten(w)
     chunks = _Chunks(run, tuple(axes.items()), chunk_tokens, tree, tuple(trained_leaves(w)))
     return _chunked(chunks, *chunks.split(leaves), constrain(h, "batch seq embed"))
@@ -61,7 +61,7 @@ class _Chunks:
         return jax.tree.unflatten(self.tree, leaves)
 
     def run(self, trained: list[Array], frozen: list[Array], h: Array, number: Array) -> Array:
-        """[B, C, D] of chunk `number`, h [B, C, D]."""
+        """The result [B, C, D] of chunk `number`, h [B, C, D]."""
         return self.function(fold_keys(self.join(trained, frozen), number), h)
 
     def for_products(

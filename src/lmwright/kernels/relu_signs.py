@@ -49,7 +49,8 @@ relu_dot.defvjp(_relu_dot_fwd, _relu_dot_bwd, symbolic_zeros=True)
 
 
 def signs(x: Array) -> Array:
-    """uint8 [B, T / 8, F]: the bits of each say which of 8 neighbors in T are positive."""
+    """Signs uint8 [B, T / 8, F]: the bits of each byte say which of 8 neighbors in T are
+    positive."""
     places = jnp.arange(SIGNS, dtype=jnp.uint8)[:, None]
     positive = (x > 0).reshape(x.shape[0], -1, SIGNS, x.shape[2])
     return jnp.sum(positive.astype(jnp.uint8) << places, axis=2, dtype=jnp.uint8)

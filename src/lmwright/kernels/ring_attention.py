@@ -99,7 +99,7 @@ def _at(i: int, tree: Tree) -> Tree:
 
 
 def _pick(low: Array, tree: Tree) -> Tree:
-    """The low chunks of (low, high) arrays where `low`, else the high ones."""
+    """The low chunks of (low, high) arrays where `low` is True, else the high ones."""
     return jax.tree.map(lambda a: jnp.where(low, a[0], a[1]), tree)
 
 
@@ -139,7 +139,8 @@ def _in_pieces(fn, queries: tuple[Array, ...], seen: Interval):
 
 
 def joined(a: Array) -> Array:
-    """[C, B, K, G, t, ...], pieces of queries after one another, to [B, K, G, C t, ...]."""
+    """Pieces of queries [C, B, K, G, t, ...], one after the other, joined to [B, K, G, C t,
+    ...]."""
     return jnp.moveaxis(a, 0, 3).reshape(*a.shape[1:4], -1, *a.shape[5:])
 
 
@@ -164,7 +165,8 @@ def softmax_sums(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
-    """q [2, B, K, G, t, H]; k, v [2, B, t, K, H]; seen [2, B, t]: low and high chunk."""
+    """Attention of q [2, B, K, G, t, H] to k, v [2, B, t, K, H] within seen [2, B, t]: low and high
+    chunk."""
     return _forward(ways, scoring, q, k, v, seen)[0]
 
 

@@ -63,9 +63,9 @@ class Row:
     size: int
     count: int
     q_ids: Ref
-    """[1, T]."""
+    """Segment ids of queries, [1, T]."""
     k_ids: Ref
-    """[T, LANES], the same in every lane."""
+    """Segment ids of keys, [T, LANES], the same in every lane."""
     of_queries: Ref
     """PK by distance s - t, scaled, [H, 2 T]: the distance -T is at place 0."""
     of_keys: Ref
@@ -113,14 +113,15 @@ def strips(size: int) -> list[tuple[int, slice]]:
 
 
 def skewed(m: Array, strided: bool) -> Array:
-    """[LANES, size] of m [LANES, LANES + size]: row r from place LANES - r on."""
+    """The window of each row of m [LANES, LANES + size] that begins at place LANES - r in row r, as
+    [LANES, size]."""
     turned = pltpu.roll(m, 0, 1, stride=1, stride_axis=0) if strided else rotated(m, 1)
     return turned[:, LANES:]
 
 
 def skewed_back(d: Array, strided: bool) -> Array:
-    """[LANES, LANES + size], zeros but for row r of d [LANES, size] from place LANES - r on: the
-    derivative of `skewed` by its argument. If `strided`, every SUBLANES rows are in reverse."""
+    """Puts row r of d [LANES, size] at place LANES - r of [LANES, LANES + size], zeros elsewhere:
+    the derivative of `skewed` by its argument. If `strided`, every SUBLANES rows are in reverse."""
     width = LANES + d.shape[1]
     if not strided:
         return rotated(jnp.concatenate([jnp.zeros((LANES, LANES), d.dtype), d], axis=1), -1)
@@ -136,7 +137,7 @@ def skewed_back(d: Array, strided: bool) -> Array:
 
 
 def rotated(x: Array, way: int) -> Array:
-    """x [LANES, .] with row r rotated by r lanes to the right, or to the left if `way` is -1; for
+    """Rotates row r of x [LANES, .] by r lanes to the right, or to the left if `way` is -1, for
     TPUs that rotate all rows alike: by the bits of r that differ among SUBLANES rows, then by the
     first of these rows."""
     width, row = x.shape[1], lax.broadcasted_iota(jnp.int32, x.shape, 0)
@@ -304,7 +305,8 @@ class Call:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(call: Call, q: Array, k: Array, v: Array, pk: Array, pq: Array, ids: Array) -> Array:
-    """q, scaled k, v [B, N, H, T]; pk, scaled, and pq [N, H, 2 T] by distance; ids [B, T]."""
+    """Disentangled attention of q, scaled k, and v [B, N, H, T]; pk, scaled, and pq [N, H, 2 T] by
+    distance; ids [B, T]."""
     return _forward(call, q, k, v, pk, pq, ids)[0]
 
 

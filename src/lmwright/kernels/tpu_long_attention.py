@@ -48,7 +48,7 @@ TABLES = len(Tables._fields)
 
 
 def _at(number: Any, size: int, tokens: int | None = None) -> Any:
-    """A slice of the block of this number, or of the first tokens there."""
+    """A slice of block `number`, or of its first `tokens` tokens."""
     return pl.ds(pl.multiple_of(number * size, tokens or size), tokens or size)
 
 
@@ -180,13 +180,15 @@ class _Sums(NamedTuple):
     """Gradients of queries on their way to the chip's memory and back."""
 
     memory: Ref
-    """float32 [B, N, spans of queries, H, tokens of a span], in the chip's memory."""
+    """Sums float32 [B, N, spans of queries, H, tokens of a span], in the chip's memory."""
     before: Ref
-    """What a span has there already."""
+    """Sum that a span already has there."""
     slots: Ref
-    """Two spans: of this step, and of the one before it, which may still be under way."""
+    """Two buffers of a span: of this step, and of the one before it, whose copy may still be under
+    way."""
     state: Ref
-    """The slot of this step; whether each is under way; which span left last."""
+    """The slot of this step; a flag for each slot whose copy is under way; the span that left
+    last."""
     arriving: Ref
     leaving: Ref
 
@@ -323,7 +325,7 @@ class Call(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: Call, q: Array, k: Array, v: Array, start: Array, end: Array) -> Array:
-    """q [B, N, H, T]; k, v [B, K, H, T]; start, end [B, T]."""
+    """Attention of q [B, N, H, T] to k, v [B, K, H, T] within start, end [B, T]."""
     return forward(call, q, k, v, start, end)[0]
 
 

@@ -42,8 +42,8 @@ def fits(seq_len: int, head_dim: int, itemsize: int) -> bool:
 
 
 def _vector_memory(seq_len: int, head_dim: int, itemsize: int) -> int:
-    """Bytes of the backward kernel: four inputs and three outputs with the next ones under way,
-    keys and values turned around, three sums, ids, scores of a block."""
+    """Bytes of vector memory that the backward kernel needs: double-buffered inputs (4) and outputs
+    (3); transposed keys and values; three accumulators; ids; scores of a block."""
     turned = 2 * -(-head_dim // LANES) * LANES + head_dim
     head = seq_len * (head_dim * (14 * itemsize + 3 * 4) + turned * itemsize)
     return head + 2 * 4 * seq_len * LANES + 2 * 4 * block_of(seq_len) ** 2
@@ -61,9 +61,9 @@ class Row(NamedTuple):
     count: int
     scoring: Scoring
     q_ids: Ref
-    """[1, T]."""
+    """Segment ids of queries, [1, T]."""
     k_ids: Ref
-    """[T, LANES], the same in every lane."""
+    """Segment ids of keys, [T, LANES], the same in every lane."""
 
     def at(self, block: Array) -> Any:
         return pl.ds(pl.multiple_of(block * self.size, self.size), self.size)
@@ -80,7 +80,7 @@ class Row(NamedTuple):
         return some(queries, before, diagonal=True)
 
     def over_queries(self, keys: Array, some: Callable[..., None]) -> None:
-        """`some` of the blocks of queries that see a block of keys."""
+        """Runs `some` on the blocks of queries that see a block of keys."""
         some(keys, None, diagonal=True)
         end = self.count
         if self.scoring.window is not None:
@@ -243,7 +243,7 @@ class Call:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(call: Call, q: Array, k: Array, v: Array, seen: tuple[Array, ...]) -> Array:
-    """q [B, N, H, T]; k, v [B, K, H, T]; `call.marks` takes `seen`."""
+    """Attention of q [B, N, H, T] to k, v [B, K, H, T]; `call.marks` takes `seen`."""
     return forward(call, q, k, v, seen)[0]
 
 

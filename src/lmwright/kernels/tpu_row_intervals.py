@@ -24,14 +24,15 @@ class Row(NamedTuple):
     count: int
     scoring: Scoring
     start: Ref
-    """int32 [1, T]."""
+    """Starts of the intervals, int32 [1, T]."""
     end: Ref
     reach: Reach
 
     at = tpu_row_attention.Row.at
 
     def _blocks(self, of: Array, before: int | None, after: int | None) -> tuple[Any, Any]:
-        """(first, end) of the blocks up to `before` tokens before and `after` tokens after."""
+        """(first, end) of the blocks that lie up to `before` tokens before and `after` tokens
+        after."""
         first, end = 0, self.count
         if before is not None:
             first = lax.div(jnp.maximum(0, of * self.size - before), self.size)
@@ -46,7 +47,7 @@ class Row(NamedTuple):
         return lax.fori_loop(first, end, some, none)
 
     def over_queries(self, keys: Array, some: Any) -> None:
-        """`some` of the blocks of queries that see a block of keys."""
+        """Runs `some` on the blocks of queries that see a block of keys."""
         first, end = self._blocks(keys, self.reach.after, self.reach.before)
         lax.fori_loop(first, end, some, None)
 

@@ -30,7 +30,8 @@ SHAPES = (
     (256, 256, 256, 256),
     (LANES, LANES, LANES, LANES),
 )
-"""The most tokens of a block of queries and of keys, and of a span of each, best first."""
+"""The most tokens of a block of queries and of keys, and of a span of each; the best shape
+first."""
 
 BAND = 256  # queries of a block where few keys before and after them are seen
 MOST_BAND = 1024  # keys that such a block sees
@@ -50,8 +51,8 @@ class Sizes(NamedTuple):
     span_q: int
     span_k: int
     band: bool = False
-    """True where a block of queries meets a span of keys in one block, which stands where the
-    queries see, not in a grid of its own."""
+    """True where a block of queries meets a span of keys in one block, placed where the queries see
+    instead of on a grid."""
 
     @property
     def spans_q(self) -> int:
@@ -64,8 +65,8 @@ class Sizes(NamedTuple):
         return self.tokens // self.span_k
 
     def vector_memory(self, head_dim: int, itemsize: int) -> int:
-        """Bytes of the backward kernel: queries, keys, values and gradients with the next ones
-        under way, keys and values turned around, sums, and scores of a block with their
+        """Bytes of vector memory that the backward kernel needs: double-buffered queries, keys,
+        values and gradients; transposed keys and values; sums; and scores of a block with their
         gradients."""
         wide = -(-head_dim // LANES) * LANES
         by_query = head_dim * (4 * itemsize + 3 * 4) + 4 * 2 * 4 * 8
@@ -122,14 +123,14 @@ class Tables(NamedTuple):
     begins: Ref
     """The span of keys that meets a span of queries first."""
     min_start: Ref
-    """By block of queries, as the following ones."""
+    """Least start of the intervals of each block of queries; the following are alike."""
     max_start: Ref
     min_end: Ref
     max_end: Ref
 
     def seen(self, sizes: Sizes, row: Any, queries: Any, keys: Any, unit: int) -> tuple[Flag, Flag]:
-        """(some query of a block sees a key of a block, all of them see all keys); it begins `keys`
-        units after the row."""
+        """(some query of a block sees a key of a block, all queries see all of its keys); the block
+        of keys begins `keys` units after the start of the row."""
         at = row * (sizes.tokens // sizes.block_q) + queries
         first = keys * unit
         end = first + sizes.block_k
@@ -152,12 +153,12 @@ class Walk(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Pairs of spans, where the middle one of an odd number stands alone."""
+        """Number of pairs of spans; the middle span of an odd number is alone."""
         return -(-self.outer // 2)
 
     @property
     def order(self) -> list[int]:
-        """Outer spans as they are visited."""
+        """Outer spans in the order of the visits."""
         last = self.outer - 1
         both = ((pair, last - pair) for pair in range(self.pairs))
         return [span for pair in both for span in dict.fromkeys(pair)]
@@ -176,7 +177,7 @@ class Walk(NamedTuple):
         return Step(queries, keys, step < count, step == 0, step == count - 1)
 
     def most_steps(self, reach: Reach) -> int:
-        """The most steps of a pair in rows of one segment; several can only make it less."""
+        """The most steps of a pair in a row of one segment; several segments need no more."""
         met = spans_met(self.sizes, reach)
         spans = [sum(row) for row in (zip(*met, strict=True) if self.by_keys else met)]
         return max(
@@ -207,7 +208,7 @@ class Walk(NamedTuple):
 
 
 def spans_met(sizes: Sizes, reach: Reach) -> list[list[bool]]:
-    """[spans of queries][spans of keys]: whether they meet in a row of one segment."""
+    """True by [span of queries][span of keys] where they meet in a row of one segment."""
     starts = range(0, sizes.tokens, sizes.span_k)
     keys = [range(start, start + sizes.span_k) for start in starts]
     return [
@@ -217,11 +218,11 @@ def spans_met(sizes: Sizes, reach: Reach) -> list[list[bool]]:
 
 
 class Specs(NamedTuple):
-    """Where a step of the grid finds its spans."""
+    """Block specs: where a step of the grid finds its spans."""
 
     walk: Walk
     group: int
-    """Heads of a kv head."""
+    """Query heads of a kv head."""
 
     def _index(self, side: str, row: Any, head: Any, pair: Any, number: Any, *rest: Any) -> Any:
         """(row, head, span) of an operand."""

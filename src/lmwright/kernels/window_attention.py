@@ -36,7 +36,7 @@ def is_near(window: int | None, seq_len: int) -> bool:
 
 
 def stretch(window: int, seq_len: int, ways: int) -> int:
-    """Tokens that a device gets, in whole lanes where its own are."""
+    """Number of tokens that a device gets, in whole lanes where its own are."""
     lanes = LANES if seq_len // ways % LANES == 0 else 1
     return min(-(-(window - 1) // lanes) * lanes, seq_len // ways * (ways - 1))
 
@@ -76,8 +76,8 @@ def _before(ways: int, size: int, a: Array) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
-    """Causal attention with a window of the last t of s + t tokens: q [B, t, N, H]; k, v
-    [B, s + t, K, H], ids [B, s + t]. Scores of few queries exist at once."""
+    """Causal attention with a window for the last t of s + t tokens: q [B, t, N, H]; k, v [B, s +
+    t, K, H], ids [B, s + t]. Scores of few queries exist at once."""
     b, t, n, h = q.shape
     grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)
     seen = jax.tree.map(lambda a: a[:, -t:], causal(segment_ids, scoring.window))
@@ -86,7 +86,7 @@ def attend(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -
 
 
 class _Pieces(NamedTuple):
-    """Pieces of `queries` queries, each with the `keys` keys that end where it does."""
+    """Pieces of `queries` queries, each with the `keys` keys that end at the same token."""
 
     queries: int
     keys: int
@@ -108,7 +108,7 @@ class _Pieces(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _pieces(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
-    """q [B, K, G, t, H]; k, v [B, s + t, K, H]; the result is as q."""
+    """Attention of q [B, K, G, t, H] to k, v [B, s + t, K, H]; the result has the shape of q."""
     return _forward(scoring, q, k, v, seen)[0]
 
 
