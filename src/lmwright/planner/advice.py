@@ -20,7 +20,7 @@ BOUNDS = {
 
 MEMORY = "memory"
 TIE_SHARE = 0.05
-"""Step times that differ by less are not told apart."""
+"""Relative difference below which step times are not told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Advice:
     on: str | None = None
     """The machine to try, where it is another one."""
     step_s: float | None = None
-    """With that change, by the analytic model."""
+    """Seconds of a step with that change, by the analytic model."""
     gain: float | None = None
     """How many times as fast the step is with it."""
     close: bool = False
@@ -57,7 +57,7 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """One sentence."""
+        """The advice in one sentence."""
         if self.bound == MEMORY:
             what = (
                 f"bound by memory: it needs {self.share:.2f} times the available memory "

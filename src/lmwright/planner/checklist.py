@@ -34,7 +34,7 @@ class Check:
 
 
 def checklist(checks: Sequence[Check]) -> list[str]:
-    """All lines, below a title."""
+    """All lines of the checklist, below a title."""
     return ["checklist:", *(check.line() for check in checks)]
 
 

@@ -39,14 +39,14 @@ class Wanted:
     """The options of `lmwright plan`."""
 
     on: str | None = None
-    """A machine, or `any`; of a measured run, where it was if that is not in its env.json."""
+    """A machine, or `any`; the machine of a measured run if its env.json does not say."""
     out: str | None = None
     """Folder of plan.json and plan.html."""
     quick: bool = False
-    """The analytic answer."""
+    """Gives the analytic answer."""
     search: bool = False
     longest: bool = False
-    """The longest rows that fit."""
+    """Finds the longest rows that fit."""
     finalists: int | None = None
     """Candidates of a search, or options of `longest`, that the compiler sees."""
     price: float | None = None
@@ -60,7 +60,7 @@ class Wanted:
     keep: bool = False
     """Keeps the factor between the two, for later predictions on that machine."""
     forget: bool = False
-    """Removes that."""
+    """Removes the stored factor."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Answer:
     stopped: bool = False
     tensors: Sequence[Tensor] = ()
     report: Report | None = None
-    """The compiler's, whose program is drawn in plan.html."""
+    """Report of the compiler, whose program is drawn in plan.html."""
 
     @property
     def code(self) -> int:

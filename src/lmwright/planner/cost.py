@@ -38,18 +38,19 @@ class Session:
     steps: int
     tokens: int
     sessions: int | None
-    """Such sessions that the whole run needs, each going on where the one before saved; None
-    where not one step fits into it."""
+    """Number of such sessions that the whole run needs, each starting from the last save; None
+    where not one step fits into one."""
     margin_minutes: float
     all_hours: float
     """Hours of those sessions together, with start-up and a last save in each."""
     total_hours: float | None = None
-    """What `limits.total_hours` allows."""
+    """Hours that `limits.total_hours` allows."""
     start_s: float = 0.0
-    """Until the first step."""
+    """Time until the first step."""
     save_s: float = 0.0
     learned_from: int = 0
-    """Earlier sessions of the run that these two were measured in; otherwise they are assumed."""
+    """Number of earlier sessions of the run in which these two were measured; 0 if they are
+    assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class RunCost:
         return None if price is None else price * self.chip_hours
 
     def to_json(self) -> dict:
-        """Every number, in hours, bytes and USD."""
+        """The costs for plan.json: hours, bytes and USD."""
         return asdict(self) | {"usd": self.usd}
 
     def lines(self) -> list[str]:
@@ -227,12 +228,12 @@ def _checkpoints(run: Run) -> tuple[int, int]:
 
 
 def money(usd: float) -> str:
-    """USD, to the dollar where there are many."""
+    """USD as text, without cents where it is much."""
     return f"{usd:,.0f} USD" if usd >= 100 else f"{usd:,.2f} USD"
 
 
 def disk(size: float) -> str:
-    """Bytes in kB, MB, GB or TB, of a thousand each."""
+    """Bytes as text in kB, MB, GB or TB, of a thousand each."""
     for unit, of_it in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= of_it:
             return f"{figure(size / of_it)} {unit}"
@@ -240,7 +241,7 @@ def disk(size: float) -> str:
 
 
 def figure(value: float) -> str:
-    """Three digits, and all of them before the point."""
+    """A number with three digits, and all of them before the point."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 

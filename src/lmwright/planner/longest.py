@@ -46,7 +46,7 @@ class Verdict:
     host_bytes: float = 0.0
     step_s: float | None = None
     why: str = ""
-    """Why there is no figure."""
+    """Reason why there is no figure."""
 
     @property
     def refusal(self) -> str:
@@ -70,7 +70,7 @@ class Option:
     estimated: dict[int, Verdict] = field(default_factory=dict)
     compiled: dict[int, Verdict] = field(default_factory=dict)
     refusal: str = ""
-    """Why a length cannot be laid out."""
+    """Reason why a length cannot be laid out."""
 
     def run_at(self, tokens: int) -> Run:
         """The run with rows of so many tokens, as few as the mesh can take."""
@@ -99,7 +99,7 @@ class Option:
         return tuple(word for word in words if not word.startswith(left_out))
 
     def length_words(self, tokens: int) -> tuple[str, ...]:
-        """Overrides that make rows so long."""
+        """Overrides that set the row length."""
         longer = tokens > self.given.model.seq_len
         words = (f"model.seq_len={tokens}",) if longer else ()
         return (*words, f"data.pack.seq_len={tokens}", *self.words(tokens))
@@ -227,7 +227,7 @@ class Longest:
 
     @classmethod
     def of(cls, run: Run, machine: Machine) -> "Longest":
-        """By the analytic model. Raises UserError where the memory is not known, or no length can
+        """All options, estimated. Raises UserError where the memory is not known, or no length can
         be laid out."""
         if machine.usable_bytes is None:
             raise UserError(
@@ -259,7 +259,7 @@ class Longest:
         return self.best.tokens is not None
 
     def label(self, option: Option) -> str:
-        """The overrides of an option beside the length; a chunk is cut of long rows only."""
+        """The overrides of an option beside the length; a chunk is named for long rows only."""
         tokens = max(option.tokens or 0, 2 * CHUNK_TOKENS)
         return " ".join(option.words(tokens, skip=SIZE)) or "as set"
 

@@ -40,7 +40,7 @@ class Measured:
 
     step_s: float
     steps: int
-    """Logged values that the step is the median of."""
+    """Number of logged values that the step time is the median of."""
     input_wait_s: float | None
     """Seconds of a step that waits for input."""
     memory_bytes: float | None
@@ -59,7 +59,7 @@ class Predicted:
     """Plan's prediction for the same run."""
 
     by: str
-    """quick, or compiler."""
+    """Source of the prediction: `quick` or `compiler`."""
     step_s: float
     memory_bytes: float
     compile_s: float | None
@@ -70,7 +70,7 @@ class Predicted:
 
 
 def measured(record: RunRecord) -> Measured:
-    """Raises UserError where no step was timed."""
+    """Measured speed and size of a run. Raises UserError where no step was timed."""
     speed, tokens = record.train.get("tokens_per_s"), record.plan.get("tokens_per_step")
     if speed is None or not tokens or not any(v > 0 for v in speed.values):
         raise UserError(f"{record.dir}: no step was timed; train a few more steps")
@@ -151,8 +151,8 @@ def machine_of_run(record: RunRecord) -> str:
 
 
 def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
-    """By the TPU compiler where there is one and `quick` does not say otherwise, and the text of
-    the program that it compiled; factors that were kept are left out."""
+    """The prediction, by the TPU compiler if there is one and not `quick`, and the text of the
+    program that it compiled. Stored factors are left out."""
     size = checkpoint_bytes(run)
     saved = {"save_s": assumed_save_s(size), "checkpoint_bytes": size}
     if machine.where is not None and not quick and has_libtpu():
@@ -224,14 +224,14 @@ class Comparison:
     measured: Measured
     predicted: Predicted
     by_part: dict[str, float] | None = None
-    """Measured, where a profile was kept."""
+    """Measured seconds by part of the model, if a profile was kept."""
 
     @classmethod
     def of(
         cls, folder: str, on: str | None, overrides: tuple[str, ...], quick: bool
     ) -> "Comparison":
-        """Raises UserError where the folder is no run that was trained, or where the machine
-        cannot be told or hold it."""
+        """The comparison of a run directory. Raises UserError where the folder is no run that was
+        trained, or where the machine is unknown or cannot hold the run."""
         record = read_run(folder)
         real = measured(record)
         machine = parse_machine(on or machine_of_run(record))
@@ -245,7 +245,7 @@ class Comparison:
         return self.measured.step_s / self.predicted.step_s
 
     def to_json(self) -> str:
-        """Every number, in seconds and bytes."""
+        """The comparison for JSON, in seconds and bytes."""
         return json.dumps(
             {
                 "run": str(self.record.dir),
@@ -259,7 +259,7 @@ class Comparison:
         )
 
     def lines(self) -> list[str]:
-        """A table: measured, predicted, and how many times as much was measured."""
+        """The comparison as a table: measured, predicted, and their ratio."""
         got, planned = self.measured, self.predicted
         by = "the TPU compiler" if planned.by == "compiler" else "the analytic model"
         rows = [

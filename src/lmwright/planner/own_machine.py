@@ -59,7 +59,8 @@ def factor_of(machine: str) -> Factor | None:
 
 
 def keep(machine: str, run: str, **values: float) -> Path:
-    """Keeps factors (`quick`, `compiler`) of a machine beside those it has; the file."""
+    """Stores factors (`quick`, `compiler`) of a machine beside those it has; returns the path of
+    the file."""
     factors = _all()
     before = asdict(factors[machine]) if machine in factors else {}
     fields = before | {"run": run, "date": str(datetime.date.today())} | values

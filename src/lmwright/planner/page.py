@@ -130,7 +130,7 @@ def write_page(
     tensors: Sequence[Tensor] = (),
     chart: Chart | None = None,
 ) -> Path:
-    """Writes plan.html into `folder`; its path."""
+    """Writes plan.html into `folder`; returns its path."""
     path = folder / PAGE_FILE
     write_whole(path, render(title, lines, tensors, chart).encode(errors="replace"))
     return path

@@ -57,7 +57,7 @@ class Later:
 
 
 def mean_step_s(first_s: float, later: Sequence[Later]) -> float:
-    """Seconds of a step, the mean over the run, whose first phase takes `first_s`."""
+    """Mean seconds of a step over the run, whose first phase takes `first_s`."""
     if not later:
         return first_s
     total = first_s * later[0].phase.start

@@ -129,7 +129,7 @@ class Report:
         return self.compiled.flops_per_step / peak
 
     def to_json(self, cost: RunCost | None = None, advice: "Advice | None" = None) -> str:
-        """plan.json: every number, in bytes, seconds and FLOPs."""
+        """The report for plan.json: every number, in bytes, seconds and FLOPs."""
         numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
         tokens = self.compiled.tokens_per_step * self.run.train.steps
         return json.dumps(
@@ -243,7 +243,7 @@ def buffer_lines(buffers: list[Buffer]) -> list[str]:
 
 
 def write_plan(text: str, folder: Path) -> Path:
-    """Writes plan.json below `folder`; its path."""
+    """Writes plan.json below `folder`; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
     write_whole(path, text)

@@ -33,7 +33,7 @@ class Entry:
     candidate: Candidate
     report: Report | None = None
     failure: str = ""
-    """Why the compiler gave no answer."""
+    """Reason why the compiler gave no answer."""
 
     @property
     def fits(self) -> bool:
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def estimate(self) -> Estimate | None:
-        """The compiler's; None where it was not asked or compiled nothing."""
+        """The compiler's estimate; None where it was not asked or compiled nothing."""
         return self.report.estimate if self.report else None
 
     @property
@@ -93,7 +93,7 @@ class Search:
 
     @classmethod
     def of(cls, run: Run, machine: Machine) -> "Search":
-        """Raises UserError where no mesh can hold the run."""
+        """The candidates of a run. Raises UserError where no mesh can hold the run."""
         ways = candidates(run, machine, optimizers=True)
         if not ways:
             raise UserError(
@@ -124,7 +124,8 @@ class Search:
                 entry.failure = str(error).splitlines()[0]
 
     def ranked(self) -> list[Entry]:
-        """Best first; where the compiler was asked, what it confirmed goes before the rest."""
+        """Entries, the best first; where the compiler was asked, what it confirmed goes before the
+        rest."""
         asked = any(entry.report for entry in self.entries)
 
         def key(entry: Entry) -> tuple:

@@ -92,8 +92,8 @@ def suggest(
 def single_changes(
     run: Run, machine: Machine, cures: Callable[[Candidate], bool]
 ) -> Iterator[Candidate]:
-    """Ways that change one of remat, microbatches, mesh, optimizer and bits of block inputs; of the
-    first two, the best that cure."""
+    """Candidates that change one of remat, microbatches, mesh, optimizer and bits of block inputs;
+    of the first two, the best ones that make the run fit."""
     yield from sorted(
         filter(cures, candidates(run, machine, meshes=[run.mesh], refused=True)),
         key=lambda c: (len(c.overrides), c.quick.step_s),

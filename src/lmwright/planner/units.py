@@ -21,15 +21,14 @@ def duration(seconds: float, step_s: float, width: int = 0) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Three digits of seconds, all of them where there are many, or milliseconds where there are
-    few."""
+    """Seconds with three digits, or all before the point; milliseconds where there are few."""
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     return f"{seconds:.3g} s" if seconds >= SMALL else f"{1000 * seconds:.3g} ms"
 
 
 def mesh_text(sizes: dict[str, int]) -> str:
-    """The axes that have several devices."""
+    """The mesh axes that have several devices, as text."""
     text = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
     return text or "of one device"
 
@@ -57,7 +56,7 @@ def host_lines(host_bytes: float, memory_bytes: float | None) -> list[str]:
 
 
 def saves_text(train: Train) -> str:
-    """How a run keeps what its backward pass reads."""
+    """How a run stores what its backward pass reads, as text."""
     inputs = train.block_inputs
     fewer = "" if inputs == "exact" else f", block inputs in {inputs}, which changes gradients"
     return f"remat {train.remat}{fewer}"
@@ -65,7 +64,7 @@ def saves_text(train: Train) -> str:
 
 def bus_line(moved_bytes: float, step_s: float, bytes_per_s: float, exposed_s: float) -> str:
     """The line about transfers of a step between a device and its host, `moved_bytes` both ways
-    together: what they need of the bus, and the seconds that arithmetic does not hide."""
+    together: their time on the bus, and the seconds that arithmetic does not hide."""
     each_way = moved_bytes / 2
     return (
         f"  {memory_size(each_way, width=8)}  to the host and back in a step: "

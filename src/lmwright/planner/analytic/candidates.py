@@ -38,7 +38,7 @@ LEAST_CONTEXT_TOKENS = 2048  # of a row on one device
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run, and its overrides over the run as it was given."""
+    """One way to run, compared with the run as it was given."""
 
     run: Run
     given: Run
@@ -46,7 +46,7 @@ class Candidate:
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
-        """Words that turn the given run into this one, for the command line."""
+        """Overrides that turn the given run into this one, for the command line."""
         return overrides(self.given, self.run)
 
     @property
@@ -75,7 +75,7 @@ class Candidate:
 
     @property
     def harm_text(self) -> str:
-        """The harm in words."""
+        """How the change affects training, in words."""
         if self.changes_training:
             return "trains differently"
         if self.harm:
@@ -177,7 +177,7 @@ def _ways(
 
 
 def keeps_of(run: Run, remats: Iterable[str]) -> Iterator[Train]:
-    """The run's `train` with each remat that goes with the rest of it."""
+    """The run's `train` with each remat that fits its other settings."""
     for remat, head in product(remats, dict.fromkeys((run.train.head_gradient, "by_chunk"))):
         train = replace(run.train, remat=remat, head_gradient=head)
         if is_legal(replace(run, train=train)):
@@ -229,8 +229,8 @@ def _recurrent_chunk(run: Run) -> int | None:
 
 
 def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
-    """(train, optim) that put something on the host or cut mlps into chunks; those that are legal
-    and not as the run is. Numbers stay the same."""
+    """(train, optim) that put something on the host or cut mlps into chunks, with the same numbers
+    as the run; only legal ones that differ from the run."""
     chunks = [None, CHUNK_TOKENS] if seq_len_of(run) > CHUNK_TOKENS else [None]
     for offload, chunk, moments in product(OFFLOADS, chunks, ("none", "moments")):
         train = replace(
@@ -243,8 +243,8 @@ def on_host(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
 
 
 def packed(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
-    """(train, optim) that keep block inputs in fewer bits, which changes gradients, beside what
-    `on_host` says; those that are legal and not as the run is."""
+    """(train, optim) that keep block inputs in fewer bits, which changes gradients, besides what
+    `on_host` gives; only legal ones that differ from the run."""
     for train, other in [(replace(run.train, remat="block"), optim), *on_host(run, optim)]:
         for kept in PACKED:
             new = replace(run, train=replace(train, block_inputs=kept), optim=other)
@@ -253,7 +253,7 @@ def packed(run: Run, optim: Any) -> Iterator[tuple[Train, Any]]:
 
 
 def rank(candidate: Candidate) -> tuple:
-    """Sorts candidates: what fits by time, then what does not by how much is missing. What
+    """Sorts candidates: what fits by time, then the others by how much memory they lack. What
     trains differently must be better by more than a tie."""
     quick = candidate.quick
     if quick.fits:
@@ -263,7 +263,7 @@ def rank(candidate: Candidate) -> tuple:
 
 
 def meshes_of(run: Run, machine: Machine) -> Iterator[Mesh]:
-    """Meshes of data, fsdp, context and tensor; between slices and nodes there is data alone."""
+    """Meshes of data, fsdp, context and tensor; only data spans slices and nodes."""
     devices, groups, seq_len = machine.num_devices, machine.num_groups, seq_len_of(run)
     contexts = [c for c in divisors(devices) if c == 1 or seq_len // c >= LEAST_CONTEXT_TOKENS]
     for tensor in (t for t in divisors(devices // groups) if t <= MOST_TENSOR):
@@ -289,14 +289,15 @@ def divisors(number: int) -> list[int]:
 
 
 def with_kind(optim: Any, kind: str) -> Any:
-    """An optimizer of another kind with what both have in common."""
+    """An optimizer of another kind with the fields that both have in common."""
     cls = KINDS[kind]
     shared = {f.name for f in fields(cls)} & {f.name for f in fields(optim)} - {"kind"}
     return cls(**{name: getattr(optim, name) for name in shared})
 
 
 def overrides(old: Run, new: Run) -> tuple[str, ...]:
-    """Words that turn one run into another that differs in mesh, `train`, optimizer and chunks."""
+    """Overrides that turn one run into another that differs in mesh, `train`, optimizer and
+    chunks."""
     words = []
     for section in ("mesh", "train"):
         values, before = getattr(new, section), getattr(old, section)
@@ -313,7 +314,7 @@ def overrides(old: Run, new: Run) -> tuple[str, ...]:
 
 
 def optimizer_overrides(old: Any, new: Any) -> list[str]:
-    """Words that turn one optimizer section into another: naming a kind empties it."""
+    """Overrides that turn one optimizer section into another: naming a kind empties it."""
     if new == old:
         return []
     if replace(new, offload=old.offload) == old:

@@ -40,11 +40,11 @@ def activation_cuts(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 Sizes = tuple[tuple[str, int], ...]
-"""Devices along each mesh axis, as something to remember answers by."""
+"""Devices along each mesh axis, hashable for caches."""
 
 
 def held_elements(sizes: Sizes, axes: tuple[str, ...], shape: tuple[int, ...]) -> float:
-    """Elements that a device holds of an array with weights' axes; a dimension that does not
+    """Elements of an array with a weight's axes that a device holds; a dimension that does not
     divide stays whole."""
     along, held = dict(sizes), 1.0
     for size, cut in zip(shape, weight_cuts(axes), strict=True):
@@ -161,7 +161,7 @@ class Layout:
         return math.prod(self.sizes[a] for a in mesh_axes)
 
     def ways(self, *axes: str) -> int:
-        """Pieces into which the last of an activation's axes is cut, next to the others."""
+        """Number of shards of an activation's last axis, given those of the other axes."""
         return self._ways(activation_cuts(axes)[-1])
 
     @cached_property
@@ -218,15 +218,15 @@ class Layout:
         return weight.path.rpartition(".")[2] in self.work.normed
 
     def product_ways(self, weight: Weight) -> int:
-        """Devices that share the product of one token with a weight."""
+        """Number of devices that share the product of one token with a weight."""
         return split_ways(self._sizes, weight.param.axes)[0]
 
     def gathered_ways(self, weight: Weight) -> int:
-        """Devices from which a weight is gathered for its product."""
+        """Number of devices from which a weight is gathered for its product."""
         return split_ways(self._sizes, weight.param.axes)[1]
 
     def copies(self, weight: Weight) -> int:
-        """Devices with other tokens that hold the same piece of a weight."""
+        """Number of devices with other tokens that hold the same piece of a weight."""
         return self._ways(TOKEN_AXES) // self.gathered_ways(weight)
 
     @property
@@ -235,13 +235,13 @@ class Layout:
         return 2 if self.run.train.precision == "bf16" else 4
 
     def stream_bytes(self) -> float:
-        """The residual stream of one microbatch, [B, T, D], on one device."""
+        """Bytes of the residual stream of one microbatch, [B, T, D], on one device."""
         ways = self.ways("batch", "stream") / self.ways("batch", "seq")
         return self.tokens * self.work.embed_dim * self.activation_bytes / ways
 
     @property
     def mlp_width(self) -> float:
-        """Width of a token in a layer between up and down, averaged over layers."""
+        """Width of the mlp of a layer between up and down, averaged over layers."""
         down = [w for w in self.stock.model_weights if w.param.inputs == ("mlp",)]
         return sum(w.per_token * w.fan_in * w.layers for w in down) / self.work.num_layers
 

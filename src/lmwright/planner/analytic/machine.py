@@ -44,20 +44,20 @@ class Machine:
     platform: str
     """JAX's name for it: tpu, gpu or cpu."""
     num_chips: int
-    """What is paid for by the hour: chips, GPUs, cores."""
+    """Number of units paid for by the hour: chips, GPUs, cores."""
     num_devices: int
     num_groups: int = 1
     """Slices or nodes: within one, devices have links; between them, the network."""
     flops: float
     vector_bytes_per_s: float
-    """What the vector units pass over, at most the rate of the memory."""
+    """Bytes per second that the vector units process, at most the rate of the memory."""
     matmul_efficiency: float
     attention_efficiency: float
     link_bytes_per_s: float
-    """Over one link; a GPU's links count as one."""
+    """Rate of one link; a GPU's links count as one."""
     network_bytes_per_s: float
     host_bytes_per_s: float = 16e9
-    """Between a device and the memory of its host."""
+    """Rate between a device and the memory of its host."""
     host_memory_bytes: float | None = None
     """Memory of the host for each device; None where that is not known."""
     usable_bytes: int | None = None

@@ -53,7 +53,7 @@ class Memory:
     saved: float
     temporaries: float
     host: float = 0.0
-    """In the memory of the host, which is not part of the peak."""
+    """Bytes in the memory of the host, which is not part of the peak."""
 
     @property
     def state(self) -> float:
@@ -65,7 +65,7 @@ class Memory:
         return self.state + self.cast + self.gradients + self.saved + self.temporaries
 
     def parts(self) -> dict[str, float]:
-        """By what they are for, adding up to the peak."""
+        """Bytes by purpose, adding up to the peak."""
         return {
             "weights": self.weights,
             "optimizer": self.optimizer,
@@ -218,7 +218,8 @@ def attention_bytes(layout: Layout) -> float:
 
 
 def score_bytes(layout: Layout) -> float:
-    """Float32 scores of one layer, where attention computes them in a device's memory."""
+    """Bytes of the float32 scores of one layer, where attention computes them in a device's
+    memory."""
     if layout.kernels not in ("reference", "gpu") or layout.attention is None:
         return 0.0
     heads = layout.attention.num_heads / layout.ways("batch", "seq", "heads")
@@ -226,7 +227,7 @@ def score_bytes(layout: Layout) -> float:
 
 
 def scores_share(layout: Layout) -> float:
-    """Share of all scores that attention computes: the reference computes hidden ones, too."""
+    """Fraction of all scores that attention computes: the reference computes masked ones, too."""
     m = layout.attention
     if m is None or layout.kernels == "reference":
         return 1.0
@@ -247,21 +248,21 @@ def _head(layout: Layout) -> Weight:
 
 
 def head_bytes(layout: Layout) -> float:
-    """The head's gradient, cut as weights are in the mean."""
+    """Bytes of the head's gradient, sharded as weights are on average."""
     head = _head(layout)
     share = head.param.size / sum(w.param.size for w in layout.weights)
     return layout.held["all"] * WEIGHT_BYTES * share if head.trained else 0.0
 
 
 def predicted_share(layout: Layout) -> float:
-    """Share of a row's tokens that the head runs over: all, but of masked tokens those alone."""
+    """Fraction of a row's tokens that the head runs over: all of them, or the masked ones alone."""
     tables = (w for w in layout.stock.model_weights if w.param.is_matrix and not w.stacked)
     return max(w.active for w in tables if w.part in ("head", "embedding"))
 
 
 def loss_bytes(layout: Layout) -> float:
-    """A chunk of logits and what goes with it: the logits themselves, or the head's gradient
-    that is made of theirs."""
+    """Bytes of a chunk of logits and what goes with it: the logits themselves, or the head's
+    gradient made from theirs."""
     m, train, size = layout.work, layout.run.train, layout.activation_bytes
     ways = layout.ways("batch", "seq", "vocab")
     share = min(train.loss_chunk_tokens / layout.seq_len, predicted_share(layout))
@@ -281,8 +282,9 @@ def loss_bytes(layout: Layout) -> float:
 
 
 def layer_bytes(layout: Layout, ahead: bool = True) -> float:
-    """One layer's backward pass: its weights gathered, their gradient before it is cut,
-    activations and theirs, and what is fetched for it, or `ahead` for all layers of a pattern."""
+    """Bytes of one layer's backward pass: its gathered weights, their gradient before it is
+    sharded, activations and their gradients, and what is fetched for it, or `ahead` for all layers
+    of a pattern."""
     inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
     num_layers = layout.work.num_layers  # the mean of all layers
     gathered = 0.0
@@ -301,7 +303,7 @@ def layer_bytes(layout: Layout, ahead: bool = True) -> float:
 
 
 def mlp_bytes(layout: Layout) -> float:
-    """Activations in the backward pass of an mlp, or of a chunk of it."""
+    """Bytes of activations in the backward pass of an mlp, or of a chunk of it."""
     chunk = min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
     wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
     largest = max(  # experts to which tokens are sent are not taken in chunks
@@ -313,8 +315,8 @@ def mlp_bytes(layout: Layout) -> float:
 
 
 def attending_bytes(layout: Layout) -> float:
-    """Activations in the backward pass of attention. Gradients of the mlp's weights come when the
-    compiler likes, so that what they are made of is there as well, but for chunks."""
+    """Bytes of activations in the backward pass of attention. The compiler computes gradients of
+    the mlp's weights when it likes, so their inputs are counted as well, except with chunks."""
     m, size = layout.attention, layout.activation_bytes
     if m is None:
         return 0.0
@@ -335,7 +337,7 @@ def attending_bytes(layout: Layout) -> float:
 
 
 def num_places(layout: Layout) -> int:
-    """Layers that a scan takes at once: places in the longest pattern of kinds."""
+    """Number of layers that a scan takes at once: places in the longest pattern of kinds."""
     parts = (w.path.split(".") for w in layout.stock.model_weights if w.stacked)
     places = {(span, place) for span, place, *_ in parts if place.isdigit()}
     return max(Counter(span for span, _ in places).values(), default=1)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from lmwright.planner.advice import Advice
 
 MEMORY_ERROR_SHARE = 0.2
-"""What the compiler's peak was off by at most on the rows of `benchmarks/plan_quick.py`."""
+"""Largest error of the memory estimate against the compiler on the rows of
+`benchmarks/plan_quick.py`."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class Quick:
 
     @classmethod
     def of(cls, run: Run, machine: Machine) -> "Quick":
-        """Raises UserError where the run cannot be laid out on the machine."""
+        """The analytic answer. Raises UserError where the run cannot be laid out on the machine."""
         return cls(run, machine, on_paper(run, machine))
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """One for each model of the objective."""
+        """The layout of each model of the objective."""
         return Layout.of(self.plan)
 
     @cached_property
@@ -67,7 +68,7 @@ class Quick:
 
     @cached_property
     def timing(self) -> Timing:
-        """By the model, times what is kept of this machine."""
+        """The predicted timing, times the factor stored for this machine."""
         took = timing(self.layouts, self.machine)
         return took if self.factor is None else took.times(self.factor)
 
@@ -121,7 +122,7 @@ class Quick:
         return error_share(self.machine.kind, self.run, compiled=False)
 
     def to_json(self, cost: RunCost, advice: "Advice | None" = None) -> str:
-        """plan.json: every number, in bytes, seconds and FLOPs."""
+        """The answer for plan.json: every number, in bytes, seconds and FLOPs."""
         numbers = {
             "by": "analytic",
             "slice": self.machine.name,

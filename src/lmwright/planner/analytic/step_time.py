@@ -76,13 +76,13 @@ class Timing:
     """Seconds of one step on one device, and where they go."""
 
     by_kind: Counter = field(default_factory=Counter)
-    """They add up to `step_s`."""
+    """Seconds by kind of work, adding up to `step_s`."""
     by_part: Counter = field(default_factory=Counter)
-    """Products and attention by the part of the model."""
+    """Seconds of products and attention by part of the model."""
     hidden_s: float = 0.0
-    """Collectives behind arithmetic."""
+    """Seconds of collectives that arithmetic hides."""
     host_bytes: float = 0.0
-    """To and from the memory of the host."""
+    """Bytes to and from the memory of the host."""
 
     @property
     def step_s(self) -> float:
@@ -131,8 +131,8 @@ def _timing(layout: Layout, machine: Machine) -> Timing:
 
 
 def _host_transfers(took: Timing, layout: Layout, machine: Machine) -> None:
-    """To the host and back: activations in part behind arithmetic, moments in a loop of their
-    own."""
+    """Adds transfers to the host and back: activations partly behind arithmetic, moments in a loop
+    of their own."""
     kept = saved_bytes(layout, on_host=True) / machine.host_bytes_per_s
     if layout.stages == 1:
         kept *= layout.run.train.num_microbatches
@@ -176,7 +176,7 @@ def products(layout: Layout, weight: Weight) -> int:
 
 
 def _padding(layout: Layout, weight: Weight) -> float:
-    """Work on padded tiles over work on the product's own sizes."""
+    """Work on padded tiles divided by work on the product's own sizes."""
     ways = layout.product_ways(weight)
     side = weight.fan_in if "embed" in weight.param.outputs else weight.fan_out  # what is cut
     held = side / ways
@@ -225,7 +225,7 @@ def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
 
 
 def _reaches(m: Attention) -> list[Reach]:
-    """How far the queries of each layer see."""
+    """The reach of the queries of each layer."""
     return [both_ways_within(w) if m.both_ways else causal_reach(w) for w in m.windows]
 
 
@@ -358,7 +358,8 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
 
 
 def exchange_s(layout: Layout, machine: Machine) -> float:
-    """Rows that go to their experts and come back, forward and backward, of one microbatch."""
+    """Seconds in which rows go to their experts and come back, forward and backward, for one
+    microbatch."""
     ways = layout.sizes["expert"]
     into = [w for w in layout.stock.model_weights if w.is_expert and w.param.inputs == ("mlp",)]
     if ways == 1:

@@ -25,13 +25,13 @@ class Weight:
     part: str
     """embedding, attention, mlp, norms, biases or head."""
     layers: int
-    """1 outside the stack."""
+    """Number of layers that have it; 1 outside the stack."""
     stacked: bool
     """True for one of a stack of layers."""
     fan_in: int
     fan_out: int
     active: float
-    """How much of it each token meets."""
+    """Fraction of it that each token meets."""
     bytes: float
     """Bytes of one element on the devices."""
     trained: bool
@@ -42,7 +42,7 @@ class Weight:
 
     @property
     def is_expert(self) -> bool:
-        """True if tokens are sent to this weight, which `expert` shards and which is not
+        """True if tokens are sent to this weight, so that `expert` shards it and it is not
         gathered."""
         return "experts" in self.param.batch
 
@@ -71,17 +71,17 @@ class Stock:
     work: Work
     weights: tuple[Weight, ...]
     optimizer: tuple[tuple[tuple[str, ...], tuple[int, ...], int, bool], ...]
-    """(axes, shape, bytes of an element, whether it is on the host) of each array."""
+    """(axes, shape, bytes of an element, True if on the host) of each array."""
 
     @cached_property
     def model_weights(self) -> tuple[Weight, ...]:
-        """Without the factors that adapters add."""
+        """The weights without the factors that adapters add."""
         return tuple(w for w in self.weights if not w.adds_to)
 
 
 @dataclass(frozen=True)
 class _Key:
-    """A run by what its stock depends on."""
+    """The fields of a run that its stock depends on."""
 
     text: str
     run: Run = field(compare=False)

@@ -40,9 +40,9 @@ class Tensor:
     """Bytes alive at once on the device: of all layers, or of one on its way or computed again."""
     host_bytes: float
     times: int
-    """How often it is made in a step: layers x microbatches."""
+    """Times that it is computed in a step: layers x microbatches."""
     needed_by: tuple[str, ...]
-    """What reads it in the backward pass."""
+    """Operations that read it in the backward pass."""
 
     def line(self) -> str:
         """Row of the table."""

@@ -25,7 +25,7 @@ class Buffer:
 
     shape: str
     nbytes: int
-    """With the padding of its tiles."""
+    """Bytes, with the padding of its tiles."""
     part: str
 
 

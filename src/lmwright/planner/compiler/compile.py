@@ -61,7 +61,8 @@ class Compiled:
     compile_s: float
     fits: bool
     peak_bytes: int
-    """The most that is alive at once, and code; what was asked for where it does not fit."""
+    """Bytes of the most that is alive at once, and of code; what was asked for where it does not
+    fit."""
     temp_bytes: int | None = None
     """Bytes of temporaries as the compiler reports them, which can be more than is alive at once;
     None where it does not fit."""
@@ -71,7 +72,7 @@ class Compiled:
     host_bytes: int = 0
     """Bytes in the memory of the host."""
     limit_bytes: int | None = None
-    """What the compiler may use; it says so only where a program does not fit."""
+    """Bytes that the compiler may use; it says so only where a program does not fit."""
     error: str | None = None
     from_cache: bool = False
     """True if an earlier plan had asked the compiler for the same program."""

@@ -53,7 +53,8 @@ SCALAR_BYTES = 4096  # below, an instruction is bookkeeping
 EXPOSED = "exposed collectives"
 HOST = "exposed host transfers"
 IN_ONE_PIECE = 0.5
-"""Exposed share of a collective that is not split, of what the schedule could hide."""
+"""Fraction of a collective in one instruction that counts as exposed, of what the schedule could
+hide."""
 
 
 @dataclass
@@ -67,15 +68,15 @@ class Estimate:
     by_part: dict[str, dict[str, float]] = field(default_factory=dict)
     """Part of the model to kind to seconds; they add up to `step_s` as well."""
     hidden_s: float = 0.0
-    """Collectives and transfers to and from the host behind arithmetic."""
+    """Seconds of collectives and host transfers that arithmetic hides."""
     host_bytes: float = 0.0
-    """To and from the memory of the host."""
+    """Bytes to and from the memory of the host."""
     collectives: dict[str, int] = field(default_factory=dict)
-    """How often each kind runs in a step."""
+    """Number of times that each kind runs in a step."""
     matmul_flops: float = 0.0
     """FLOPs of all matmul fusions, rematerialized ones too."""
     unknown_loops: int = 0
-    """Loops whose turns could not be told; each was counted once."""
+    """Loops whose number of iterations is unknown; each was counted once."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -133,12 +134,12 @@ class _Clocks:
 
     estimate: Estimate = field(default_factory=Estimate)
     free_s: dict[str, float] = field(default_factory=dict)
-    """When the links, and the network in either direction, are idle again."""
+    """Times at which the links, and the network in either direction, are idle again."""
     under_way: dict[str, _Transfer] = field(default_factory=dict)
-    """By the name of the instruction that handed it on last."""
+    """Transfers under way, by the name of the instruction that handed them on last."""
     ready_s: dict[str, float] = field(default_factory=dict)
-    """When a result is there at the earliest, by name: vector work waits for its operands alone,
-    since the schedule may move it, products and kernels for their turn."""
+    """Earliest times of results, by name: vector work waits for its operands alone, since the
+    schedule may move it; products and kernels wait for their turn."""
     owed: dict[str, tuple[_Transfer, ...]] = field(default_factory=dict)
     """Transfers in one piece that a result still waits for, by its name."""
     awaited: set[_Transfer] = field(default_factory=set)
@@ -163,11 +164,12 @@ class _Clocks:
         return _Transfer(part, cost_s, self.free_s[way], kind)
 
     def earliest(self, step: Instruction) -> float:
-        """When all operands of an instruction can be there."""
+        """Earliest time at which all operands of an instruction are there."""
         return max((self.ready_s.get(name, 0.0) for name in step.operands), default=0.0)
 
     def hand_on(self, step: Instruction, seconds: float = 0.0) -> None:
-        """Vector work and what costs nothing: its result waits for what its operands wait for."""
+        """Handles vector work and what costs nothing: the result waits for what its operands wait
+        for."""
         self.ready_s[step.name] = self.earliest(step) + seconds
         owed = {t: None for name in step.operands for t in self.owed.get(name, ())}
         if owed:
@@ -239,7 +241,7 @@ class _Walk:
         return took
 
     def _move(self, clocks: _Clocks, step, holder, kind, inner, inner_holder) -> None:
-        """A collective, or a fusion that starts one, computes while it runs, or ends it."""
+        """Handles a collective, or a fusion that starts one, computes while it runs, or ends it."""
         transfer = clocks.source(step, holder)
         carries = transfer is not None and "done" not in step.name
         computes = carries or self.matmul_flops(step, holder) > 0
@@ -263,7 +265,7 @@ class _Walk:
             clocks.wait(transfer)
 
     def _inner(self, total: Estimate, step: Instruction, holder: Computation) -> None:
-        """A loop, as often as it turns, or the longest of some branches."""
+        """Handles a loop, as often as it iterates, or the longest of several branches."""
         if step.opcode != "while":
             branches = [self.run(self.program.computations[c]) for c in step.called]
             total.add(max(branches, key=lambda b: b.step_s), 1)
@@ -295,7 +297,7 @@ class _Walk:
         return None
 
     def part(self, step: Instruction) -> str:
-        """Part of the model; that of most instructions inside where a fusion has no name."""
+        """Part of the model; for a fusion without a name, that of most instructions inside."""
         part = part_of(step, self.frames)
         if part != OTHER or step.opcode != "fusion":
             return part

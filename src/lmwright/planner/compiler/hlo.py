@@ -49,12 +49,12 @@ class Instruction:
     rest: str = field(repr=False)
     """Attributes, as text."""
     argument: str = ""
-    """What stands between the parentheses."""
+    """Text between the parentheses."""
     is_root: bool = False
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's own estimate; None for what it does not cost."""
+        """The compiler's own estimate of cycles; None where it gives none."""
         match = _CYCLES.search(self.rest)
         cycles = int(match[1]) if match else UNKNOWN
         return None if cycles == UNKNOWN else cycles
@@ -81,7 +81,7 @@ class Instruction:
         return match[1] if match else None
 
     def callee(self, key: str) -> str:
-        """Name of the computation that `key=%name` says."""
+        """Name of the computation in `key=%name`."""
         return self.attribute(key).lstrip("%")
 
 
@@ -108,7 +108,7 @@ class Program:
     computations: dict[str, Computation]
     entry: str
     text: str = field(default="", repr=False)
-    """All of it; tables at its top say where instructions come from."""
+    """The whole text; tables at its top say where instructions come from."""
 
     def trip_count(self, loop: Instruction, holder: Computation) -> int | None:
         """Number of iterations of a `while` in `holder`; None if unknown.
@@ -175,7 +175,8 @@ def parse(text: str) -> Program:
 
 
 def _joined(text: str) -> Iterator[str]:
-    """Lines; a kernel's metadata, which spans several, is put back on its own line."""
+    """Lines of the text, with a kernel's metadata, which spans several, put back on its own
+    line."""
     pending = ""
     for line in text.splitlines():
         pending = f"{pending} {line}" if pending else line

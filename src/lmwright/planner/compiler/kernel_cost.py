@@ -101,7 +101,8 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
 
 
 def reach_of(metadata: str) -> Reach:
-    """How far queries see, from what `Reach.metadata` wrote; causal where that is nothing."""
+    """The reach of queries, from the metadata that `Reach.metadata` wrote; causal if it is
+    empty."""
     if found := _REACH.search(metadata):
         return Reach(*(None if side == "null" else int(side) for side in found.groups()))
     window = _WINDOW.search(metadata)

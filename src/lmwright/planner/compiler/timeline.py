@@ -25,7 +25,7 @@ class Life:
     part: str
     """Part of the model, or what is put into it where it is a stack that a loop fills."""
     use: str
-    """saved activations, gradients or temporaries."""
+    """`saved activations`, `gradients` or `temporaries`."""
     nbytes: int
     start: int
     end: int
@@ -49,7 +49,7 @@ class Timeline:
     lives: list[Life] = field(default_factory=list)
     loops: list[Loop] = field(default_factory=list)
     length: int = 0
-    """Instructions."""
+    """Number of instructions."""
 
     @classmethod
     def of(cls, program: Program) -> "Timeline":
@@ -120,7 +120,7 @@ class _Recorder:
                 self._add(step.name, first[at], after[last.get(step.name, at)])
 
     def _largest_of(self, branches: Sequence[Computation]) -> None:
-        """Records the branch that needs most, of which one alone runs."""
+        """Records the largest of several branches, of which only one runs."""
         sizes = [sum(map(self.walk.sizes.__getitem__, self.walk.fullest(b))) for b in branches]
         if branches:
             self.record(branches[sizes.index(max(sizes))])
