@@ -29,8 +29,8 @@ NOT_SENT = ("tmp",)
 
 @contextmanager
 def working_folder(data_dir: str) -> Iterator[str]:
-    """The folder in which `data_dir` is prepared: itself, or the mirror of a bucket's, which is
-    brought there first, and back while and after it is worked on."""
+    """The folder in which `data_dir` is prepared: itself, or a local mirror of a bucket, which is
+    fetched first and sent back while and after it is worked on."""
     if not is_bucket(data_dir):
         yield data_dir
         return
@@ -125,7 +125,7 @@ class _Carrier:
 
 
 def _visible(names: dict) -> dict:
-    """Without hidden files and those of unfinished parts."""
+    """Files without hidden ones and those of unfinished parts."""
     return {
         name: value
         for name, value in names.items()

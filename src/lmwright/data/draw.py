@@ -12,8 +12,8 @@ Done = Mapping[int, dict[str, Any]]
 
 
 class Draw(Protocol):
-    """Choice of parts. What it chooses in the end depends on the parts alone, never on the order in
-    which they ended."""
+    """Choice of parts. The result depends on the parts alone, never on the order in which they
+    ended."""
 
     def next(self, done: Done, running: Set[int]) -> tuple[int, Any] | None:
         """Number and input of a part to make beside those that are running, which may be a finished
@@ -26,7 +26,7 @@ class Draw(Protocol):
         """Number of parts that are made in the end, as far as is known."""
 
     def left(self, done: Done) -> int:
-        """Parts that may still be made, at the most."""
+        """Number of parts that may still be made, at most."""
 
 
 class Fixed:

@@ -45,5 +45,5 @@ def read_downloaded(path: Path, source: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any, *, ascii_only: bool = True) -> None:
-    """An indented JSON file, whole or not there. Raises OSError."""
+    """Writes an indented JSON file, whole or not at all. Raises OSError."""
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=ascii_only) + "\n")

@@ -10,9 +10,10 @@ from lmwright.errors import UserError
 from lmwright.hardware.devices import cores_here
 
 BYTES_PER_MINUTE = 60e6
-"""Text that one process prepares at the least: benchmarks/prepare.py measures several times it."""
+"""Bytes of text that one process prepares per minute at the least: benchmarks/prepare.py measures
+several times it."""
 FETCHED_PER_MINUTE = 60e6
-"""Bytes that come from elsewhere at the least, on a line of 8 Mbit/s."""
+"""Bytes that are fetched per minute at the least, on a line of 8 Mbit/s."""
 MOST_MINUTES = 5
 
 

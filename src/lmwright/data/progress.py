@@ -14,7 +14,7 @@ class Progress:
     """Display of the progress of a stage; this one shows nothing."""
 
     begun: float | None = None
-    """When the last stage that had work to do began, on the monotonic clock."""
+    """Start of the last stage that had work to do, on the monotonic clock."""
 
     def start(self, stage: str, parts: int, done: int, unit: str) -> None:
         """Begins a stage of `parts` parts, of which `done` exist already."""
@@ -31,7 +31,7 @@ class Progress:
         """Ends the stage, whether it succeeded or not."""
 
     def rate(self) -> str:
-        """Amount of work a second so far, such as "12,345 tokens/s"."""
+        """Speed of the work so far, such as "12,345 tokens/s"."""
         seconds = max(time.monotonic() - self.begun, 1e-9)
         return f"{self.amount / seconds:,.0f} {self.unit}/s"
 

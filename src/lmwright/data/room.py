@@ -10,23 +10,23 @@ from lmwright.config.run import Run, Source
 from lmwright.data.sources.files import INFLATION, find_files
 
 BYTES_PER_TOKEN = 6
-"""Upper end of what is usual for text."""
+"""Bytes of text in a token, at the upper end of what is usual."""
 FEWEST_BYTES_PER_TOKEN = 2
 FEW_IDS, FEWER_BYTES_PER_TOKEN = 1 << 14, 1
-"""Fewer, with a vocabulary of at most so many ids."""
+"""Bytes in a token with a vocabulary of at most so many ids, which are fewer."""
 ONE_DOCUMENT_MORE = 1.1
-"""Tokens of a sample, to those that it is to have."""
+"""Ratio of the tokens that a sample takes to those that it is to have."""
 NORMALIZED_SHARE = 0.6
-"""Normalized parquet to text, in bytes."""
+"""Ratio of bytes of normalized parquet to bytes of text."""
 BESIDE_TOKEN_BYTES = 0.25
-"""Where segments start, lengths, padding: in packed rows, for each token."""
+"""Bytes for each token of packed rows beside its id: where segments start, lengths, padding."""
 LEARNED_BYTES = 1
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes on disk that the stages of a run take, about."""
+    """Estimated bytes on disk that the stages of a run take."""
 
     normalize: float
     tokenize: float
@@ -35,17 +35,17 @@ class Room:
 
     @property
     def store(self) -> float:
-        """Rows that training reads."""
+        """Bytes of the rows that training reads."""
         return self.pack + self.shuffle
 
     @property
     def all(self) -> float:
-        """Every stage."""
+        """Bytes of all stages together."""
         return self.normalize + self.tokenize + self.store
 
     @property
     def peak(self) -> float:
-        """At most at once, where each stage is dropped when the next one has read it."""
+        """Most bytes at once, if each stage is dropped when the next one has read it."""
         return max(self.normalize + self.tokenize, self.tokenize + self.pack, self.store)
 
 
@@ -88,8 +88,8 @@ def room_line(run: Run) -> str:
 
 
 def text_bytes(run: Run) -> float | None:
-    """Bytes of text in the run's sources, or of their samples, about, by the sizes of their files;
-    None where one has no size. Raises UserError where one is not there."""
+    """Estimated bytes of text in the run's sources, or of their samples, by the sizes of their
+    files; None where one has no size. Raises UserError where one is missing."""
     sizes = [_source_bytes(source, run.data.dir) for source in run.data.sources]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 

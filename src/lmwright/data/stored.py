@@ -16,7 +16,7 @@ class Stored:
 
     url: str
     manifests: dict[str, bytes]
-    """manifest.json by stage."""
+    """Content of manifest.json by stage."""
     files: dict[str, dict]
     """`bytes` and `xxh3_128` of each file, by its path below the folder."""
 
@@ -27,7 +27,7 @@ class Stored:
 
     @property
     def digest(self) -> str:
-        """Names the content: 32 hex digits."""
+        """Hash that names the content: 32 hex digits."""
         digest = hashlib.sha256()
         for stage, raw in self.manifests.items():
             digest.update(stage.encode() + b"\0" + raw)
@@ -35,7 +35,8 @@ class Stored:
 
 
 def read_stored(source: str | os.PathLike) -> Stored:
-    """Raises UserError where no stage is finished, or a manifest is damaged."""
+    """The finished stages below a folder or a URL. Raises UserError where no stage is finished, or
+    a manifest is damaged."""
     url = os.fspath(source).rstrip("/")
     manifests: dict[str, bytes] = {}
     files: dict[str, dict] = {}

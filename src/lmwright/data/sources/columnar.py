@@ -124,7 +124,7 @@ def _slices(batches: Iterator[pa.RecordBatch], file: File) -> Iterator[pa.Record
 
 
 def row_sizes(column: pa.Array) -> np.ndarray:
-    """Bytes of the Python values of each row; float64 [rows]."""
+    """Bytes of the Python values of each row, float64 [rows]."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = row_sizes(column.dictionary)

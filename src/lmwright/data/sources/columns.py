@@ -34,7 +34,7 @@ class Row:
     text: str
     id: str
     meta: str
-    """JSON object."""
+    """Metadata of the document, a JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Bad:
     number: int
     reason: str
     missing: bool = False
-    """A column that every row needs is not there at all."""
+    """True if a column that every row needs is not there at all."""
 
 
 def list_needed_columns(source: Source) -> dict[str, list[str]]:

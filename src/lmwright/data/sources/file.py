@@ -15,7 +15,7 @@ CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for
 READ_BYTES = 1 << 20
 DOCUMENT_BYTES = 1 << 30
 RECORDS = ("tfrecord", "arrayrecord")
-"""Formats of `tf.train.Example`."""
+"""Formats that hold records of `tf.train.Example`."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class File:
     size: int | None
     """Bytes, if known."""
     stamp: str
-    """Changes when the content does."""
+    """Text that changes when the content does."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Slice:
 
     file: File
     start: int = 0
-    """Byte (lines) or row group (parquet)."""
+    """First byte (lines) or row group (parquet)."""
     stop: int | None = None
     first_row: int = 0
     """Lines or rows of the file before the slice."""

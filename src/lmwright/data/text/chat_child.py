@@ -30,7 +30,8 @@ CPU_SECONDS = 10
 """CPU time for one question; a conversation of usual length takes less than a thousandth of it."""
 MEMORY_BYTES = 1 << 30
 TEXT_PER_BYTE, TEXT_BYTES = 200, 1 << 20
-"""A text longer than TEXT_BYTES may be so many times as long as the conversation."""
+"""Limits on the text: longer than TEXT_BYTES, it may be TEXT_PER_BYTE times as long as the
+conversation."""
 TOO_MUCH = (
     f"the chat template takes more than {CPU_SECONDS} s of computing, or {MEMORY_BYTES >> 30} GiB, "
     "for one conversation"

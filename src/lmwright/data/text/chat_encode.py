@@ -30,10 +30,10 @@ class Example:
     ids: np.ndarray  # uint32
     learned: np.ndarray  # bool
     text_bytes: int
-    """Utf-8 bytes of the learned text."""
+    """UTF-8 bytes of the learned text."""
     cut: bool = False
     second: int | None = None
-    """Where the rejected answer's conversation begins, in a pair."""
+    """Position at which the rejected answer's conversation begins, in a pair."""
     liked: bool | None = None
     """True for an answer rated good, False for a bad one, None without a rating."""
 

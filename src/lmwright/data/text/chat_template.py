@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "templates"
 BUILT_IN = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 MAX_STRIKES = 3
-"""Conversations that take too much before the template is to blame."""
+"""Number of conversations that exceed the limits before the template is refused."""
 
 Span = tuple[int, int]
 

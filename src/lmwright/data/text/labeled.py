@@ -75,7 +75,7 @@ def label_text(label: Any) -> str:
 
 
 def number_of(label: str) -> float | None:
-    """The finite number that a label is, within float32; None for one that is none."""
+    """The number of a label, finite and within float32; None for other labels."""
     try:
         number = float(label)
     except ValueError:
@@ -84,8 +84,8 @@ def number_of(label: str) -> float | None:
 
 
 def class_of(label: str, labels: Sequence[str]) -> int | None:
-    """Place of a label among the classes, which it names or, where none of them is a number, counts
-    from 0; None for one that is none of them."""
+    """Index of a label among the classes, given by name or, where no class is a number, counted
+    from 0; None for a label that is none of them."""
     if label in labels:
         return labels.index(label)
     if label.isdecimal() and not any(name.isdecimal() for name in labels):

@@ -13,14 +13,14 @@ from lmwright.data.sources.file import Slice
 NAMES = ("id", "text", "source", "meta", "split", "rows")
 SCHEMA = pa.schema([(n, pa.large_string()) for n in NAMES])
 COUNTED = "sampled"
-"""Key of the counts of a part: by source, its tokens, and how many it was to have at most."""
+"""Key of a part's counts: by source, its tokens, and the most that it was to have."""
 GROUP_BYTES = 8 << 20
 GROUP_ROWS = 8192
 
 
 @dataclass(frozen=True)
 class Counting:
-    """How the tokens of a sample are counted."""
+    """Settings for counting the tokens of a sample."""
 
     folder: str
     """Folder of the tokenizer."""
@@ -42,7 +42,7 @@ class Part:
     unicode: str
     holdout_fraction: float
     hashes: bool
-    """Also write the hash of each document."""
+    """True to write the hash of each document as well."""
     most_tokens: int | None = None
     """Tokens after which it ends, where its source is sampled."""
     counting: Counting | None = None

@@ -84,7 +84,8 @@ class SampleDraw:
                 self._samples.setdefault(part.name, []).append(part)
 
     def next(self, done: Done, running: Set[int]) -> tuple[int, Any] | None:
-        """Raises UserError where a source has fewer tokens than its sample."""
+        """The next part to read. Raises UserError where a source has fewer tokens than its
+        sample."""
         for parts in self._samples.values():
             if (drawn := self._next_of(parts, done, running)) is not None:
                 return drawn.number, drawn
@@ -172,7 +173,7 @@ class Sampler:
         self._part, self.tokens = part, 0
 
     def take(self, documents: Iterator[Document]) -> Iterator[Document]:
-        """All of them, where the part is of no sample."""
+        """Documents up to the tokens of the sample; all of them, where the part is of no sample."""
         if self._part.most_tokens is None:
             yield from documents
             return

@@ -29,7 +29,7 @@ STARTS, ENDS, CONTEXT = 1, 2, 4
 
 @dataclass(frozen=True)
 class Windows:
-    """The tokens of a window at most, and those of a context that one shares with the next."""
+    """The most tokens of a window, and the tokens of a context that it shares with the next."""
 
     window_tokens: int
     overlap: int
@@ -37,7 +37,7 @@ class Windows:
     labels: ClassVar[tuple[str, ...]] = ()
 
     def check(self, counts: Sequence[Mapping[str, Any]], _folder: Path) -> dict[str, Any]:
-        """No facts, since any answers will do."""
+        """Returns no facts, since any answers will do."""
         return {}
 
 
@@ -54,7 +54,7 @@ class Context(NamedTuple):
     room: int
     """Tokens of the context that a window takes."""
     cut: bool
-    """The question was longer than half of a window, and lost its end."""
+    """True if the question was longer than half of a window, and lost its end."""
 
     def stop(self, start: int) -> int:
         """The end of the window that begins at this token."""
@@ -104,7 +104,8 @@ def text_at(context: str, offsets: np.ndarray, first: int, last: int) -> tuple[i
 def document_of(
     made: Context, start: int, around: tuple[Sequence[int], Sequence[int]]
 ) -> tuple[list[int], int]:
-    """Ids of the window that begins at token `start` of the context, and the place of that one."""
+    """Ids of the window that begins at token `start` of the context, and the position of that token
+    in it."""
     before, after = around
     head = [*before, *made.question, *after]
     return [*head, *made.ids[start : made.stop(start)], *after], len(head)
@@ -171,14 +172,14 @@ class AnswerColumn:
         return found
 
     def counts(self) -> dict[str, int]:
-        """How many questions there are, how many of them have no answer, have one that no window
-        holds whole, or lost their end; windows without one, and answers that are wider in tokens
-        than in characters."""
+        """Counts of questions: all, those without an answer, those with an answer that no window
+        holds whole, those that lost their end; windows without an answer, and answers that are
+        wider in tokens than in characters."""
         return self.tally
 
 
 def answers_text(counts: Mapping[str, Any]) -> str:
-    """Text on the questions of a source, from its counts; empty where it has none."""
+    """The questions of a source as text, from its counts; empty where it has none."""
     if not counts.get("questions"):
         return ""
     text = f"{counts['questions']:,} questions in {counts['docs']:,} windows"

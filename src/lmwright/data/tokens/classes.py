@@ -27,13 +27,13 @@ class Classes:
     seq_len: int
 
     unit: ClassVar[str] = "text"
-    """What has a label."""
+    """Unit that has a label."""
     called: ClassVar[str] = "label"
-    """What a label is called."""
+    """Name of a label in messages."""
 
     def number(self, label: str, source: str, row: str) -> int:
-        """Place of a label among the classes. Raises UserError, with the row that it is of, for
-        one that is none of them."""
+        """Index of a label among the classes. Raises UserError, naming its row, for one that is
+        none of them."""
         number = class_of(label, self.labels)
         if number is None:
             raise UserError(
@@ -44,12 +44,12 @@ class Classes:
         return number
 
     def count(self, numbers: Sequence[float]) -> dict[str, Any]:
-        """How many there are of each class."""
+        """Number of texts of each class."""
         return {"classes": dict(Counter(self.labels[int(number)] for number in numbers))}
 
     def check(self, counts: Sequence[Mapping[str, Any]], _folder: Path) -> dict[str, Any]:
-        """No facts. Raises UserError for a class of which no text is for training, by the counts
-        of all parts."""
+        """Returns no facts. Raises UserError for a class of which no text is for training, by the
+        counts of all parts."""
         train = reduce(add_counts, counts, {}).get("sources", {}).get("train", {})
         seen = reduce(add_counts, (source["classes"] for source in train.values()), {})
         missing = [label for label in self.labels if label not in seen]
@@ -71,7 +71,7 @@ class Numbers:
     labels: ClassVar[tuple[str, ...]] = ()
 
     def number(self, label: str, source: str, row: str) -> float:
-        """The number. Raises UserError, with the row that it is of, for what is none."""
+        """The number of a label. Raises UserError, naming its row, for a label that is none."""
         number = number_of(label)
         if number is None:
             raise UserError(
@@ -81,17 +81,17 @@ class Numbers:
         return number
 
     def count(self, numbers: Sequence[float]) -> dict[str, Any]:
-        """How many there are, their sum and that of their squares."""
+        """Count of the numbers, their sum and the sum of their squares."""
         sums = {"sum": math.fsum(numbers), "squares": math.fsum(n * n for n in numbers)}
         return {"numbers": {"count": len(numbers), **sums}}
 
     def check(self, counts: Sequence[Mapping[str, Any]], _folder: Path) -> dict[str, Any]:
-        """No facts, since any numbers will do."""
+        """Returns no facts, since any numbers will do."""
         return {}
 
 
 def labels_text(counts: Mapping[str, Any]) -> str:
-    """Text on the labels of a source, from its counts; empty where it has none."""
+    """The labels of a source as text, from its counts; empty where it has none."""
     if classes := counts.get("classes"):
         return ", ".join(f"{n:,} {visible(c)}" for c, n in classes.items())
     if not (numbers := counts.get("numbers")) or not numbers["count"]:
@@ -136,14 +136,14 @@ class Labels:
         after: Sequence[int],
         between: Sequence[int],
     ) -> np.ndarray:
-        """Ids of a text, or of two as one document, without those around it, cut so that these fit
-        in a row, too."""
+        """Ids of a text, or of two as one document, without those around it, cut so that all fit in
+        a row."""
         ids, cut = joined(texts, self.classes.seq_len, before, after, between)
         self.cut += cut
         return np.asarray(ids, texts[0].dtype)
 
     def counts(self) -> dict[str, Any]:
-        """How many texts were cut, and what their labels are."""
+        """Counts of the texts that were cut, and of their labels."""
         return {"cut": self.cut, **self.classes.count(self.numbers)}
 
 
