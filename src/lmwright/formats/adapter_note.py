@@ -18,8 +18,8 @@ ROUNDED = "base_hash_bf16"  # the same of a base that was exported in bfloat16
 
 
 def write_note(folder: Path, base: Frozen, storage: str, **facts: Any) -> None:
-    """Beside an adapter that was trained on this base, kept as `storage`; `facts` are what else
-    PEFT does not say."""
+    """Writes the note beside an adapter that was trained on this base, stored as `storage`; `facts`
+    are what else PEFT does not record."""
     note = {"base": base.path, "base_hash": base.hash, "base_storage": storage, **facts}
     if base.read is not None:
         note[ROUNDED] = weights_hash(base.read(), ml_dtypes.bfloat16)
@@ -53,8 +53,8 @@ def _note(folder: Path) -> Path:
 
 
 def refuse_other_base(adapter: Path, base: str | Path, hashes: Iterable[str], cure: str) -> None:
-    """Raises UserError where lmwright wrote the adapter and says that its base was another than
-    this one, whose weights have these hashes; they are asked for one after the other."""
+    """Raises UserError if lmwright wrote the adapter and its base had other weights than this one,
+    whose hashes are these; they are computed one after the other."""
     note = read_note(adapter)
     if ROUNDED not in note:  # a base made from a seed has no files to compare with
         return

@@ -42,7 +42,7 @@ class Facts:
 
     name: str
     origin: str = ""
-    """One sentence."""
+    """Origin of the model in one sentence."""
     sources: Rows = ()
     """One row a data source: `source`, `use` and counts such as documents, tokens, bytes."""
     results: Rows = ()
@@ -178,7 +178,7 @@ ADAPTER_TASKS = {
     "QuestionAnswering": TASK,
     "": "sentence-similarity",
 }
-"""The hub's name of what adapters do, by the end of the name of transformers' class."""
+"""The hub's task name of an adapter, by the end of the name of transformers' class."""
 
 FILES_CARD = """\
 # {{ inline(name) }}
@@ -251,7 +251,7 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
 
 
 def task_of(model: HfModel) -> str:
-    """The hub's name of what a model does."""
+    """The hub's task name of a model."""
     if isinstance(model, Answerer):
         return TASK
     if isinstance(model, Tagger):
@@ -301,7 +301,7 @@ def _text(value: Any) -> str:
 
 
 def _inline(text: str) -> str:
-    """A text of others within a line: no markup, no second line, no control characters."""
+    """Text of others made safe within a line: no markup, no second line, no control characters."""
     one_line = visible(" ".join(text.split()), lines=False)
     for mark, plain in (("&", "&amp;"), ("<", "&lt;"), ("`", "\\`"), ("](", "]\\(")):
         one_line = one_line.replace(mark, plain)

@@ -12,8 +12,8 @@ _LINE = re.compile(rf"^({'|'.join(KEYS)}):[ \t]*(['\"]?)([^'\"\n]+?)\2[ \t]*$", 
 
 
 def license_of(folder: Path) -> dict[str, str]:
-    """The keys of a card's metadata that say a license, with their values; empty where there is no
-    card or it says none."""
+    """The keys of a card's metadata that state a license, with their values; empty if there is no
+    card or it states none."""
     try:
         with open(folder / CARD, encoding="utf-8", errors="replace") as file:
             text = file.read(MOST_CHARS)

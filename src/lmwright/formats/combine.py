@@ -39,11 +39,11 @@ class Combination:
 
     method: Method = "svd"
     density: float = 1.0
-    """Share of values that ties and dare keep."""
+    """Fraction of values that ties and dare keep."""
     rank: int | None = None
     """Rank after an svd; the largest of the adapters if unset."""
     sign: Literal["total", "frequency"] = "total"
-    """How ties votes on signs: by sums, or by heads."""
+    """Way in which ties votes on signs: by sums, or by counts."""
     seed: int = 0
     """Seed of what dare drops."""
 
@@ -51,7 +51,7 @@ class Combination:
 def combine(
     adapters: Sequence[PeftFolder], weights: Sequence[float], combination: Combination
 ) -> PeftFolder:
-    """One adapter of several on the same base. A module that some lack is made of the others.
+    """One adapter made of several on the same base. A module that some lack is made of the others.
 
     Raises UserError for weights, ranks or settings that do not fit the method.
     """
@@ -75,7 +75,8 @@ def combine(
 
 
 def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
-    """Weights that the adapters are kept with. Raises UserError where they are not one base's."""
+    """Weights of the base that the adapters are saved with. Raises UserError where they differ
+    between adapters."""
     weights: dict[str, np.ndarray] = {}
     for adapter in adapters:
         for name, weight in adapter.whole.items():
@@ -173,7 +174,7 @@ def weighted_sum(values: Sequence[np.ndarray], weights: Sequence[float]) -> np.n
 
 
 def keep_largest(values: np.ndarray, density: float) -> np.ndarray:
-    """The share of largest magnitudes, zeros elsewhere."""
+    """The `share` of values with the largest magnitudes, zeros elsewhere."""
     if density >= 1:
         return values
     out = np.zeros(values.size, values.dtype)
@@ -183,7 +184,7 @@ def keep_largest(values: np.ndarray, density: float) -> np.ndarray:
 
 
 def keep_random(values: np.ndarray, density: float, rng: np.random.Generator) -> np.ndarray:
-    """Each value with the probability `density`, divided by it."""
+    """Keeps each value with the probability `density`, divided by it; zeros elsewhere."""
     if density >= 1:
         return values
     return np.where(rng.random(values.shape) < density, values / np.float32(density), 0)

@@ -57,7 +57,7 @@ def scheme(dtype: str, group: int) -> dict[str, Any]:
 
 
 def packed_width(slot: Slot, dtype: str) -> int:
-    """Words of a row."""
+    """Number of int32 words in a row."""
     return -(-slot.shape[1] * BITS[dtype] // WORD)
 
 
@@ -92,7 +92,7 @@ class PackedIntegers(Tensors):
         super().__init__({*plain, *self._packed})
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """(dtype, shape) of the floats."""
+        """(dtype, shape) of a tensor as floats."""
         if name not in self._packed:
             return described(self._stored, name)
         return "float32", tuple(int(n) for n in self._stored[f"{name}_shape"])

@@ -45,7 +45,7 @@ FLOAT_KEYS = {
 }  # fmt: skip
 
 THEIR_NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
-"""Names of transformers, and those of the gguf package's table."""
+"""Parts of transformers' names, and those in the gguf package's table."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Arch:
     rotated: bool = False
     """q and k rows are stored in pairs (x0, y0, x1, y1 ...) instead of halves."""
     norm_shift: float = 0.0
-    """What llama.cpp has added to the scales of norms."""
+    """Number that llama.cpp has added to the scales of norms."""
     window: bool = False
     """True if llama.cpp reads the length of a sliding window."""
     fixed: dict[str, Any] = field(default_factory=dict)
-    """What config.json says and the metadata do not."""
+    """Keys of config.json that the metadata do not have, with their values."""
     mark: str = ""
     """Key of config.json that only its models have, where others have the same architecture."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Keys of KEYS that config.json calls otherwise."""
+    """Keys of KEYS that config.json names differently."""
     keys: dict[str, str] = field(default_factory=dict)
     """Metadata keys of its own, as in KEYS."""
     encoder: bool = False
@@ -261,7 +261,7 @@ class NameMap:
         self._table = gguf.get_tensor_name_map(key, num_layers)
 
     def __call__(self, name: str) -> tuple[str, int | None]:
-        """(GGUF's name, number of the expert within it or None). Raises UserError."""
+        """Returns (GGUF's name, number of the expert within it or None). Raises UserError."""
         expert = EXPERT.search(name)
         bare = EXPERT.sub(".experts.", name)
         for ours, theirs in THEIR_NAMES.items():

@@ -67,7 +67,7 @@ class GgufFile:
                 raise UserError(f"{path}: ends within {tensor.name}; download it again")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """In numpy's order."""
+        """Shape of a tensor in numpy's order."""
         return tuple(int(size) for size in reversed(self.tensors[name].shape.tolist()))
 
     def kind(self, name: str) -> str:

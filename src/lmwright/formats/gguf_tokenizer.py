@@ -37,12 +37,12 @@ class Pre:
 
     make: Callable[[], Any]
     names: tuple[str, ...]
-    """The first is the one written."""
+    """Names of llama.cpp for it; the first is the one written."""
     ignore_merges: bool = False
-    """A piece that is a token as a whole is taken unmerged."""
+    """True if a piece that is a token as a whole is taken unmerged."""
     bos: bool = False
     nfc: bool = False
-    """The tokenizer.json of these models composes characters first."""
+    """True if the tokenizer.json of these models composes characters first."""
 
 
 _gpt2 = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)

@@ -297,7 +297,7 @@ def q4_0_blocks(rows: np.ndarray) -> np.ndarray:
 
 
 def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
-    """xxh3 of the values read back through the importer. Raises RuntimeError where they are
+    """Hash (xxh3) of the values read back through the importer. Raises RuntimeError where they are
     not the source's, rounded."""
     _, again, written = open_gguf(path)
     _insist_on_fields(model, again)
@@ -329,7 +329,7 @@ OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "capacity_factor")
 
 
 def _insist_on_fields(model: HfModel, again: Any) -> None:
-    """Raises UserError for a field of the model that the file could not say."""
+    """Raises UserError for a field of the model that the file cannot express."""
     ours, theirs = (dict(_flat(asdict(each))) for each in (model, again))
     for name in ours.keys() | theirs.keys():
         if is_headless(model) and name in OF_HEAD:

@@ -32,9 +32,9 @@ class Slot:
     """Index of this tensor's part in the stacked leaf: its layer, then its expert; () where the
     leaf is the tensor."""
     shape: tuple[int, ...]
-    """Shape over there."""
+    """Shape in the Hugging Face layout."""
     param: Param
-    """Its Param, stacked as in the spec."""
+    """Param of the weight, stacked as in the spec."""
 
     @property
     def size(self) -> int:
@@ -68,7 +68,8 @@ class HfTensors(Tensors):
 
     @cached_property
     def _slots(self) -> dict[str, Slot]:
-        """By name; asked for late, since a model without names over there generates text, too."""
+        """Slots by name; computed late, since a model without Hugging Face names generates text,
+        too."""
         return {slot.name: slot for slot in slots(self._model)}
 
     @property

@@ -44,7 +44,7 @@ from lmwright.models.text_part import (
 
 MAX_LAYERS = 10_000
 UNNAMED = {"deberta-v2": "DebertaV2ForMaskedLM"}
-"""What a config.json is of that names no architecture, as Microsoft's does not."""
+"""Architecture of a config.json that names none, by its model type; Microsoft's name none."""
 VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
 BOOLEANS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",

@@ -143,7 +143,8 @@ def on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
 
 @lru_cache(maxsize=64)
 def _put(depth: int, cut: bool, sharding: NamedSharding | None) -> Any:
-    """leaf, part, at -> leaf with the part in its place; the old leaf's memory is used again."""
+    """Puts a part into its place in the leaf, whose memory is used again: (leaf, part, at) ->
+    leaf."""
 
     def whole(leaf: Array, part: Array, at: Array) -> Array:
         start = (*at, *(0,) * part.ndim)

@@ -125,7 +125,7 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
 
 
 def _take_name(temporary: Path, out: Path) -> None:
-    """Renames; what an overwritten export held goes only when the new one is in place."""
+    """Renames the finished folder; an export that it overwrites is removed only after that."""
     old = unfinished(out, ".old")
     if out.exists() and any(out.iterdir()):
         os.rename(out, old)

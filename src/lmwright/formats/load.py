@@ -86,7 +86,7 @@ def _suffix(run: Any, tokenizer_dir: Path) -> tuple[int, ...]:
 
 
 def write_run_tokenizer(run: Any, path: Path, folder: Path) -> None:
-    """Writes the tokenizer of a run, which puts around a text what training did."""
+    """Writes the tokenizer of a run, which adds the same tokens around a text as training did."""
     tokenizer_dir, prefix = run_tokenizer(run, path)
     model, _ = run.objective.exported(run.model, run.objective.spec(run.model))
     if not _reads_documents(model):

@@ -36,7 +36,7 @@ class LoadedModel:
 
     model: HfModel
     tensors: Mapping[str, np.ndarray]
-    """By Hugging Face name; read from the files when they are asked for."""
+    """Weights by Hugging Face name, read from the files when they are asked for."""
     tokenizer_dir: Path | None
     facts: Facts
     path: Path
@@ -49,9 +49,9 @@ class LoadedModel:
     step: int | None = None
     """Step of the checkpoint in a run directory; None for any other place."""
     reference: Path | None = None
-    """What transformers can load as this very model."""
+    """Path that transformers can load as this very model."""
     origin: Source | None = field(default=None, repr=False)
-    """What the files say, where `model` was changed since."""
+    """Source as the files describe it, where `model` was changed since."""
     temporary: TemporaryDirectory | None = field(default=None, repr=False)
     """Folder that must live as long as this does."""
 
@@ -71,7 +71,7 @@ class LoadedModel:
 
     @cached_property
     def weights(self) -> Tree:
-        """`load()`, once: in the dtype in which they are stored."""
+        """The weights in the dtype in which they are stored, loaded once."""
         return self.load()
 
     @cached_property
@@ -89,7 +89,7 @@ class LoadedModel:
         return Source(self.reference, self.model, self.load)
 
     def changed(self, overrides: Sequence[str]) -> "LoadedModel":
-        """With words such as `rope_scaling.factor=4` on top of the model's fields. Raises
+        """The model with words such as `rope_scaling.factor=4` applied to its fields. Raises
         UserError for a field that weights depend on."""
         if not overrides:
             return self

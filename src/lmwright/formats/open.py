@@ -53,7 +53,7 @@ class Place:
         "run directory", "Hugging Face folder", "GGUF file", "adapter folder", "MaxText checkpoint"
     ]
     path: Path
-    """Where it lies on this machine."""
+    """Path on this machine."""
     step: int | None = None
     """Step of a run's checkpoint; None takes the newest."""
     hub: str = ""
@@ -203,9 +203,9 @@ def is_run(name: str | Path) -> bool:
 
 
 def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
-    """The model of a preset, a run file, a run directory, a Hugging Face folder, a GGUF file or
-    a hub name, with `model.field=value` overrides; of a classifier, or what gives vectors, its
-    encoder. No weights are read. Raises UserError where there is none of that name."""
+    """The model of a preset, a run file, a run directory, a Hugging Face folder, a GGUF file or a
+    hub name, with `model.field=value` overrides; for a classifier or an embedder, its encoder. No
+    weights are read. Raises UserError where there is none of that name."""
     if is_run(name):
         return load_run(name, overrides).model
     if Path(name).exists() or name.endswith(".gguf") or "://" in name:

@@ -79,7 +79,7 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
 
 
 def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Module names by their last word where it means no other module of the model."""
+    """Module names shortened to their last word where that means no other module of the model."""
     last = lambda name: name.rpartition(".")[2]  # noqa: E731
     others = {last(name) for name in set(known) - set(chosen)}
     return sorted({name if last(name) in others else last(name) for name in chosen})
@@ -124,7 +124,8 @@ def read_adapter(
 
 
 def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, Slot]:
-    """`module_slots`. Raises UserError where the adapter has a module that is not among them."""
+    """The slots of `module_slots`. Raises UserError where the adapter has a module that is not
+    among them."""
     known = module_slots(model)
     if strange := [name for name in adapter.modules if name not in known]:
         raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")
@@ -170,7 +171,7 @@ def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant:
 
 
 def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: PeftModule) -> None:
-    """One module's factors into the stacked arrays; a scale other than ours goes into `b`."""
+    """Puts one module's factors into the stacked arrays; a scale other than ours goes into `b`."""
     at = slot.at or ...
     a, b = np.zeros((theirs.a.shape[1], module.rank)), np.zeros((module.rank, theirs.b.shape[0]))
     a[:, : theirs.rank] = theirs.a.T

@@ -15,7 +15,8 @@ from lmwright.errors import UserError
 # how the factors began, and what that means for the base that they are added to
 PLAIN_STARTS = ("gaussian", "orthogonal", "eva", "mica")
 TAKEN_OUT = ("pissa", "olora")
-"""PEFT takes the first product of these out of the base whenever it loads the adapter."""
+"""Initializations whose first product PEFT subtracts from the base whenever it loads the
+adapter."""
 OTHER_STARTS = {
     "pissa_niter_": "its start is found by chance",
     "corda": "its start depends on the data that it was prepared with",
@@ -198,9 +199,9 @@ def _firsts(patterns: list[str], names: Sequence[str], where: str) -> list[int |
 def _matched(
     tests: Sequence[tuple[str, str]], names: Sequence[str], where: str, most: int | None = None
 ) -> list[list[int]]:
-    """Which tests, (method of a pattern, expression), match each name: all, or the first `most`.
-    They are tried in a process of their own: a regular expression may run for ever, and cannot be
-    stopped."""
+    """True for each of the tests, (method of a pattern, expression), that match each name: all, or
+    the first `most`. They are tried in a process of their own: a regular expression may run
+    forever, and cannot be stopped."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", MATCH],

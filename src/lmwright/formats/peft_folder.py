@@ -44,9 +44,9 @@ class PeftModule:
     """One module's factors in PEFT's layout, float32 on the host."""
 
     a: np.ndarray
-    """[R, inputs]"""
+    """Factor A, [R, inputs]."""
     b: np.ndarray
-    """[outputs, R]"""
+    """Factor B, [outputs, R]."""
     scale: float
     magnitude: np.ndarray | None = None
     is_table: bool = False

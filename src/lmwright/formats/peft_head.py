@@ -163,7 +163,8 @@ def _with_head(
 
 
 def _embedder(model: Any, note: Mapping[str, Any]) -> Embedder:
-    """The model of vectors of the note, else as the base says, or else means as they are."""
+    """The embedder that the note describes, else that the base describes, else one of plain
+    means."""
     if "length" in note:
         made = embedder_of(model, note["pooling"], note["length"])
         return replace(made, prompts=tuple(note.get("prompts", {}).items()))

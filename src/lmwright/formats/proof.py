@@ -57,7 +57,7 @@ class Accounting:
     """Tensors that the result was made from."""
 
     tensors: int
-    """Each used exactly once."""
+    """Number of tensors, each used exactly once."""
     parameters: int
     left_out: tuple[str, ...]
     """Tensors of the source that are no weights: known buffers, a stored copy of a tied head."""
@@ -72,7 +72,7 @@ class Source:
     """Origin of a model, where transformers may read it."""
 
     path: Path | None
-    """None where transformers can read nothing."""
+    """Path that transformers can read; None where it can read nothing."""
     model: HfModel
     """The model that its own configuration describes."""
     load: Callable[[], Tree]
@@ -90,19 +90,21 @@ class Proof:
     tensors: str
     accounting: Accounting
     source_to_folder: Agreement | None = None
-    """None where the model does not fit into memory; `why_no_logits` says so."""
+    """Agreement of the source and the result; None where the model does not fit into memory, and
+    `why_no_logits` says so."""
     folder_to_transformers: Agreement | None = None
     transformers: str = ""
-    """Version compared with, or why it was not."""
+    """Version compared with, or the reason why not."""
     why_no_logits: str | None = None
     source_to_transformers: Agreement | None = None
-    """None where the source is our own, or transformers cannot read it."""
+    """Agreement of the source with transformers; None where the source is our own, or transformers
+    cannot read it."""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Fields of the model that were changed on the way: before and after."""
     merged_to_peft: Agreement | None = None
     """A merged adapter against PEFT with the same base and folder."""
     peft: str | None = None
-    """Its version, or why it was not compared; None where no adapter was merged."""
+    """Version of PEFT, or the reason why it was not compared; None where no adapter was merged."""
     outputs: str = "logits"
     """The outputs that are compared: `hidden states` of a model without a head."""
 
@@ -148,8 +150,8 @@ def sentence(a: Agreement, outputs: str = "logits") -> str:
 def compare_tensors(
     written: Mapping[str, np.ndarray], expected: Iterable[tuple[str, np.ndarray]]
 ) -> str:
-    """xxh3 of the tensors found. Raises RuntimeError unless they are exactly these arrays, bit
-    for bit, and no others."""
+    """Hash (xxh3) of the tensors. Raises RuntimeError unless they are exactly these arrays, bit for
+    bit, and no others."""
     digest, names = xxhash.xxh3_128(), set()
     for name, array in expected:
         names.add(name)

@@ -34,11 +34,11 @@ class Reference:
     """float32 [B, T, V]; of a classifier [B, 1, K]; of an encoder without a head, the hidden states
     [B, T, D]."""
     version: str
-    """Its version, or the reason."""
+    """Version of transformers, or the reason why there is none."""
 
 
 def too_large(num_params: int, bytes_each: int = 4) -> str | None:
-    """Why a model of `num_params` weights cannot be run here, or None."""
+    """Reason why a model of `num_params` weights cannot be run here, or None."""
     needed, free = ROOM * num_params * bytes_each, psutil.virtual_memory().available
     if needed <= free:
         return None

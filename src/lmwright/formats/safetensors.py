@@ -45,7 +45,7 @@ def described(tensors: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Tensors by name; those who extend it say how one is read when it is asked for."""
+    """Tensors by name; a subclass defines how one is read when it is asked for."""
 
     def __init__(self, names: Collection[str]):
         self._names = names
@@ -95,7 +95,7 @@ class TensorFiles(Tensors):
 
 
 def some(names: Iterable[str], count: int = 6) -> str:
-    """The first names, and how many more there are."""
+    """The first of the names, and how many more there are, as text."""
     names = list(names)
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(names[:count]) + more

@@ -12,7 +12,7 @@ CONVERT = "convert.json"
 
 
 def add_tensor(digest: xxhash.xxh3_128, name: str, array: np.ndarray) -> None:
-    """One tensor more, as convert.json counts them: name, dtype, shape and bytes."""
+    """Adds a tensor to a hash as convert.json counts it: name, dtype, shape and bytes."""
     digest.update(f"{name} {array.dtype} {array.shape}".encode())
     digest.update(np.ascontiguousarray(array).view(np.uint8))
 
@@ -34,6 +34,6 @@ def weights_hash(w: Tree, rounded_to: Any = None) -> str:
 
 
 def add_to_hash(digest: xxhash.xxh3_128, name: str, array: np.ndarray) -> None:
-    """One weight more, as float32."""
+    """Adds a weight to a hash, as float32."""
     digest.update(name.encode())
     digest.update(np.ascontiguousarray(array, np.float32).data)

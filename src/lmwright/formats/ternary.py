@@ -36,7 +36,7 @@ def codes_of(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def floats_of(codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """float32 that `codes_of` gives these codes and this scale."""
+    """float32 weights for which `codes_of` gives these codes and this scale."""
     share = np.count_nonzero(codes) / codes.size
     return codes.astype(np.float32) * np.float32(scale.item() / share if share else 0.0)
 
@@ -47,8 +47,8 @@ def codes_of_values(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def floats_of_values(values: np.ndarray, scale: np.ndarray | None, name: str) -> np.ndarray:
-    """float32 that are rounded to these values, -s, 0 and s, times a scale. Raises UserError for
-    values that are not ternary."""
+    """float32 weights that are rounded to these values, -s, 0 and s, times the scale. Raises
+    UserError for values that are not ternary."""
     values = values.astype(np.float32)
     codes, largest = codes_of_values(values)
     if not np.array_equal(values, codes * largest):

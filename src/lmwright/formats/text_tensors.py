@@ -53,7 +53,7 @@ class TextTensors(Tensors):
 
 
 def _replaced(name: str, parts: Mapping[str, str]) -> str:
-    """The name with the one of the parts that is in it replaced."""
+    """The name, with the one part of it that has a replacement replaced."""
     for part, meaning in parts.items():
         if part in name:
             return name.replace(part, meaning)
@@ -61,7 +61,8 @@ def _replaced(name: str, parts: Mapping[str, str]) -> str:
 
 
 def _after(name: str, prefixes: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(what a beginning stands for, the rest of the name), if the name has one of them."""
+    """(replacement of its beginning, the rest of the name), if the name has one of these
+    beginnings."""
     for prefix, meaning in prefixes.items():
         if name.startswith(prefix):
             return meaning, name.removeprefix(prefix)

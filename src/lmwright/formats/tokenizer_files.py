@@ -58,7 +58,7 @@ def write_tokenizer(
 
 
 def limit_tokens(folder: Path, most: int) -> None:
-    """Makes the tokenizer of a folder cut texts to `most` tokens where it is asked to."""
+    """Sets the length to which the folder's tokenizer cuts texts, where a caller asks it to."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text("utf-8")) if path.exists() else {}
     write_json(path, config | {"model_max_length": most}, ascii_only=False)

@@ -82,7 +82,7 @@ def restore_near(
 
 
 def today(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta of a checkpoint by today's names: `stores`, `frozen`, `trainees`."""
+    """The meta of a checkpoint under today's names: `stores`, `frozen`, `trainees`."""
     earlier = {"stores": {MODEL: meta["store"]}} if "store" in meta else {}
     earlier |= {"frozen": meta["base"]} if "base" in meta else {}
     earlier |= {"trainees": meta["adapters"]} if "adapters" in meta else {}
@@ -126,7 +126,7 @@ def _with_counts(wanted: Tree, part: Tree) -> Tree:
 
 
 def _counted_alike(ours: Tree, theirs: Tree) -> Tree:
-    """A trainee's part as the run wants it, with the counts that the checkpoint has."""
+    """A trainee's part in the form that the run wants, with the counts that the checkpoint has."""
     counts = {kind: ours.get(kind, theirs[kind]) for kind in COUNTS if kind in theirs}
     return {kind: tree for kind, tree in ours.items() if kind not in COUNTS} | counts
 

@@ -49,12 +49,12 @@ FORM = TextPart(
         ),
     },
 )
-"""Where in a folder of DebertaV2, whatever its class, the weights are."""
+"""Location of the weights in a folder of DebertaV2, whatever its class."""
 
 
 @dataclass(frozen=True)
 class Some(OverEncoder):
-    """An encoder, those of the heads over its vocabulary and over tokens that are there, and the
+    """An encoder with the heads, over its vocabulary and over tokens, that are there, and the
     positions of a mask decoder."""
 
     called: ClassVar[str] = "a part"
@@ -182,7 +182,7 @@ def _depth(tree: Tree) -> int:
 
 
 def _joined(spec: Tree, fresh: list[str], layers: int, own: Tree, key: jax.Array) -> Tree:
-    """The weights of both; traceable."""
+    """The weights of both models in one tree; traceable."""
     new = init_weights(spec, key)
     w = {
         part: {name: new[part][name] if f"{part}.{name}" in fresh else own[part][name]

@@ -40,10 +40,10 @@ class TensorDiff:
     equal: int
     """Compared tensors of which every value is the same in float32."""
     worst: str | None
-    """The one furthest apart, where any is."""
+    """Name of the tensor with the largest difference, if any differs."""
     max_abs_diff: float
     max_relative: float
-    """The difference of the worst over its own largest value."""
+    """Largest difference over the tensor's own largest value."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     other_shape: tuple[str, ...]

@@ -70,7 +70,8 @@ class ResizedTensors(Tensors):
 
 
 def resized(array: np.ndarray, surgery: Surgery) -> np.ndarray:
-    """[V, ...] with its rows added, cut and filled; dtype kept, means in float32."""
+    """A tensor [V, ...] with its rows added, cut and filled; the dtype stays, means are in
+    float32."""
     out = np.empty((surgery.rows, *array.shape[1:]), array.dtype)
     num_kept = min(len(array), surgery.rows)
     out[:num_kept] = array[:num_kept]

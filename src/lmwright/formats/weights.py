@@ -78,7 +78,7 @@ def added_weights(plan: Plan, origin: Place) -> dict[str, Param]:
 
 
 def host_weights(place: Place) -> Tree:
-    """float32 host arrays. Raises UserError where they cannot be read."""
+    """Weights as float32 host arrays. Raises UserError where they cannot be read."""
     if place.kind == RUN:  # of which no tokenizer is wanted
         run, w = load_run_weights(place.path, place.step)
         w = jax.tree.map(np.asarray, w)  # whatever mesh the caller has set
@@ -89,7 +89,7 @@ def host_weights(place: Place) -> Tree:
 
 
 def placed_weights(place: Place, shardings: Tree) -> Tree:
-    """float32 arrays on devices as `shardings` say, on the first where they say nothing; files are
+    """Weights as float32 arrays on devices, as `shardings` say or on the first device; files are
     read tensor by tensor, so that no host holds them all."""
     if place.kind != RUN:
         return load_files(place).load(dtype=jnp.float32, shardings=shardings)
