@@ -53,7 +53,7 @@ class Scores:
         )
 
     def averages(self) -> dict[str, float]:
-        """Those that metrics.jsonl keeps, by name."""
+        """The averages that metrics.jsonl keeps, by name."""
         return {
             "accuracy": self.accuracy,
             "macro_f1": self.macro_f1,

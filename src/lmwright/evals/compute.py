@@ -25,7 +25,7 @@ def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> 
     """Compute settings for whole rows on one device of this machine.
 
     None is the fastest precision: bf16 on TPUs, GPUs and CPUs that multiply it in hardware.
-    Raises UserError for a precision that there is not.
+    Raises UserError for an unknown precision.
     """
     platform = jax.local_devices()[0].platform
     fast = platform != "cpu" or has_amx()

@@ -79,11 +79,11 @@ def of_tokens(
 
 
 class Place(NamedTuple):
-    """Where a document is in a batch."""
+    """Position of a document in a batch."""
 
     row: int
     number: int
-    """Documents before it in its row."""
+    """Number of documents before it in its row."""
     tokens: slice
 
 

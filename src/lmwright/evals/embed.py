@@ -39,11 +39,11 @@ class Tally:
     """Counts of texts."""
 
     given: int = 0
-    """Texts with a vector."""
+    """Number of texts with a vector."""
     cut: int = 0
-    """Texts longer than the model takes, of which the beginning was read."""
+    """Number of texts longer than the model takes, of which the beginning was read."""
     bad: int = 0
-    """Rows without a text."""
+    """Number of rows without a text."""
 
     def add(self, made: Mapping[str, Any]) -> None:
         """Counts a line of what is written."""
@@ -52,7 +52,7 @@ class Tally:
         self.cut += "cut" in made
 
     def line(self, dim: int, most: int) -> str:
-        """A sentence for people."""
+        """The counts as a sentence."""
         notes = [f"{self.given:,} vectors of {dim:,} numbers"]
         notes += [f"{self.cut:,} texts cut to {most:,} tokens"] if self.cut else []
         notes += [f"{self.bad:,} rows without a text"] if self.bad else []

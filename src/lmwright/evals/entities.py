@@ -27,8 +27,7 @@ def entities_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def entity_counts(real: Sequence[Sequence[str]], given: Sequence[Sequence[str]]) -> np.ndarray:
-    """float64 [3] over texts: entities that are right, those that were given, and those that there
-    are."""
+    """Counts of entities over texts, float64 [3]: right, given, and there."""
     counts = np.zeros(3)
     for theirs, ours in zip(map(entities_of, real), map(entities_of, given), strict=True):
         counts += [len(theirs & ours), len(ours), len(theirs)]

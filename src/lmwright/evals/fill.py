@@ -38,13 +38,13 @@ class Filling:
     """Settings of text that is filled in."""
 
     block_tokens: int | None = None
-    """Tokens of a block; None: all of the text is one."""
+    """Tokens of a block; None takes all of the text as one."""
     steps: int | None = None
-    """Passes for each block; None: one for each token of it."""
+    """Passes for each block; None takes one for each of its tokens."""
     first: Literal["surest", "random"] = "surest"
-    """Which predictions stay: those with the highest probability, or any."""
+    """Predictions that stay: those with the highest probability, or random ones."""
     threshold: float | None = None
-    """All predictions above this probability stay, whatever their share of a pass."""
+    """Probability above which all predictions stay, whatever their share of a pass."""
     guidance: float = 0.0
     """Weight of the difference that the prompt makes (https://arxiv.org/abs/2410.18514)."""
     sees: Literal["text", "prefix", "blocks"] = "text"
@@ -88,7 +88,7 @@ class Filling:
 
 
 class _Program(NamedTuple):
-    """All that a compiled block depends on beside its arrays' shapes."""
+    """Everything that a compiled block depends on, beside the shapes of its arrays."""
 
     model: Any
     compute: Compute

@@ -54,7 +54,8 @@ class Generation:
     """Its ids, without the id that ends a text."""
     prompt_tokens: int
     finish: Literal["end", "stop", "length", "context"]
-    """The model ended the text; a stop string; max_new_tokens; the context was full."""
+    """Reason why the text ended: the model ended it; a stop string; max_new_tokens; the context was
+    full."""
 
 
 @dataclass
@@ -132,7 +133,7 @@ def _compute_for(
     model: Any, w: Tree, new_tokens: int, precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> Compute:  # fmt: skip
-    """Compute settings for tokens one after the other, or for whole rows that are filled in."""
+    """Compute settings for decoding token by token, or for whole rows whose masks are filled in."""
     if model.fills_masks:
         return row_compute(precision, kernels)
     return decode_compute(model, w, new_tokens, precision, kernels)

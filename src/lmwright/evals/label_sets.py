@@ -36,7 +36,7 @@ class SetScores:
         return cls(float(micro[0]), float(f1.mean()), *(tuple(x.tolist()) for x in each))
 
     def averages(self) -> dict[str, float]:
-        """Those that metrics.jsonl keeps beside the accuracy, by name."""
+        """The averages that metrics.jsonl keeps beside the accuracy, by name."""
         return {"micro_f1": self.micro_f1, "macro_f1": self.macro_f1}
 
 

@@ -61,9 +61,9 @@ class NeedleScores:
 
     source: str
     lengths: tuple[int, ...]
-    """Tokens of prompt and answer."""
+    """Tokens of prompt and answer together."""
     depths: tuple[float, ...]
-    """Where the needle is: 0 the beginning of the haystack, 100 its end."""
+    """Positions of the needle: 0 is the beginning of the haystack, 100 its end."""
     found: tuple[tuple[int, ...], ...]
     """Numbers found, [lengths][depths]."""
     tries: int

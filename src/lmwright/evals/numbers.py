@@ -38,7 +38,7 @@ class Fit:
         )
 
     def averages(self) -> dict[str, float]:
-        """Those that metrics.jsonl keeps beside the loss, by name."""
+        """The averages that metrics.jsonl keeps beside the loss, by name."""
         return {"pearson": self.pearson, "spearman": self.spearman}
 
 

@@ -37,13 +37,13 @@ class PositionLoss:
 
     source: str
     starts: tuple[int, ...]
-    """Fewest tokens before a token of the bucket."""
+    """Least number of tokens before a token of each bucket."""
     stops: tuple[int, ...]
-    """One more than the most."""
+    """End of each bucket: one more than the most."""
     losses: tuple[float, ...]
     """Nats per predicted token."""
     tokens: tuple[int, ...]
-    """Predicted tokens."""
+    """Number of predicted tokens."""
 
     def line(self) -> dict[str, Any]:
         """The line that is kept in the run directory."""

@@ -41,7 +41,7 @@ from lmwright.models.tagger import Tagger
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns beside that of the texts."""
+    """Columns beside the one of the texts."""
 
     pair: str | None = None
     label: str | None = None

@@ -120,8 +120,8 @@ class AnswerTally(Tally):
             ) from None
 
     def made(self, scores: Answered) -> dict[str, Any]:
-        """The answer, its score and its characters, null where there is none; how likely there is
-        none, and further answers."""
+        """The answer, its score and its characters, null where there is none; the probability that
+        there is none, and further answers."""
         context, found = scores
         best = found.best(self.no_answer)
         others = [span for span in found.spans if span != best]
@@ -149,7 +149,7 @@ class AnswerTally(Tally):
             self.remember(1 - f1, text)
 
     def counts(self) -> str:
-        """Questions without an answer, for people."""
+        """Number of questions without an answer, as text."""
         return f"{self.without:,} without an answer" if self.without else ""
 
     def table(self, name: str, compute: Compute, console: Console) -> None:

@@ -23,11 +23,11 @@ class Sampling:
 
     max_new_tokens: int = 128
     temperature: float = 0.0
-    """0 always takes the most likely token."""
+    """Temperature of sampling; 0 always takes the most likely token."""
     top_k: int | None = None
-    """Only the k most likely tokens."""
+    """Number of the most likely tokens that are sampled from."""
     top_p: float | None = None
-    """Only the most likely tokens that together have this probability."""
+    """Probability of the most likely tokens that are sampled from, together."""
     stop: tuple[str, ...] = ()
     """Strings at which the text ends; they are not part of it."""
     seed: int = 0

@@ -19,7 +19,7 @@ TRIED = 20  # spans of a window, of which several may be the same characters
 
 
 class Span(NamedTuple):
-    """Characters of a context, and how likely they are the answer."""
+    """Characters of a context, and the probability that they are the answer."""
 
     start: int
     stop: int
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     spans: list[Span]
     """The likeliest answers, best first; none in an empty context."""
     none: float
-    """How likely it has no answer."""
+    """Probability that it has no answer."""
 
     def best(self, no_answer: str) -> Span | None:
         """The answer; None where none is likelier, unless there has to be one."""

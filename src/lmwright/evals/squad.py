@@ -20,8 +20,8 @@ def plain(answer: str) -> str:
 
 
 def scores_of(given: str, right: Sequence[str]) -> tuple[float, float]:
-    """(exact match, F1) of an answer, the best over the right ones. Those that nothing is left of
-    do not count; without any other, the right answer is none, which is empty."""
+    """(exact match, F1) of an answer, the best over the right ones. Right answers of which nothing
+    is left do not count; if there is no other, the right answer is an empty one."""
     right = [answer for answer in right if plain(answer)] or [""]
     found = [(float(plain(given) == plain(each)), _f1(given, each)) for each in right]
     exact, f1 = zip(*found, strict=True)

@@ -42,7 +42,7 @@ class Texts:
     files: tuple[File, ...]
 
     def rows(self) -> Iterator[Row | Bad]:
-        """All rows, in order."""
+        """All rows of the files, in order."""
         return (row for each in self.files for row in read_rows(Slice(each), self.source))
 
     @property
@@ -112,7 +112,8 @@ def _write_resumed(
     tally: Tally,
     finish: Callable[[Path, Path], None],
 ) -> int:
-    """Returns how many rows an interrupted command had written."""
+    """Writes the missing lines; returns the number of rows that an interrupted command had
+    written."""
     part, note = (out.with_name(f"{out.name}{ending}") for ending in (".part", ".part.json"))
     done = 0
     try:

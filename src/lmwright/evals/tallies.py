@@ -58,11 +58,11 @@ class Tally:
         self.worst = sorted([*self.worst, (-wrong, text)])[:WORST]
 
     def counts(self) -> str:
-        """Counts of what the texts were given, for people; may be empty."""
+        """Counts of what the texts were given, as text; may be empty."""
         return ""
 
     def line(self, most: int) -> str:
-        """A sentence for people, of a model that takes `most` tokens."""
+        """The counts as a sentence, for a model that takes `most` tokens."""
         counts = self.counts()
         notes = [f"{self.texts:,} texts{f': {counts}' if counts else ''}"]
         notes += [f"{self.cut:,} cut to {most:,} tokens"] if self.cut else []

@@ -116,7 +116,7 @@ class TagTally(Tally):
         self.given.update(line["tags"])
 
     def counts(self) -> str:
-        """Words by their tag, for people."""
+        """Counts of words by their tag, as text."""
         named = [f"{self.given[label]:,} {label}" for label in self.labels if self.given[label]]
         named += [f"{self.given[None]:,} without a tag"] if self.given[None] else []
         return f"{self.given.total():,} words: {', '.join(named)}"
