@@ -141,15 +141,15 @@ class Agent:
             self._rank.signal(number)
 
     def notice(self, reason: str) -> None:
-        """Says why the machine is about to go, or that it is not (""): the leader lets all ranks
-        save, and starts none before the host is gone or stays. It is told for as long as it holds,
-        since the leader may not be there now."""
+        """Tells the leader why the machine is about to go, or that it is not (""). The leader lets
+        all ranks save, and starts none before the host is gone or stays. It is told for as long as
+        it holds, since the leader may not be there yet."""
         if reason and reason != self._notice:
             self._send({"notice": reason})
         self._notice = reason
 
     def _told_to_end(self) -> None:
-        """By a signal. The agent ends once its rank has."""
+        """Handles a signal that tells the agent to end. The agent ends once its rank has."""
         self.told_to_end = True
         self.notice("its agent is told to end")
         if self._rank is None:

@@ -34,7 +34,7 @@ class Ended(Exception):
 
 
 def state_of(bucket: Bucket) -> tuple[dict[str, Any], int] | None:
-    """State of a job and its generation; None for a job that is not there any more."""
+    """State of a job and its generation; None for a job that no longer exists."""
     if bucket.entry("job.json") is None:
         return None
     there = bucket.read("state.json")

@@ -48,7 +48,7 @@ class Book:
         return None if number is None else self.facts["made"][number]
 
     def write(self) -> None:
-        """Writes it whole; where that fails, `flush` does so later."""
+        """Writes the whole book; where that fails, `flush` does so later."""
         self._dirty = True
         self.facts["writer"] = self._writer
         try:
@@ -138,7 +138,7 @@ def usage(spec: Spec, book: dict[str, Any]) -> dict[str, float]:
 
 
 def spent(cloud: Cloud, used: dict[str, float]) -> str:
-    """Which limit is reached; empty if none is."""
+    """Limit that is reached, as text; empty if none is."""
     for name, word in (("hours", "h"), ("chip_hours", "chip-hours"), ("cost", "USD")):
         limit = getattr(cloud, f"max_{name}")
         if limit and used[name] >= limit:
@@ -147,8 +147,8 @@ def spent(cloud: Cloud, used: dict[str, float]) -> str:
 
 
 def waiting_since(book: dict[str, Any]) -> float | None:
-    """When the first of the requests was made that have not got a slice since the last one that
-    had; None where the last had one."""
+    """Time of the first request without a slice since the last one that got a slice; None where the
+    last one got one."""
     since = None
     for entry in reversed(book["made"]):
         if "active" in entry:

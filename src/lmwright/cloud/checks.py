@@ -76,7 +76,7 @@ def left_over(spec: Spec, tpus: Tpus) -> list[str]:
 
 
 def _left_over(request: Request) -> str:
-    """Why nobody looks after a request; empty where somebody may."""
+    """Reason why nobody looks after a request; empty where somebody may."""
     with suppress(UserError, ValueError):  # a bucket of somebody else
         if not request.url:
             return ""

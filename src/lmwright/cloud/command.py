@@ -56,7 +56,7 @@ class Wanted:
     settings: Settings = field(default_factory=Settings)
     """Settings of slices."""
     given: tuple[str, ...] = ()
-    """Those that are options of this command, and not of the settings file."""
+    """Options of this command that were given, and not those of the settings file."""
     slice: str = ""
     """Slice of a cluster, as in 7x-16."""
     work: Work = Work()
@@ -91,7 +91,7 @@ def launch_command(run: Run | None, source: str, overrides: Sequence[str], wante
 
 
 def _needed(run: Run | None, wanted: Wanted) -> Run:
-    """The run, for targets that can only train it."""
+    """The run. Raises UserError without one, for targets that can only train it."""
     if run is None or not wanted.work.trains:
         raise UserError("--on: only training can be launched there; leave out --do and --")
     return run
@@ -180,7 +180,7 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
 
 
 def _apart_from_yaml(wanted: Wanted, call: Callable[..., int], *words: Any) -> int:
-    """Calls; what it prints goes to stderr where stdout is to be a manifest."""
+    """Calls a function; what it prints goes to stderr where stdout is to be a manifest."""
     manifest = wanted.dry_run and wanted.on.startswith(gke_target.PREFIX)
     with contextlib.redirect_stdout(sys.stderr) if manifest else contextlib.nullcontext():
         return call(*words)

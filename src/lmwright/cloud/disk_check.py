@@ -16,7 +16,7 @@ HYPERDISK_ONLY = ("v6e",)
 
 
 def check_disks(spec: Spec) -> list[str]:
-    """Asks the service for the disks of a job; returns notes. Raises UserError where one is
+    """Checks the disks of a job with the service; returns notes. Raises UserError where one is
     missing, not filled yet, or of a type that the slice cannot attach."""
     assert spec.cloud is not None
     notes = []

@@ -46,7 +46,7 @@ DROP_DISK = "gcloud compute disks delete {name} --zone={zone} --project={project
 
 @dataclass(frozen=True, kw_only=True)
 class Filling:
-    """A disk that is to be made, and from what."""
+    """A disk that is to be made, and its store."""
 
     name: str
     zone: str
@@ -54,13 +54,13 @@ class Filling:
     type: str
     stored: Stored
     url: str
-    """Where the store is in a bucket."""
+    """Address of the store in a bucket."""
     root: str
     """Folder of lmwright in a bucket."""
 
     @property
     def gib(self) -> int:
-        """Size of the disk."""
+        """Size of the disk in GiB."""
         return max(LEAST_GIB, math.ceil(self.stored.size_bytes * SPARE / GIB) + 1)
 
     @property
@@ -79,7 +79,7 @@ class Filling:
         }
 
     def vm(self, code: str, disk_id: str) -> Vm:
-        """The helper."""
+        """The helper VM as the service takes it."""
         facts = {"source": self.url, "disk": self.name, "disk-id": disk_id, "report": self.report}
         facts["job"] = f"{self.root}/disks"  # a folder for its output, where it cannot install
         return Vm(
@@ -98,7 +98,7 @@ class Filling:
 
     @property
     def report(self) -> str:
-        """URL of the object in which the helper tells how it stands."""
+        """URL of the object in which the helper reports its progress."""
         return f"{self.root}/disks/{self.name}.json"
 
 
@@ -241,7 +241,7 @@ def fill(
 
 
 def _run_vm(compute: Compute, filling: Filling, vm: Vm, tell: Callable[[str], None]) -> None:
-    """Has the disk filled; the helper is gone afterwards."""
+    """Runs the helper VM until the disk is filled; it is gone afterwards."""
     disk_id = vm.metadata["lmwright-disk-id"]
     if _report(filling, disk_id).get("state") == "verified":  # by a helper whose client was gone
         compute.delete(vm.zone, "instances", vm.name)
@@ -316,7 +316,7 @@ def _clear_report(filling: Filling) -> None:
 
 
 def _mark_filled(compute: Compute, filling: Filling) -> None:
-    """Says by its label that a disk holds all, and lets several hosts attach it."""
+    """Labels a disk as filled, and lets several hosts attach it."""
     zone, name = filling.zone, filling.name
     there = compute.get(zone, "disks", name)
     if there is None:

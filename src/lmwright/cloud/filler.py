@@ -41,7 +41,7 @@ class Report:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, state: str, **facts: Any) -> None:
-        """Writes how it stands."""
+        """Writes the report."""
         self.facts |= {"state": state, "done_bytes": self.done, "time": time.time(), **facts}
         self.bucket.write(self.name, json.dumps(self.facts))
 

@@ -149,7 +149,7 @@ async def _serve(spec: Spec, offer: Offer, place: Place, bucket: Bucket) -> None
 
 
 async def _until_first(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Runs all until one ends, whose exception is raised."""
+    """Runs all until one ends; raises its exception."""
     tasks = [asyncio.create_task(job) for job in jobs]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
@@ -160,8 +160,8 @@ async def _until_first(*jobs: Coroutine[Any, Any, None]) -> None:
 
 
 def _on_tpus(offer: Offer) -> dict[str, str]:
-    """Variables by which a rank does without no TPU: JAX would train on the CPU, slowly and at the
-    full price. They are left out where the host's own environment names a platform."""
+    """Variables that keep a rank from training without a TPU: JAX would train on the CPU, slowly
+    and at the full price. They are left out where the host's own environment names a platform."""
     if os.environ.get("JAX_PLATFORMS"):
         return {}
     return {"JAX_PLATFORMS": "tpu,cpu", SLICE_VARIABLE: offer.name}

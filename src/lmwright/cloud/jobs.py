@@ -125,7 +125,7 @@ def list_command() -> None:
 
 
 def _states(specs: Sequence[Spec]) -> dict[str, dict[str, Any] | None]:
-    """States of jobs in buckets, all asked at once; None where there is no answer in a while."""
+    """States of jobs in buckets, all requested at once; None where there is no answer in time."""
     states: dict[str, dict[str, Any] | None] = {spec.name: None for spec in specs}
 
     def ask(spec: Spec) -> None:

@@ -51,7 +51,7 @@ class _Host:
     """Time of its last message, by this machine's clock."""
     pulse: dict[str, Any] = field(default_factory=dict)
     notice: str = ""
-    """Why the host is about to go, for as long as it says so."""
+    """Reason why the host is about to go, for as long as it says so."""
 
 
 @dataclass
@@ -63,13 +63,13 @@ class _Attempt:
     ended: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Facts of the ranks that have ended, in that order, by host."""
     asked: str = ""
-    """Why they were asked to save and end; empty if they were not."""
+    """Reason why they were asked to save and end; empty if they were not."""
     reason: str = ""
-    """Why they were killed."""
+    """Reason why they were killed."""
     in_vain: bool = False
     """True if they were asked before they had anything to save."""
     deadline: float | None = None
-    """By which all must have ended: by themselves, or once they were killed."""
+    """Time by which all must have ended: by themselves, or once they were killed."""
 
 
 class Leader:
@@ -182,8 +182,9 @@ class Leader:
         return host in self._hosts and not self._hosts[host].notice
 
     def _wait_for(self, missing: list[int], now: float) -> None:
-        """Tells of hosts that do not come. A slice that stays incomplete costs money, so its job
-        ends in words by which its supervisor knows a bad slice; other hosts are waited for."""
+        """Reports hosts that do not come. A slice that stays incomplete costs money, so its job
+        ends with words by which its supervisor recognizes a bad slice; other hosts are waited
+        for."""
         waited = now - max(self._idle, self._next)
         names = f"hosts {', '.join(map(str, missing))}"
         if self._spec.cloud is not None and waited > self._limits.gather_s:
@@ -339,8 +340,8 @@ def _has_nothing(pulse: dict[str, Any]) -> bool:
 
 
 def _final(attempt: _Attempt) -> str:
-    """Sentence about a rank that no new start helps. What ranks say once one of them was lost is
-    no such thing."""
+    """Sentence about a rank that no new start helps. Errors that ranks report after one of them was
+    lost do not count."""
     for host, facts in attempt.ended.items():
         if facts["code"] in FINAL_CODES and not facts["after_kill"]:
             return _describe(host, facts)
@@ -357,7 +358,7 @@ def _describe(host: int, facts: dict[str, Any]) -> str:
 
 
 def _free_port(address: str) -> int:
-    """A new one for each attempt: what is left of the one before may still hold its own."""
+    """A free port, new for each attempt: what is left of the one before may still hold its own."""
     with socket.socket() as sock:
         sock.bind((address, 0))
         return sock.getsockname()[1]

@@ -28,7 +28,7 @@ MOST = 64  # hosts, and devices of each
 
 
 def parse(target: str) -> tuple[int, int]:
-    """Hosts and devices of each. Raises UserError."""
+    """Number of hosts, and of devices of each. Raises UserError."""
     match = TARGET.fullmatch(target)
     hosts, devices = (int(n or 1) for n in match.groups()) if match else (0, 0)
     if not (1 <= hosts <= MOST and 1 <= devices <= MOST):

@@ -52,8 +52,8 @@ def tpu_env() -> dict[str, str]:
 
 
 def notice() -> str | None:
-    """Why this host is about to go, "" if it is not, None where nobody answers. A maintenance
-    notice comes only to those who ask often."""
+    """Reason why this host is about to go, "" if it is not, None where nobody answers. A
+    maintenance notice comes only to those who ask often."""
     answers = [read(key, 0.0) for key in KEYS]
     for key, value in zip(KEYS, answers, strict=True):
         if (value or "").upper() not in CALM:
@@ -65,7 +65,7 @@ def notice() -> str | None:
 
 
 def _upcoming(text: str) -> str:
-    """Why a maintenance that was announced concerns this host now; empty if it does not yet."""
+    """Reason why an announced maintenance concerns this host now; empty if it does not yet."""
     try:
         facts = json.loads(text)
         begins = datetime.fromisoformat(facts["windowStartTime"])

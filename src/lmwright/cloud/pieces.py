@@ -76,7 +76,8 @@ class LogSender:
 
 
 def _cut(data: bytes, hidden: Sequence[bytes], full: bool) -> int:
-    """Where data may end: after a line, and not within a secret, which may have several."""
+    """Position at which data may end: after a line, and not within a secret, which may have several
+    lines."""
     end = data.rfind(b"\n") + 1 or (len(data) if full else 0)
     for secret in hidden:
         for start in range(max(0, end - len(secret) + 1), end):

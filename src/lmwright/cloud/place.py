@@ -22,17 +22,17 @@ SEVERAL_SLICES = "MEGASCALE_"  # variables of the runtime by which slices find e
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A host, as it finds itself."""
+    """A host's place in its job, as it finds it."""
 
     url: str
     """Address of the job."""
     incarnation: str
-    """The request that made its slice."""
+    """Request that made its slice."""
     slice_index: int
     worker: int
     """Number in its slice."""
     address: str
-    """Its own, for the other hosts."""
+    """Address of this host, for the other hosts."""
     leader: str = ""
     """Name of host 0 that stays when its pod is made again; empty where the bucket says it."""
     several: Mapping[str, str] = field(default_factory=dict)

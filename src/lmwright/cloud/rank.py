@@ -69,11 +69,11 @@ class Rank:
             )
 
     async def wait(self) -> int:
-        """Its exit code; negative for a signal."""
+        """Exit code of the process; negative for a signal."""
         return await self._process.wait()
 
     def signal(self, number: int) -> None:
-        """Signals the process; SIGKILL its whole group."""
+        """Sends a signal to the process; SIGKILL to its whole group."""
         try:
             if number == signal.SIGKILL:
                 os.killpg(self._process.pid, number)
@@ -89,9 +89,9 @@ class Rank:
         return {**self.pulse.facts, "hangs": self.pulse.hangs()}
 
     def error(self, code: int) -> str:
-        """The last line of its output that tells an error; else the last of all. Where a signal
-        ended it that the process raised itself, the last lines without frames of stacks: a runtime
-        that aborts has said why before."""
+        """The last line of its output that tells an error, else the last of all. Where the process
+        ended itself by a signal, the last lines without stack frames: a runtime that aborts has
+        said why before."""
         with open(self._log, "rb") as log:
             log.seek(max(self._at, log.seek(0, os.SEEK_END) - MOST_OF_TAIL))
             lines = log.read().decode(errors="replace").splitlines()
@@ -133,7 +133,7 @@ class Pulse:
         self.facts: dict[str, Any] = {"beat": 0, "phase": "start", "step": 0, "saved": 0}
 
     def see(self, facts: dict[str, Any] | None) -> None:
-        """Takes what was read."""
+        """Takes a heartbeat that was read."""
         now = time.monotonic()
         if facts is None or facts.get("beat") == self.facts["beat"]:
             return
@@ -180,5 +180,5 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _die_with_parent() -> None:
-    """In the child: the kernel ends it if its agent is killed."""
+    """Asks the kernel, in the child, to end it if its agent is killed."""
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)

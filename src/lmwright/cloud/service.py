@@ -47,8 +47,8 @@ class Node:
 
 
 class Service(Protocol):
-    """Every method raises UserError where the service refuses, and Away where it does not answer;
-    `create` raises Scarce where there is too little."""
+    """Service that has slices. Every method raises UserError where the service refuses, and Away
+    where it does not answer; `create` raises Scarce where there is too little."""
 
     cloud: Cloud
 
@@ -56,7 +56,7 @@ class Service(Protocol):
         """Asks for slices; done already if the request is there."""
 
     def request(self, zone: str, id: str) -> Request:
-        """How a request stands."""
+        """Status of a request."""
 
     def requests(self, zone: str) -> list[Request]:
         """All requests in a zone that lmwright has made."""

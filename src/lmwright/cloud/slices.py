@@ -37,28 +37,28 @@ NO_START = (
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """Seconds."""
+    """Seconds that a supervisor waits."""
 
     poll: float = 15.0
     first_word: float = 1200.0
-    """From ACTIVE until the job's leader says anything: installing takes minutes."""
+    """Time from ACTIVE until the job's leader reports anything: installing takes minutes."""
     silence: float = 300.0
-    """Without a word from the leader after that."""
+    """Time without a report from the leader after that."""
     repair: float = 1200.0
     """Time for the service to replace a slice that is not spot, or to make one healthy."""
     elsewhere: float = 1800.0
-    """Waiting in one place before the next offer is tried, where there are several."""
+    """Time in one place before the next offer is tried, where there are several."""
     stop: float = 600.0
     """Time for a job that was asked to stop."""
     backoff: float = 300.0
-    """The longest pause between requests that fail."""
+    """Longest pause between requests that fail."""
 
 
 class Slices:
     """The supervisor of a job on TPU slices."""
 
     def __init__(self, spec: Spec, tell: Callable[[str], None], patience: Patience | None = None):
-        """Raises UserError if another supervisor is alive."""
+        """Takes the claim. Raises UserError if another supervisor is alive."""
         assert spec.cloud is not None
         saving = spec.limits.beside_s + spec.limits.grace_s
         self._patience = patience or Patience(stop=max(Patience.stop, saving))
@@ -90,8 +90,8 @@ class Slices:
             time.sleep(self._patience.poll)
 
     def step(self) -> dict[str, Any] | None:
-        """Looks once and does what is due; the job's state once nothing is left to do. Raises
-        UserError for what no waiting cures."""
+        """Looks once and does what is due; returns the job's state once nothing is left to do.
+        Raises UserError for what no waiting cures."""
         self._claim.check()
         if time.monotonic() < self._rest:
             return None
@@ -107,8 +107,8 @@ class Slices:
         return state
 
     def _wait_out(self, error: UserError) -> None:
-        """A service does not answer: it is asked again later, and nothing is held against hosts
-        that could not be heard."""
+        """Handles a service that does not answer: it is asked again later, and nothing is held
+        against hosts that could not be heard."""
         pause = min(self._patience.poll * 2.0 ** min(self._troubles, 20), self._patience.backoff)
         self._troubles += 1
         self._rest = time.monotonic() + pause
@@ -171,7 +171,7 @@ class Slices:
         self._book.write()
 
     def _refused(self, entry: dict[str, Any], reason: str, state: dict[str, Any]) -> None:
-        """A request was not made for want of quota or capacity."""
+        """Handles a request that was refused for lack of quota or capacity."""
         self._say(reason)
         entry["ended"] = time.time()
         self._facts |= {"current": None, "failures": self._facts["failures"] + 1}
@@ -320,8 +320,8 @@ class Slices:
         self._book.write()
 
     def _cured_by_another_slice(self, state: dict[str, Any]) -> bool:
-        """A job that failed because its slice is bad starts again on another; at most as often as
-        it may fail."""
+        """Handles a job that failed because its slice is bad: it starts again on another, at most
+        as often as it may fail."""
         reason, current = bad_slice(self._bucket, state), self._book.current
         if not reason:
             return False
@@ -359,7 +359,7 @@ class Slices:
         return state
 
     def _show(self, text: str) -> None:
-        """Says what has not been said last."""
+        """Prints what was not printed last."""
         if text != self._shown:
             self._shown = text
             self._say(text)

@@ -31,25 +31,26 @@ class Limits:
     """Seconds after which a rank without a sign of life hangs, by what it was doing."""
 
     step_floor_s: float = 60.0
-    """Or five times the median step, if that is longer."""
+    """Least time without a step that counts as a hang; five times the median step, if that is
+    longer."""
     start_s: float = 360.0
-    """Importing, and waiting for the other hosts."""
+    """Time for importing, and waiting for the other hosts."""
     restore_s: float = 900.0
     compile_s: float = 1800.0
     beside_s: float = 900.0
-    """A batch of an evaluation, or a save."""
+    """Time for a batch of an evaluation, or a save."""
     silent_s: float = 10.0
-    """Without a word from an agent, its host is lost."""
+    """Time without a message from an agent after which its host is lost."""
     grace_s: float = 60.0
     """Time for the other ranks to end, after one has ended as it should."""
     gather_s: float = 1200.0
     """Time for all hosts of a slice to be there before an attempt."""
     failures: int = 5
-    """In a row, without a new checkpoint, before the job is given up."""
+    """Failures in a row, without a new checkpoint, after which the job is given up."""
     backoff_s: float = 60.0
-    """The longest pause between failures."""
+    """Longest pause between failures."""
     alone_s: float = 600.0
-    """After its job, a slice that nobody has deleted deletes itself."""
+    """Time after its job's end at which a slice that nobody has deleted deletes itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +62,14 @@ class Offer:
     zone: str
     accelerator_type: str
     topology: str = ""
-    """In place of a size, as in 2x2x4; then `accelerator_type` is the API's word."""
+    """Topology in place of a size, as in 2x2x4; then `accelerator_type` is the API's word."""
     runtime: str
     num_slices: int = 1
     hosts_per_slice: int
     num_chips: int
     """Chips of all slices."""
     price: float = 0.0
-    """USD for one chip and hour."""
+    """Price in USD for one chip and hour."""
 
     @property
     def hosts(self) -> int:
@@ -84,7 +85,7 @@ class Gke:
     """Context of the kubeconfig, as in gke_PROJECT_ZONE_CLUSTER."""
     namespace: str = "default"
     image: str
-    """With a python3; all else is brought along."""
+    """Image of the pods, with a python3; all else is brought along."""
     account: str = ""
     """Kubernetes service account; empty for the namespace's default."""
     queue: str = ""
@@ -98,28 +99,28 @@ class Cloud:
     """How slices are made, and how much of them may be used."""
 
     project: str = ""
-    """Empty on Kubernetes."""
+    """Project; empty on Kubernetes."""
     capacity: str = "on-demand"
-    """Or spot, reserved, guaranteed."""
+    """Kind of capacity: on-demand, spot, reserved or guaranteed."""
     reservation: str = ""
     service_account: str = ""
-    """Empty for the project's default."""
+    """Service account of the hosts; empty for the project's default."""
     network: str = ""
     subnetwork: str = ""
     external_ips: bool = True
     disks: tuple[str, ...] = ()
-    """Read-only, as projects/P/zones/Z/disks/NAME."""
+    """Read-only disks, as projects/P/zones/Z/disks/NAME."""
     secrets: tuple[str, ...] = ()
     """Secrets as VARIABLE=NAME of Secret Manager, on Kubernetes as VARIABLE=SECRET/KEY."""
     valid_hours: float = 0.0
-    """That a request may wait; 0 for ever."""
+    """Hours that a request may wait; 0 is no limit."""
     max_hours: float = 0.0
-    """With slices, in all; 0 is no limit."""
+    """Hours with slices, in all; 0 is no limit."""
     max_chip_hours: float = 0.0
     max_cost: float = 0.0
-    """USD, by the list price."""
+    """Cost in USD, by the list price, that the job may have."""
     gke: Gke | None = None
-    """None for queued resources."""
+    """Settings of Kubernetes; None for queued resources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ class Spec:
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the ranks, on top of their host's."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Known to the agents of this job alone."""
+    """Secret that only the agents of this job know."""
     limits: Limits = field(default_factory=Limits)
     url: str = ""
     """Folder of the job in a bucket; empty for a job of this machine."""
@@ -147,7 +148,7 @@ class Spec:
     cwd: str = ""
     """Working folder of the ranks; empty for the job's folder."""
     offers: tuple[Offer, ...] = ()
-    """In the order in which they are tried."""
+    """Offers in the order in which they are tried."""
 
     @property
     def folder(self) -> Path:
@@ -187,7 +188,7 @@ def save_spec(spec: Spec) -> None:
 
 
 def load_spec(name: str) -> Spec:
-    """Raises UserError where there is no such job."""
+    """The job of a name. Raises UserError where there is none."""
     folder = jobs_folder() / name
     try:
         return parse_spec((folder / "job.json").read_bytes())
@@ -215,7 +216,7 @@ def job_names() -> list[str]:
 
 
 def dump_spec(spec: Spec) -> str:
-    """job.json."""
+    """The job as the text of job.json."""
     return json.dumps(asdict(spec), indent=1)
 
 
@@ -225,7 +226,7 @@ def write_state(spec: Spec, state: dict[str, Any]) -> None:
 
 
 def read_state(spec: Spec) -> dict[str, Any]:
-    """state.json; a job that has not begun is `starting`."""
+    """The content of state.json; a job that has not begun is `starting`."""
     try:
         return json.loads((spec.folder / "state.json").read_bytes())
     except (OSError, ValueError):

@@ -16,7 +16,7 @@ PAUSE_S = 30.0
 
 
 def watch(url: str) -> None:
-    """Returns once the job is over and has no slice, or is there no more."""
+    """Watches a job; returns once it is over and has no slice, or no longer exists."""
     while Bucket(url).entry("job.json") is not None:
         spec = remote.adopt(url)
         try:

@@ -70,7 +70,7 @@ class Cluster:
                 ) from None
 
     def request(self, zone: str, id: str) -> Request:
-        """How a JobSet stands."""
+        """Status of a JobSet."""
         there = self._get(id)
         if there is None:
             return Request(id, "GONE")
@@ -196,7 +196,7 @@ def _runs(pod: Any) -> bool:
 
 
 def _hopeless(pod: Any) -> str:
-    """Why a pod will never start; empty otherwise."""
+    """Reason why a pod will never start; empty otherwise."""
     for status in pod.status.container_statuses or ():
         if status.state and status.state.running:
             continue
@@ -224,7 +224,7 @@ def _label(there: Mapping[str, Any], name: str) -> str:
 
 
 def _message(error: Any) -> str:
-    """The API's own words."""
+    """Message of the API."""
     try:
         return json.loads(error.body)["message"]
     except (ValueError, KeyError, TypeError):

@@ -58,7 +58,7 @@ def _contexts() -> list[str]:
 
 
 def _file() -> str | None:
-    """The client reads the variable once, when it is imported."""
+    """The kubeconfig's path. The client reads the variable once, when it is imported."""
     return os.environ.get("KUBECONFIG") or None
 
 

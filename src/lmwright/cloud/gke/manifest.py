@@ -35,7 +35,7 @@ GRACE_S = 90
 CONTAINER_RESTARTS = 100
 """Restarts of a slice in all; then the JobSet fails, and its supervisor makes another."""
 ALONE_S = 600
-"""After its end, a JobSet that nobody has deleted is deleted by the cluster."""
+"""Time after its end at which the cluster deletes a JobSet that nobody has deleted."""
 
 
 def job_id(url: str) -> str:

@@ -21,7 +21,7 @@ CAPACITIES = ("spot", "on-demand", "reserved")
 
 
 def cloud_of_gke(target: str, settings: Settings) -> Cloud:
-    """How JobSets are made. Raises UserError."""
+    """Settings by which JobSets are made. Raises UserError."""
     if settings.capacity not in CAPACITIES:
         raise UserError("--guaranteed: GKE knows no such capacity; use --reservation or --spot")
     for pair in settings.secrets:

@@ -33,9 +33,9 @@ FACTS = "kaggle.json"
 LOOK_EVERY_S = 20.0
 LEAST_SESSION_S = 1800.0
 STALE_S = 900.0
-"""After a push, the service may still tell of the session before."""
+"""Time after a push in which the service may still report the session before."""
 FAILURES = 3
-"""Sessions in a row that save nothing new."""
+"""Number of sessions in a row that save nothing new before the job fails."""
 LAST_LINES = 10
 """Lines shown of a log; errors before them were survived."""
 LONGEST_NAME = 50
@@ -71,8 +71,8 @@ def _service() -> Kaggle:
 
 
 def look(spec: Spec, service: Kaggle | None = None) -> None:
-    """Looks after a job once: starts its next session, or sees how the present one stands. Without
-    a service it does so at intervals only. Raises UserError for what a person must mend."""
+    """Looks after a job once: starts its next session, or checks the present one. Without a service
+    it does so at intervals only. Raises UserError for what a person must mend."""
     state = read_state(spec)
     if state["status"] in OVER or (service is None and time.time() < state.get("next", 0)):
         return
@@ -153,7 +153,7 @@ class _Look:
             return self.service.push(Path(folder), int(seconds))
 
     def _see(self) -> None:
-        """Sees how the present session stands."""
+        """Checks how the present session stands."""
         state, number = self.state, self.state["attempt"]
         session = self.service.session(state["kernel"])
         now = "gone" if session is None else session.state
@@ -179,7 +179,7 @@ class _Look:
             self._take(number, result)
 
     def _take(self, number: int, result: State) -> None:
-        """Goes by what a session left."""
+        """Acts on what a session left."""
         state, code = self.state, result["code"]
         gained = result["saved"] > state["saved"]
         state |= {"step": result["step"], "saved": max(result["saved"], state["saved"])}
@@ -196,7 +196,8 @@ class _Look:
             self._lost(f"session {number} saved nothing new")
 
     def _lost(self, error: str) -> None:
-        """A session that brought nothing: the next one tries again, unless nothing can help."""
+        """Handles a session that brought nothing: the next one tries again, unless nothing can
+        help."""
         self.state["failures"] += 1
         self.state["error"] = error
         self._note(error)
@@ -304,7 +305,7 @@ class _Log:
 
 
 def stop(spec: Spec) -> None:
-    """No further session begins; the present one cannot be told."""
+    """Lets no further session begin; the present one cannot be told."""
     (spec.folder / "stop").touch()
     state = read_state(spec)
     if "pushed" not in state:

@@ -30,7 +30,7 @@ DEVICES = "import jax; d = jax.devices(); print(d[0].platform, len(d), d[0].devi
 
 
 class Refusal(Exception):
-    """Why this session cannot train; one sentence with the cure."""
+    """Reason why this session cannot train; one sentence with the cure."""
 
 
 def main(settings: dict) -> int:

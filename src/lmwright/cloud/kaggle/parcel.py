@@ -31,7 +31,7 @@ from lmwright.guard.redact import redact_tree
 from lmwright.storage.bucket import is_bucket
 
 PLACEHOLDER = "/@lmwright@"
-"""Stands for the folder of the session in the run file."""
+"""Placeholder for the folder of the session in the run file."""
 STAGES = ("tokenizer", "pack", "shuffle")
 """Stages of a store that training reads."""
 HUB = "huggingface.co"
@@ -47,12 +47,12 @@ class Archive:
     """Files that travel together."""
 
     kind: str
-    """wheels, code, data, init, adapter or run."""
+    """One of wheels, code, data, init, adapter, run."""
     digest: str
     files: tuple[tuple[Path, str], ...] = ()
     """Files here and their names in the archive; of `wheels` they are downloaded when needed."""
     folder: str = ""
-    """Where the session unpacks it."""
+    """Folder into which the session unpacks it."""
 
     @property
     def slug(self) -> str:
@@ -91,11 +91,11 @@ class Parcel:
     run: str
     """The run file, with the placeholder for the folder of the session."""
     dir: str
-    """Its run directory there."""
+    """Run directory there."""
     secrets: tuple[str, ...]
-    """Names of those that have to be attached to the notebook."""
+    """Names of secrets that have to be attached to the notebook."""
     hosts: tuple[str, ...]
-    """That have to be reached."""
+    """Hosts that have to be reached."""
 
 
 def pack(run: Run, folder: Path) -> Parcel:

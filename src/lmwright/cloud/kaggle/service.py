@@ -47,7 +47,7 @@ class Quota:
     used_s: float
     total_s: float
     refreshed: datetime | None
-    """When the next week begins."""
+    """Start of the next week."""
 
     @property
     def left_s(self) -> float:
@@ -149,7 +149,7 @@ class Kaggle:
         return str(answer.url)
 
     def session(self, kernel: str) -> Session | None:
-        """How the newest session of a kernel stands; None where there is no such kernel."""
+        """Status of the newest session of a kernel; None where there is no such kernel."""
         try:
             with _told(f"kernel {kernel}", absent=(403, 404)):
                 answer = self._api.kernels_status(kernel)
@@ -205,8 +205,8 @@ class Kaggle:
 
 @contextlib.contextmanager
 def _told(thing: str, absent: tuple[int, ...] = ()) -> Iterator[None]:
-    """Around calls of the client: what it raises becomes a UserError, Unreachable, or LookupError
-    where the status says that the thing is not there (to others it is forbidden)."""
+    """Context around calls of the client: an exception becomes a UserError, Unreachable, or
+    LookupError where the status says that the thing is not there (to others it is forbidden)."""
     import requests
 
     try:

@@ -24,7 +24,7 @@ class Host:
     name: str
     """Name as written after `ssh`."""
     address: str = ""
-    """Under which the other hosts reach it; empty where it is found by trying."""
+    """Address under which the other hosts reach it; empty where it is found by trying."""
 
 
 def read_hosts(target: str) -> list[Host]:

@@ -40,7 +40,7 @@ TEND_S = 20.0
 END_S = 5.0
 """Time for agents to end by themselves after their job."""
 CALM_S = 60.0
-"""After which an agent that died before is taken for well."""
+"""Time after which an agent that died before counts as well again."""
 LONGEST_PAUSE_S = 60.0
 
 
@@ -50,7 +50,7 @@ def is_ssh(spec: Spec) -> bool:
 
 
 def facts_of(hosts: Sequence[Host], access: Access) -> str:
-    """ssh.json of a supervisor."""
+    """The facts in ssh.json of a supervisor."""
     named = [{"name": host.name, "address": host.address} for host in hosts]
     return json.dumps({"hosts": named, "ssh": access.ssh, "python": access.python}, indent=1)
 
@@ -314,7 +314,7 @@ def _fetched(spec: Spec) -> dict[str, int]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One look at a time, of all processes of this machine: files are added to."""
+    """Lets one process of this machine look at a time: files are added to."""
     with open(path, "ab") as lock:
         os.chmod(path, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)

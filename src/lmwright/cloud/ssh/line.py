@@ -44,7 +44,7 @@ class Access:
     """How hosts are reached."""
 
     ssh: str = "ssh"
-    """Command, as in `ssh -F FILE`."""
+    """Command that runs ssh, as in `ssh -F FILE`."""
     python: str = "python3"
     """Command of the Python that has lmwright there, for the shell of the host."""
 
@@ -55,7 +55,7 @@ class Access:
         return [*self.words(), *options, "-T", "--", host.name, far]
 
     def words(self) -> list[str]:
-        """The user's ssh."""
+        """The user's ssh command as words."""
         try:
             return shlex.split(self.ssh) or ["ssh"]
         except ValueError as error:
@@ -152,7 +152,7 @@ class Line:
         return Unreachable(f"{self.host.name}: {reason.replace('{host}', self.host.name)}")
 
     def _reason(self, process: subprocess.Popen[bytes]) -> str:
-        """Why a connection has ended, and the cure."""
+        """Reason why a connection has ended, and the cure."""
         try:
             code = process.wait(5)
         except subprocess.TimeoutExpired:
