@@ -13,7 +13,7 @@ VERBS_OF_JOBS = ("train", "eval", "export", "prepare")
 
 
 class WithCommand(click.Command):
-    """Keeps what comes after `--` apart."""
+    """Command that keeps what comes after `--` apart."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)

@@ -47,7 +47,7 @@ def main(folder: str = "quickstart") -> int:
 
 
 def finish(run_file: Path, run_dir: str, console: Console, began: float) -> None:
-    """Sample, export, and what to try next."""
+    """Prints a sample, exports, and prints what to try next."""
     from lmwright.evals.generate import generate_command
     from lmwright.evals.held_out import eval_command
     from lmwright.formats.convert import export_command
@@ -76,7 +76,7 @@ Next, with [bold]source .venv/bin/activate[/]:
 
 
 def write_corpus(folder: Path) -> None:
-    """code.jsonl and docstrings.jsonl, and the same of held-out modules, from the running
+    """Writes code.jsonl and docstrings.jsonl, and their held-out counterparts, from the running
     Python; files that are right already are left alone."""
     rows: dict[str, list[str]] = {}
     for name, text in modules():
@@ -126,7 +126,7 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def write_run_file(path: Path, root: Path) -> None:
-    """The run file of the quickstart, to be read and changed; an edited one is kept."""
+    """Writes the run file of the quickstart, to be read and changed; an edited one is kept."""
     if path.exists():
         return
     sources = "".join(

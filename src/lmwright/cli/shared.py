@@ -30,7 +30,7 @@ def load(path: str, overrides: Sequence[str], *left_out: str) -> Any:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given, so that defaults stay with the function."""
+    """The options that were given on the command line, so that defaults stay with the function."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
@@ -43,7 +43,7 @@ REHEARSE = click.option(
 
 
 def with_word(args: list[str]) -> list[str]:
-    """Arguments in which a bare --rehearse has its word."""
+    """Arguments in which a bare --rehearse is followed by its default word."""
     pairs = zip(args, [*args[1:], ""], strict=True)
     bare = [word == "--rehearse" and after not in ("stop", "go") for word, after in pairs]
     return [f"{word}=stop" if alone else word for word, alone in zip(args, bare, strict=True)]
@@ -57,7 +57,8 @@ class Rehearsed(click.Command):
 
 
 class Dtype(click.Choice):
-    """Types of written weights; of llama.cpp's others it says where they are made."""
+    """Parameter type of written dtypes; for other types of llama.cpp the error says what makes
+    them."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
@@ -70,7 +71,7 @@ class Dtype(click.Choice):
 
 
 class Numbers(click.ParamType):
-    """Numbers with commas between, each from `low` to `high`."""
+    """Parameter type of comma-separated numbers, each from `low` to `high`."""
 
     name = "numbers"
 
