@@ -12,7 +12,7 @@ from lmwright.hardware.devices import GPUS
 from lmwright.storage.bucket import is_bucket
 
 ONLY_TRAINED = ("train", "vocab_size", "special_tokens", "sample_bytes")
-"""Fields that say how a tokenizer is trained, without effect on one that is imported."""
+"""Fields that set how a tokenizer is trained, without effect on an imported one."""
 EARLIER_VOCAB_SIZE = 8192
 """Ids of a trained tokenizer where neither it nor a model says how many."""
 SCALED_TOGETHER = 64  # values of a block's input with one scale, in `core.saves`

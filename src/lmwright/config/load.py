@@ -44,13 +44,13 @@ class RunFiles:
 
     kinds: Kinds
     presets: Mapping[str, Mapping[str, Callable[[], Any]]]
-    """By section, then by name."""
+    """Presets by section, then by name."""
     recipes: Mapping[str, Callable[[], Layer]]
     dial: Callable[..., Layer]
-    """A part of a run from `depth` and the sizes of `DIALED`."""
+    """Function that makes a part of a run from `depth` and the sizes of `DIALED`."""
     origin: Callable[[str, Any, str | None], Mapping[tuple[str, ...], Layer]]
-    """{section: fields} that follow from train.init_from, the run's dir, and the kind of model that
-    it is to become."""
+    """Function that returns {section: fields} that follow from train.init_from, the run's dir, and
+    the kind of model that it is to become."""
     epoch_rows: EpochRows
     sources: Mapping[str, Layer] = field(default_factory=dict)
     """Fields of ready sources of data, by name."""

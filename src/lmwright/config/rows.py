@@ -4,7 +4,7 @@ LABELED, RELATED, TAGGED, ANSWERED = "labeled", "related", "tagged", "answered"
 ANY_LABELS = "texts with any number of labels"
 SCORED_PAIRS = "pairs of texts with a number"
 HAVE_LABELS = ("labeled texts", "texts with a number", ANY_LABELS, SCORED_PAIRS)
-"""What an objective learns from rows of that kind (`Objective.learns_from`)."""
+"""Words for what an objective learns from such rows (`Objective.learns_from`)."""
 RELATED_TEXTS = "related texts"
 """What a store of related rows holds, and an objective learns from."""
 TAGGED_WORDS = "tagged words"

@@ -57,7 +57,8 @@ class Source:
         "text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt", "preference",
         "rated", "tagged", "answered",
     ] = "text"  # fmt: skip
-    """A text, one with its label or what belongs to it, or an example (docs/conversations.md)."""
+    """Kind of row: text, text with a label or what belongs to it, or example
+    (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Source:
     meta_columns: tuple[str, ...] = ()
     """Columns kept beside the text, as JSON."""
     documents: Literal["file", "line", "paragraph"] = "file"
-    """What one document is in a `.txt` file; a paragraph ends at an empty line."""
+    """Unit that is one document in a `.txt` file; a paragraph ends at an empty line."""
     weight: Positive | None = None
     """Share in the mixture relative to the other weighted sources; its own size if unset."""
     min_tokens: PositiveInt | None = None
@@ -79,9 +80,9 @@ class Source:
     max_tokens: PositiveInt | None = None
     """Longer documents are left out."""
     sample_tokens: PositiveInt | None = None
-    """Reads shards in a drawn order until they have so many tokens; all of it if unset."""
+    """Tokens until which shards are read, in a random order; all of it if unset."""
     sample_seed: NonNegativeInt = 0
-    """Draws the order of `sample_tokens`."""
+    """Seed of the order of `sample_tokens`."""
     use: Literal["train", "eval"] = "train"
     """`eval` keeps the whole source out of training."""
     split: str = "train"
@@ -97,7 +98,7 @@ class Tokenizer:
     path: Place[str | None] = None
     """tokenizer.json or its folder, vocab.json folder, tokenizer.model, .tiktoken or hf://owner/name."""
     train: Literal["bpe", "unigram"] = "bpe"
-    """What is trained when no path is given."""
+    """Kind of tokenizer that is trained when no path is given."""
     vocab_size: Free[PositiveInt | None] = None
     """Tokens of a trained vocabulary, special ones too; if unset what model and text support."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
@@ -105,7 +106,7 @@ class Tokenizer:
     chat_template: str | None = None
     """Jinja chat template stored with the tokenizer."""
     sample_bytes: PositiveInt = 50_000_000
-    """At most this much text is used for training, spread evenly over all parts."""
+    """Most text used for training, spread evenly over all parts."""
 
 
 @section
@@ -117,7 +118,7 @@ class Normalize:
     dedup: Literal["none", "exact"] = "none"
     """`exact` keeps the first document of equal content."""
     max_bad_fraction: Fraction = 0.01
-    """More bad rows than this stop the stage; fewer are quarantined and counted."""
+    """Fraction of bad rows above which the stage stops; fewer are quarantined and counted."""
 
 
 @section
@@ -137,17 +138,17 @@ class Chat:
     """Fine-tuning examples: how conversations are rendered, and which tokens are learned."""
 
     template: str = "tokenizer"
-    """The tokenizer's own; or alpaca, chatml, gemma, llama2, llama3, qwen3, zephyr; or a Jinja
-    file; or `none`: prompt and completion one after the other."""
+    """Chat template: the tokenizer's own; alpaca, chatml, gemma, llama2, llama3, qwen3 or zephyr; a
+    Jinja file; or `none`: prompt and completion one after the other."""
     train_on: Literal["all", "last"] = "all"
     """Turns of the assistant that are learned."""
     too_long: Literal["drop", "cut-left", "cut-right"] = "drop"
-    """What becomes of an example longer than a row; `cut-left` keeps its end."""
+    """Treatment of an example longer than a row; `cut-left` keeps its end."""
     special_text: Literal["refuse", "parse"] = "refuse"
-    """What to do with an example whose text contains a special token or a turn marker: `refuse`
+    """Treatment of an example whose text contains a special token or a turn marker: `refuse`
     quarantines it, `parse` reads the marker as one."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")] | None = None
-    """Today, as in "2025-01-31", for templates that ask; without one they find no clock."""
+    """Date that templates see as today, as in "2025-01-31"; without one they find no clock."""
 
 
 @section
