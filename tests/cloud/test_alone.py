@@ -62,7 +62,7 @@ def test_a_slice_is_deleted_by_what_its_host_knows(place, tpu):
 def test_a_host_without_a_job_deletes_its_slice(place, tpu, capsys):
     Bucket(place.url).remove("job.json")
     asyncio.run(host.main())
-    assert tpu.resources == {} and "is no job any more" in capsys.readouterr().out
+    assert tpu.resources == {} and "is no longer a job" in capsys.readouterr().out
 
 
 def test_a_host_without_its_secret_deletes_its_slice(place, spec, tpu, monkeypatch):

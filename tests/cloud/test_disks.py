@@ -283,7 +283,7 @@ def test_disks_are_mounted_read_only_once(compute, host, device, capsys):
 def test_a_disk_that_cannot_be_mounted_fails_the_job(compute, host, url):
     host("projects/p/zones/us-central2-b/disks/wiki")
     state = json.loads(Bucket(f"{url}/jobs/j").read("state.json")[0])
-    assert state["status"] == "failed" and "disk wiki: no device of it is there" in state["error"]
+    assert state["status"] == "failed" and "disk wiki: its device is not there" in state["error"]
     compute.folder("wiki").mkdir(parents=True)
     (compute.home / "dev/by-id/google-wiki").symlink_to(compute.folder("wiki"))
     with pytest.raises(UserError, match=r"mount .*unknown filesystem"):

@@ -167,7 +167,7 @@ def test_what_is_refused(run, exported, tmp_path, capsys):
     with pytest.raises(UserError, match=r"has the label 'late', which is not one of"):
         prepare(data, SEQ_LEN, labels=AnyOf(("animal", "long", "part 1", "part 2")))
     many = AnyOf((*LABELS, *(f"more {i}" for i in range(400))))
-    with pytest.raises(UserError, match=r"tokens, and 421 classes need 27 to be kept beside"):
+    with pytest.raises(UserError, match=r"tokens, and 421 classes need 27 to be stored"):
         prepare(data, SEQ_LEN, labels=many)
     (tmp_path / "t.txt").write_text("a\n")
     other = replace(run, dir=str(tmp_path / "one"), objective=Classify(labels=("a", "b")))

@@ -173,7 +173,7 @@ def test_what_is_refused():
     said = {"kind": "classify", "labels": ["yes"]}
     with pytest.raises(UserError, match="labels"):
         validate(Classify, said, "objective.")
-    with pytest.raises(UserError, match="'a' is there twice"):
+    with pytest.raises(UserError, match="'a' occurs twice"):
         Classify(labels=("a", "b", "a"))
     with pytest.raises(UserError, match="' b' is empty or has blanks"):
         Classify(labels=("a", " b"))

@@ -248,7 +248,7 @@ def test_the_work_has_no_head_over_the_vocabulary():
 def test_what_is_refused():
     with pytest.raises(UserError, match=r"objective\.matryoshka_dims: 32 is more than model.embed"):
         Embed(matryoshka_dims=(32, 8)).spec(MODEL)
-    with pytest.raises(UserError, match="one is there twice"):
+    with pytest.raises(UserError, match="a number occurs twice"):
         Embed(matryoshka_dims=(8, 8))
     with pytest.raises(UserError, match="1 weights for 2 matryoshka_dims"):
         Embed(matryoshka_dims=(8, 4), matryoshka_weights=(1.0,))

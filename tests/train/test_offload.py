@@ -142,7 +142,7 @@ def test_a_step_that_is_skipped_leaves_moments_on_the_host():
             {"mlp_chunk_tokens": 8, "remat": "block", "offload": "products"},
             "has no effect with train.offload = 'products'",
         ),
-        ({"block_inputs": "int8"}, "takes nothing off the peak with train.remat = 'none'"),
+        ({"block_inputs": "int8"}, "does not lower the peak with train.remat = 'none'"),
         ({"block_inputs": "int12", "remat": "block"}, "do not divide model.embed_dim = 32"),
     ],
 )

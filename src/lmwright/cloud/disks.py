@@ -42,7 +42,7 @@ def find_device(name: str, number: int, within_s: float = DEVICE_S) -> Path:
             if path.exists():
                 return path
         if time.monotonic() > end:
-            raise UserError(f"disk {name}: no device of it is there; look whether it is attached")
+            raise UserError(f"disk {name}: its device is not there; check that it is attached")
         time.sleep(1.0)
 
 

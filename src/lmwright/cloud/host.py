@@ -171,7 +171,7 @@ def _spec(bucket: Bucket, incarnation: str) -> tuple[Spec, Offer]:
     """The job, and the offer that this slice was asked for with. Raises Ended where it is gone."""
     there, slices = bucket.read("job.json"), bucket.read(MADE)
     if there is None or slices is None:
-        raise Ended(f"{bucket.url} is no job any more")
+        raise Ended(f"{bucket.url} is no longer a job")
     spec = parse_spec(there[0])
     made = {entry["id"]: entry["offer"] for entry in json.loads(slices[0])["made"]}
     if incarnation not in made:

@@ -190,7 +190,7 @@ def _check_block_inputs(run: Run) -> None:
         return
     if run.train.remat == "none":
         raise UserError(
-            f"train.block_inputs: {kept!r} takes nothing off the peak with train.remat = 'none', "
+            f"train.block_inputs: {kept!r} does not lower the peak with train.remat = 'none', "
             "which keeps what blocks compute beside their inputs; use train.remat = 'block'"
         )
     if embed_dim % SCALED_TOGETHER:

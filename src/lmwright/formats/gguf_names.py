@@ -241,7 +241,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
             )
     kind = rope.get("rope_type", "default")
     if kind != "default" and not arch.scales:
-        raise UserError(f"{where}: llama.cpp's {name} has no rope scaling, as {kind!r} is")
+        raise UserError(f"{where}: llama.cpp's {name} has no rope scaling such as {kind!r}")
     if kind in ("linear", "yarn"):
         meta["rope.scaling.type"] = kind
         meta["rope.scaling.factor"] = float(rope["factor"])

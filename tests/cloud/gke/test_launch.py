@@ -108,7 +108,7 @@ def test_a_dry_run_is_a_manifest_and_makes_nothing(run, gke, tmp_path, capsys):
         (["--guaranteed"], None, "GKE knows no such capacity"),
         (["--secret", "T=mine"], None, "T=...: write VARIABLE=SECRET/KEY"),
         (["--secret", f"T={SECRET}/k"], None, "not the secret itself"),
-        (["--label", "x"], None, "--label: 'x' is none of Kubernetes"),
+        (["--label", "x"], None, "--label: 'x' is no Kubernetes label"),
         (["--name", "n" * 40], None, "too long for the names of pods; use at most 36"),
         (["dir=here"], None, "dir: here: the hosts of a slice cannot see it"),
         ([], ("has_job_sets", False), "it has no JobSets; have them installed: https://jobset"),

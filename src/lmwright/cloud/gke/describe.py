@@ -73,4 +73,4 @@ def shell(
     try:
         return run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
-        raise UserError("kubectl is not installed, by which pods are reached") from None
+        raise UserError("kubectl, which reaches the pods, is not installed") from None

@@ -33,7 +33,7 @@ def cloud_of_gke(target: str, settings: Settings) -> Cloud:
             )
     for label in settings.labels:
         if not LABEL.fullmatch(label):
-            raise UserError(f"--label: {label!r} is none of Kubernetes; write it as in team=nlp")
+            raise UserError(f"--label: {label!r} is no Kubernetes label; write it as in team=nlp")
     for option, name in (("--namespace", settings.namespace), ("--queue", settings.queue)):
         if name and not NAME.fullmatch(name):
             raise UserError(f"{option}: {name!r} cannot be a name in Kubernetes; correct it")

@@ -45,7 +45,7 @@ class SetColumn(Labels):
         if tokens < needed:
             raise UserError(
                 f"{visible(self.source, lines=False)}: {visible(id_, lines=False)} has {tokens} "
-                f"tokens, and {len(classes)} classes need {needed} to be kept beside; leave the "
+                f"tokens, and {len(classes)} classes need {needed} to be stored; leave the "
                 "row out"
             )
         self.seen.update(classes[number] for number in numbers)
