@@ -55,7 +55,7 @@ class Work:
     estimated from."""
 
     spec: Tree
-    """Its weights as Params; each matrix is one matmul of a token."""
+    """Weights of the model as Params; each matrix is one matmul of a token."""
     seq_len: int
     """Tokens in a row."""
     num_layers: int
@@ -161,7 +161,7 @@ class HfModel(Model, Protocol):
 
     @property
     def hf(self) -> Any:
-        """Its table of names (`models.hf`)."""
+        """Table of the family's names (`models.hf`)."""
 
 
 class CachedModel(Model, Protocol):
@@ -195,7 +195,7 @@ class Objective(Protocol):
 
     @property
     def kind(self) -> str:
-        """Its name in a run file."""
+        """Name of the objective in a run file."""
 
     learns_from: ClassVar[str] = "texts"
     """The kind of rows that a store must hold for it (`TokenStore.holds`)."""

@@ -28,7 +28,7 @@ Packed = tuple[Array, ...]
 
 
 class Format:
-    """How block inputs [B, T, D] are kept; D is a multiple of `GROUP`."""
+    """Format in which block inputs [B, T, D] are kept; D is a multiple of `GROUP`."""
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
         """Bits per value, scales included."""
@@ -77,7 +77,7 @@ class Format:
 @partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=("tree", "at", "dtype"))
 @dataclass(frozen=True)
 class _Places:
-    """Where the unpacked array goes among what a backward pass reads."""
+    """Positions of the unpacked array among what a backward pass reads."""
 
     tree: Any
     at: tuple[int, ...]
