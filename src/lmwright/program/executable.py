@@ -143,7 +143,8 @@ class Ready:
     by_plan: bool
     """True if `plan` had compiled it."""
     reason: str = ""
-    """Why it was compiled although `plan` had kept one for this run; empty where it had not."""
+    """Reason why it was compiled although `plan` had kept one for this run; empty where it had
+    not."""
 
 
 def takes(compiled: jax.stages.Compiled, state: Tree) -> bool:

@@ -27,7 +27,7 @@ class Made:
     """Description of one compiled step."""
 
     program: str
-    """Its fingerprint."""
+    """Fingerprint of the program."""
     devices: list
     """[id, kind, place on the torus, core] of each, in the mesh's order."""
     options: dict[str, str]
@@ -81,8 +81,8 @@ class Made:
 
 
 def difference(here: Made, kept: Iterable[Made]) -> str:
-    """In what the newest kept step of this run differs from the one that is wanted here, in
-    words; empty where none was kept for such devices."""
+    """Differences of the newest kept step of this run from the one that is wanted here, in words;
+    empty where none was kept for such devices."""
     same = [made for made in kept if made.run == here.run and made.is_tpu == here.is_tpu]
     if not same or not here.run:
         return ""

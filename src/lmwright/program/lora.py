@@ -263,7 +263,7 @@ def stored(run: Run, w: Tree) -> Tree:
 
 
 def storages(run: Run) -> dict[str, Storage]:
-    """How each weight of the base is kept: integers hold the matrices of the layers."""
+    """Storage of each weight of the base: integers hold the matrices of the layers."""
     return {path: storage for path, _, storage in _storages(run)}
 
 

@@ -22,9 +22,9 @@ class Adapter:
     data: Free[Place[str | None]] = None
     """Folder of its prepared data; that of `data.dir` if unset."""
     rows: Free[PositiveInt | None] = None
-    """Its rows of each step; an equal share of `train.global_batch_size` if unset."""
+    """Rows of each of its steps; an equal share of `train.global_batch_size` if unset."""
     steps: Free[PositiveInt | None] = None
-    """Its optimizer steps; `train.steps` if unset."""
+    """Number of its optimizer steps; `train.steps` if unset."""
     learning_rate: Positive | None = None
     """Highest rate; that of `optim` if unset."""
     schedule: Schedule | None = None
@@ -48,8 +48,8 @@ class LowRank:
 
     kind: Literal["lora"] = "lora"
     base: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
-    """How the frozen weights are stored; int8 and int4 (QLoRA) hold the matrices of the layers,
-    the rest is bf16."""
+    """Storage of the frozen weights; int8 and int4 (QLoRA) hold the matrices of the layers, the
+    rest is bf16."""
     targets: tuple[str, ...] = ("all",)
     """`attention`, `mlp`, `experts`, `all` (every matrix of the layers), or names such as
     `q_proj` or `layers.q`."""

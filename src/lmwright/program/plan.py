@@ -146,7 +146,7 @@ def refuse_chunks(plan: Plan) -> None:
 
 
 def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:
-    """How the run's model is evaluated on a platform."""
+    """Compute settings of the run's model on a platform."""
     kernels = select.kernels_for(platform, num_devices, device_kind)
     return Compute(
         precision=run.train.precision,

@@ -30,7 +30,7 @@ class Trainee:
 
     name: str
     spec: Tree
-    """Its weights as Params."""
+    """Weights of the trainee as Params."""
     optim: Any
     data: str
     """Folder of the prepared data."""
@@ -50,7 +50,7 @@ class Frozen:
 
     weights: Tree
     path: str = ""
-    """Where they came from; empty for weights made from the run's seed."""
+    """Path they came from; empty for weights made from the run's seed."""
     hash: str = ""
     read: Callable[[], Tree] | None = None
     """Rereads the original weights from disk as float32 host arrays; None for a run's own."""
