@@ -71,7 +71,7 @@ class CompiledStep:
 
     @property
     def reason(self) -> str:
-        """Why it was compiled although `plan` had; empty where it had not."""
+        """Reason why it was compiled although `plan` had; empty where it had not."""
         return self.ready.reason
 
     @property

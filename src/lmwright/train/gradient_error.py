@@ -40,7 +40,7 @@ Sums = Counter[tuple[str, str]]
 
 @dataclass(frozen=True)
 class GradientError:
-    """How far the gradients of a run are from exact ones, on some of its rows."""
+    """Distance of a run's gradients from exact ones, on some of its rows."""
 
     setting: str
     """The choice that changes them, as in `train.block_inputs = int8`."""

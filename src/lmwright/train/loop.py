@@ -45,7 +45,7 @@ ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total l
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session ended: the step reached, and the exit code (0 when the run is done)."""
+    """End of a session: the step reached, and the exit code (0 when the run is done)."""
 
     step: int
     exit_code: int

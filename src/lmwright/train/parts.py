@@ -27,7 +27,7 @@ class Step(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it was compiled although `plan` had; empty where it had not."""
+        """Reason why it was compiled although `plan` had; empty where it had not."""
 
     def __call__(self, state: Tree, k: int) -> tuple[Batch, Tree, Values]:
         """Batch `k`, and the state and the values of the step that reads it."""
@@ -131,7 +131,7 @@ class Profiler(Protocol):
     """Profiles some of the steps."""
 
     def before(self, step: int, state: object) -> None:
-        """To be called before each step with the state that it takes; the first of a run is 1."""
+        """Called before each step with the state that it takes; the first of a run is 1."""
 
     def after(self, step: int, values: object) -> None:
-        """To be called with what the step gave."""
+        """Called with what the step gave."""

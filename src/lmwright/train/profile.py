@@ -21,7 +21,7 @@ class Profiler:
         self._stop()
 
     def before(self, step: int, state: object) -> None:
-        """To be called before each step with the state that it takes; the first of a run is 1."""
+        """Called before each step with the state that it takes; the first of a run is 1."""
         if self._wanted and not self._running and self._first <= step <= self._last:
             jax.block_until_ready(state)  # so that the step before is no part of it
             options = jax.profiler.ProfileOptions()
@@ -30,7 +30,7 @@ class Profiler:
             self._running = True
 
     def after(self, step: int, values: object) -> None:
-        """To be called with what the step gave, which is waited for after the last."""
+        """Called with what the step gave, which is waited for after the last."""
         if self._running and step >= self._last:
             jax.block_until_ready(values)
             self._stop()

@@ -51,7 +51,7 @@ class RunFolder:
     """A run directory that this process may write."""
 
     path: Path
-    """Its place on this machine."""
+    """Path on this machine."""
     mirror: Mirror | None = None
     """Mirror of a run directory in a bucket; None for one on this machine alone."""
     claim: Claim | None = None
