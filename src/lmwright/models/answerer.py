@@ -31,7 +31,7 @@ class Answerer(OverTokens):
 
     @property
     def hf(self) -> AnswererHf:
-        """Its table of Hugging Face names."""
+        """Table of Hugging Face names of the model."""
         return AnswererHf(self)
 
     @property

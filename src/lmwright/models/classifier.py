@@ -42,7 +42,7 @@ class Classifier(OverEncoder):
 
     @property
     def hf(self) -> ClassifierHf:
-        """Its table of Hugging Face names."""
+        """Table of Hugging Face names of the model."""
         return ClassifierHf(self)
 
     def spec(self) -> Tree:

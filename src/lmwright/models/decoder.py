@@ -106,7 +106,7 @@ class Decoder(BlockFields):
 
     @property
     def heads_text(self) -> str:
-        """Its heads in words."""
+        """The model's heads in words."""
         return f"{self.num_heads} query and {self.num_kv_heads} kv heads of {self.head_dim}"
 
     @property

@@ -39,7 +39,7 @@ class Detector(OverEncoder):
 
     @property
     def hf(self) -> DetectorHf:
-        """Its table of Hugging Face names."""
+        """Table of Hugging Face names of the model."""
         return DetectorHf(self)
 
     def spec(self) -> Tree:

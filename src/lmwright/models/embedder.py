@@ -42,7 +42,7 @@ class Embedder(OverEncoder):
 
     @property
     def hf(self) -> EmbedderHf:
-        """Its table of Hugging Face names."""
+        """Table of Hugging Face names of the model."""
         return EmbedderHf(self)
 
     def without_head(self, w: Tree) -> Tree:

@@ -34,7 +34,7 @@ class Attend:
     mlp_chunk_tokens: int | None = None
     """Tokens of a row that an mlp takes at a time; all if unset."""
     state: Tree | None = None
-    """What the layer has carried here from the tokens before; None for whole rows."""
+    """State that the layer has carried from the tokens before; None for whole rows."""
     put: Callable[[Tree], None] | None = None
     """Takes the state after these tokens."""
 

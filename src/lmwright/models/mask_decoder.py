@@ -41,7 +41,7 @@ class MaskDecoder(OverEncoder):
 
     @property
     def hf(self) -> MaskDecoderHf:
-        """Its table of Hugging Face names."""
+        """Table of Hugging Face names of the model."""
         return MaskDecoderHf(self)
 
     def spec(self) -> Tree:

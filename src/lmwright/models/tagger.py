@@ -24,7 +24,7 @@ class Tagger(OverTokens):
 
     @property
     def hf(self) -> TaggerHf:
-        """Its table of Hugging Face names."""
+        """Table of Hugging Face names of the model."""
         return TaggerHf(self)
 
     @property

@@ -96,7 +96,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
-    """Where a config.json's model is among the tensors, if not under its own names alone."""
+    """Location of a config.json's model among the tensors; None if these have its own names
+    alone."""
     name = architecture_of(config)
     if (part := TEXT_PARTS.get(name) or OTHER_NAMES.get(name)) and MASK_DECODER in config:
         return replace(part, others={k: v for k, v in part.others.items() if k != POSITIONS})
