@@ -118,8 +118,8 @@ class Answer(Objective):
 
 
 def over_documents(logits: Array, segment_ids: Array) -> tuple[Array, Array]:
-    """Over each document, the largest logit and the log of the sum of exponentials: float32 [B, T,
-    K] by token, and by document of a row, 0 for those that are not there; logits are [B, T, K]."""
+    """Largest logit, and log of the sum of exponentials, over each document: float32 [B, T, K] by
+    token, and by document of a row, 0 for those that are not there; logits are [B, T, K]."""
     t = segment_ids.shape[1]
     ids = jnp.where(segment_ids > 0, segment_ids - 1, t)  # in order: padding is behind
     largest = lambda row, at: jax.ops.segment_max(row, at, t + 1, indices_are_sorted=True)  # noqa: E731

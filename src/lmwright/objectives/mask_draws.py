@@ -45,7 +45,7 @@ class Masks(NamedTuple):
     masked: Array
     """bool [B, T]."""
     weights: Array
-    """Their weights in the loss, float32 [B, T]; zeros for others."""
+    """Weights of the masked tokens in the loss, float32 [B, T]; zeros for others."""
 
 
 def parts_of(numbers: Array, count: int, shift: Array) -> Array:
