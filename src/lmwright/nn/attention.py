@@ -19,7 +19,7 @@ class Scoring(NamedTuple):
     window: int | None = None
     """Tokens that a query sees, itself included; None for all before it."""
     soft_cap: float | None = None
-    """With a soft cap c, scores s become c tanh(s / c) (https://arxiv.org/abs/2408.00118)."""
+    """Bound c of the scores: s becomes c tanh(s / c) (https://arxiv.org/abs/2408.00118)."""
 
     def capped(self, scores: Array) -> Array:
         """Scores after the soft cap."""

@@ -71,7 +71,7 @@ def _local(
     x: Array, experts: Array, shares: Array, real: Array, w: Experts,
     *, dispatch: Dispatch, ways: int, tensor: int,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """On one device of `ways` along expert and `tensor` along tensor: its own tokens and
+    """One device's part, of `ways` along expert and `tensor` along tensor: its own tokens and
     experts, an even part of the experts' width."""
     if not jax.sharding.get_abstract_mesh().empty and jax.sharding.get_abstract_mesh().size > 1:
         w = {name: _gathered(a, 1 if name != "down" else 2, x.dtype) for name, a in w.items()}

@@ -69,7 +69,7 @@ class YarnRope:
     attention_factor: Positive | None = None
     """Factor on the length of q and k; 0.1 log(factor) + 1 if unset."""
     mscale: Positive | None = None
-    """With `mscale_all_dim`: weights of the logarithm above and below the line."""
+    """Weight of the logarithm in the factor's numerator; `mscale_all_dim` is the denominator's."""
     mscale_all_dim: Positive | None = None
 
 
