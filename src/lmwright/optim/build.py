@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import optax
 
 RULES: Mapping[str, Rule] = Registry(__package__, {kind: kind.replace("-", "_") for kind in KINDS})
-"""The module of each kind has its name."""
+"""Modules of the optimizers; each has the name of its kind."""
 
 Rate = Callable[[ArrayLike], Array]
 

@@ -131,9 +131,9 @@ class Group:
     """Weights that learn at a different rate."""
 
     weights: str
-    """Pattern of their names, as `embed`, `layers.*norm` or `layers.[qkvo]`."""
+    """Pattern of the names of weights, as `embed`, `layers.*norm` or `layers.[qkvo]`."""
     rate: NonNegative
-    """What the learning rate is multiplied by; 0 keeps them as they are."""
+    """Factor on the learning rate; 0 keeps the weights as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ class Adafactor(Common):
 
     kind: Literal["adafactor"] = "adafactor"
     decay_exponent: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """The second moment at step t forgets with 1 - t**-decay_exponent."""
+    """Exponent of the second moment's decay: at step t it forgets with 1 - t**-decay_exponent."""
     eps: Positive = 1e-30
-    """Added to squared gradients."""
+    """Number added to squared gradients."""
     update_rms: Positive = 1.0
-    """An update with a greater root mean square is scaled down to it, matrix by matrix."""
+    """Root mean square to which a greater update is scaled down, matrix by matrix."""
     step_size: Literal["relative", "absolute"] = "relative"
     """`relative` multiplies the rate by the root mean square of the weight."""
     min_weight_rms: Positive = 1e-3
@@ -59,7 +59,7 @@ class Muon(Common):
     newton_schulz_steps: Annotated[int, Field(gt=0, le=20)] = 5
     """Iterations that orthogonalize."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Operands of those matmuls; a TPU rounds fp32 operands to bf16 by itself."""
+    """Precision of the operands of those matmuls; a TPU rounds fp32 operands to bf16 by itself."""
     scale: Literal["rms", "width"] = "rms"
     """`rms` gives updates the size of AdamW's (0.2 * sqrt(max(fan-in, fan-out))), so that one
     rate serves all weights; `width` is the original sqrt(max(1, fan-out / fan-in))."""
