@@ -39,7 +39,7 @@ class Kept:
     drop: np.ndarray
     """Rows to leave out, ascending; int64 [dropped]."""
     counts: dict[str, Any]
-    """What the first pass counted."""
+    """Counts of the first pass."""
 
 
 def drop_duplicates(

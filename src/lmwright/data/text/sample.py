@@ -36,7 +36,7 @@ def is_sampled(data: Data) -> bool:
 
 
 def counting_of(data: Data, folder: Path) -> Counting | None:
-    """How tokens are counted, by the tokenizer stage; None if no sample is asked for."""
+    """Settings for counting tokens, by the tokenizer stage; None if no sample is asked for."""
     if not is_sampled(data):
         return None
     if data.tokenizer.path is None:

@@ -52,7 +52,7 @@ class SetColumn(Labels):
         return set_bits(numbers, tokens)
 
     def counts(self) -> dict[str, Any]:
-        """How many texts were cut, and how many have each class."""
+        """Counts of the texts that were cut, and of the texts with each class."""
         return {"cut": self.cut, "classes": dict(self.seen)}
 
 

@@ -41,8 +41,8 @@ class Words(NamedTuple):
 
 
 def words_as_tokens(tokenizer: TextTokenizer, words: Sequence[str], room: int) -> Words:
-    """At most `room` tokens of the words, those of whole words. A word in which no token begins,
-    since it shares one with the word before it, is not there."""
+    """The tokens of the words, at most `room` and of whole words. A word is missing if no token
+    begins in it, since it shares one with the word before it."""
     encoding = tokenizer.plain.encode(" ".join(words), add_special_tokens=False)
     ids = np.array(encoding.ids, np.uint32)
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -93,7 +93,7 @@ class TagColumn:
         return ids, beside
 
     def counts(self) -> dict[str, Any]:
-        """How many texts were cut, the words without a tag for that or for sharing a token, and how
-        many words have each tag."""
+        """Counts of the texts that were cut, of words without a tag for that or for sharing a
+        token, and of the words with each tag."""
         names = {self.tags.labels[number]: count for number, count in self.seen.items()}
         return {"cut": self.cut, "words_left_out": self.lost, "classes": names}
