@@ -41,13 +41,13 @@ class Advice:
     changes_training: bool = False
     """True if another optimizer is part of the change."""
     harm: str = ""
-    """How the change affects training: identical, identical but slower, different."""
+    """Effect of the change on training: identical, identical but slower, different."""
     on: str | None = None
     """The machine to try, where it is another one."""
     step_s: float | None = None
     """Seconds of a step with that change, by the analytic model."""
     gain: float | None = None
-    """How many times as fast the step is with it."""
+    """Speedup of the step with it."""
     close: bool = False
     """True if the error of the analytic model could make it too large."""
 

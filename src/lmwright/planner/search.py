@@ -158,7 +158,7 @@ class Search:
         return [*lines, "", "to run the best:", "  " + " ".join(best.candidate.overrides)]
 
     def reason(self, entry: Entry, best: Entry) -> str:
-        """Why an entry is not the best."""
+        """Reason why an entry is not the best."""
         if entry.failure:
             return entry.failure
         if not entry.fits:

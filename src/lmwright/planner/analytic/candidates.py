@@ -75,7 +75,7 @@ class Candidate:
 
     @property
     def harm_text(self) -> str:
-        """How the change affects training, in words."""
+        """Effect of the change on training, in words."""
         if self.changes_training:
             return "trains differently"
         if self.harm:

@@ -57,7 +57,7 @@ CYCLES: dict[str, dict[int, tuple[LongCycles, LongCycles]]] = {
         256: (LongCycles(3.28, 3.91, 291, 158), LongCycles(4.31, 4.54, 845, 1057)),
     },
 }
-"""By generation and head size: forward and backward."""
+"""Cycles, forward and backward, by generation and head size."""
 
 BANDS: dict[str, dict[int, tuple[float, float]]] = {
     "v4": {64: (7.39, 10.69), 128: (8.29, 11.83), 256: (11.1, 20.09)},
