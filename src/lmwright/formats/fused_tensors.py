@@ -9,7 +9,7 @@ from lmwright.errors import UserError
 from lmwright.formats.safetensors import Tensors, described
 
 Parts = Mapping[str, tuple[tuple[str, int], ...]]
-"""By the ending of a fused tensor's name: the endings and the rows of its parts, in order."""
+"""Parts of a fused tensor by the ending of its name: their endings and rows, in order."""
 
 
 class FusedTensors(Tensors):

@@ -76,7 +76,7 @@ class Source:
     model: HfModel
     """The model that its own configuration describes."""
     load: Callable[[], Tree]
-    """Its weights in our tree."""
+    """Function that loads its weights as our tree."""
     adapter: Path | None = None
     """A PEFT folder that was merged into what lies at `path`; `model` and `load` are the result."""
 
