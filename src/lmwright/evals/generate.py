@@ -51,7 +51,7 @@ class Generation:
     text: str
     """The continuation alone."""
     tokens: tuple[int, ...]
-    """Its ids, without the id that ends a text."""
+    """Ids of the continuation, without the id that ends a text."""
     prompt_tokens: int
     finish: Literal["end", "stop", "length", "context"]
     """Reason why the text ended: the model ended it; a stop string; max_new_tokens; the context was
@@ -140,8 +140,8 @@ def _compute_for(
 
 
 def _filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
-    """How masks are filled in; None for a model that fills in none. Raises UserError for settings
-    that do not fit it."""
+    """Settings by which masks are filled in; None for a model that fills in none. Raises UserError
+    for settings that do not fit it."""
     if model.fills_masks:
         filling = filling or Filling()
         filling.check(settings)

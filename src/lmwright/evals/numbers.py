@@ -13,7 +13,7 @@ from lmwright.evals.tables import of_source, print_table, table_of
 
 @dataclass(frozen=True)
 class Fit:
-    """How well numbers fit, as scipy and scikit-learn define it."""
+    """Errors and correlations of numbers, as scipy and scikit-learn define them."""
 
     mse: float
     """Mean squared error."""
