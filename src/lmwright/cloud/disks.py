@@ -20,7 +20,7 @@ from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
 MARK = ".lmwright-disk.json"
-"""On a disk that lmwright has filled: its name, and which store it holds."""
+"""File on a disk that lmwright has filled: its name, and which store it holds."""
 LABEL_LETTERS = 16  # of an ext4 file system
 DEVICE_S = 120.0
 

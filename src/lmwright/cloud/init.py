@@ -28,7 +28,7 @@ class Setup:
     project: str
     zone: str
     bucket: str
-    """Its address, gs://NAME."""
+    """Address of the bucket, gs://NAME."""
 
     @property
     def account(self) -> str:

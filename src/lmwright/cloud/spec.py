@@ -79,7 +79,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Gke:
-    """Where and how the pods of a job are made."""
+    """Settings by which the pods of a job are made."""
 
     context: str
     """Context of the kubeconfig, as in gke_PROJECT_ZONE_CLUSTER."""
@@ -96,7 +96,7 @@ class Gke:
 
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
-    """How slices are made, and how much of them may be used."""
+    """Settings by which slices are made, and limits on their use."""
 
     project: str = ""
     """Project; empty on Kubernetes."""

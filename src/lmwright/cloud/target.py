@@ -65,7 +65,8 @@ class Settings:
     image: str = "python:3.12-slim"
     """Image of their containers; it needs a python3 and glibc, all else is brought along."""
     pod_account: str = ""
-    """Their Kubernetes service account, which may write to the bucket by Workload Identity."""
+    """Kubernetes service account of the pods, which may write to the bucket by Workload
+    Identity."""
     queue: str = ""
     """Local queue of Kueue."""
     labels: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ def settings_with(**options: Any) -> Settings:
 
 
 def cloud_of(settings: Settings) -> Cloud:
-    """How slices are made. Raises UserError where the project is not known."""
+    """Settings by which slices are made. Raises UserError where the project is not known."""
     project = settings.project or next(filter(None, map(os.environ.get, PROJECT_VARIABLES)), "")
     if not project:
         raise UserError(

@@ -61,7 +61,7 @@ class Tpus:
                     raise
 
     def request(self, zone: str, id: str) -> Request:
-        """How a request stands."""
+        """Status of a request."""
         from google.api_core.exceptions import NotFound
 
         name = f"{self._parent(zone)}/queuedResources/{id}"

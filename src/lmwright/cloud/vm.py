@@ -128,7 +128,7 @@ def make(compute: Compute, vm: Vm) -> None:
 
 
 def state(compute: Compute, zone: str, name: str) -> str:
-    """How a VM stands, as RUNNING; GONE where there is none."""
+    """Status of a VM, as RUNNING; GONE where there is none."""
     there = compute.get(zone, "instances", name)
     return there["status"] if there else "GONE"
 

@@ -82,8 +82,8 @@ class Watch:
 
 
 def bad_slice(bucket: Bucket, state: dict[str, Any]) -> str:
-    """Why another slice may cure what a job fails of; empty where it does not. A rank that a signal
-    has ended told its reason in its log only."""
+    """Reason why another slice may cure the failure of a job; empty where it does not. A rank that
+    a signal has ended gives its reason in its log only."""
     error, status = state["error"], state["status"]
     if status in ("failed", "waiting") and CORRUPTED.search(error):
         return error

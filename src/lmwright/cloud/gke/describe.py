@@ -38,7 +38,7 @@ def dump_yaml(manifest: dict[str, Any]) -> str:
     import yaml  # comes with the client
 
     class Dumper(yaml.SafeDumper):
-        """With blocks, and without references."""
+        """YAML dumper that writes blocks, and no references."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True

@@ -230,7 +230,8 @@ def supervised_here(spec: Spec) -> bool:
 
 
 def _tail(path: Path, at: int) -> list[Any] | None:
-    """Where the new part of a file begins, and that part; None if there is nothing new."""
+    """(position at which the new part of a file begins, that part); None if there is nothing
+    new."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         at = at if at <= size else 0

@@ -41,7 +41,7 @@ class Unreachable(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How hosts are reached."""
+    """Commands by which hosts are reached."""
 
     ssh: str = "ssh"
     """Command that runs ssh, as in `ssh -F FILE`."""
