@@ -184,7 +184,7 @@ class Data:
     dir: Free[Place[str]]
     """Folder of the prepared data, one sub-folder a stage."""
     sources: tuple[Source, ...] = ()
-    """What is read."""
+    """Sources of the data."""
     holdout_fraction: Fraction = 0.0
     """Share of documents kept for evaluation, by their hash; above 0 some of each source."""
     workers: Free[PositiveInt | None] = None
@@ -251,7 +251,7 @@ class Train:
     mlp_chunk_tokens: Free[PositiveInt | None] = None
     """Tokens of each row that an mlp takes at a time; the whole row if unset."""
     context_attention: Free[ContextAttention] = "ring"
-    """Over `mesh.context`: keys and values go around, or heads are traded for tokens."""
+    """Attention over `mesh.context`: a ring of keys and values, or heads traded for tokens."""
     compiler_options: dict[str, str] = field(default_factory=dict)
     """Options of XLA for the train step, on top of ours for the platform; values in quotes."""
     ema_decay: Fraction | None = None
