@@ -37,10 +37,10 @@ class StepFiles(Protocol):
     """Kind of the hashes that are written: the one that costs least."""
 
     def names(self) -> list[str]:
-        """All but hashes.json and hidden ones (a file manager's, NFS's)."""
+        """Names of all files but hashes.json and hidden ones (a file manager's, NFS's)."""
 
     def read(self, name: str) -> bytes:
-        """Raises FileNotFoundError where there is none."""
+        """Content of a file. Raises FileNotFoundError where there is none."""
 
     def write(self, name: str, text: str) -> None:
         """Writes a small file, whole or not at all."""
@@ -49,7 +49,7 @@ class StepFiles(Protocol):
         """[bytes, hash] of a file: xxh3_64, or `crc32c:` and base64 as buckets keep it."""
 
     def stamps(self) -> Stamps:
-        """Facts that change when a file does: two that are equal saw the same files."""
+        """Facts that change when a file does: equal ones saw the same files."""
 
 
 class Root(Protocol):

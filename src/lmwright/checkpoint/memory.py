@@ -39,7 +39,7 @@ class MemoryTier:
     """States of this process in the host's memory."""
 
     def __init__(self, run_dir: Path):
-        """Raises UserError on a system without such memory."""
+        """Opens the tier. Raises UserError on a system without such memory."""
         root = Path(os.environ.get(VARIABLE, DEFAULT))
         if not root.is_dir():
             raise UserError(

@@ -107,7 +107,7 @@ class SavedStates:
         return self.root / str(step) / "state"
 
     def _read(self, step: int, abstract: Abstract, *, newest: bool) -> tuple[Tree, dict[str, Any]]:
-        """Raises Unusable, on all processes alike."""
+        """Reads a checkpoint. Raises Unusable, on all processes alike."""
         files = self.files.step(step)
         before, vouched = self._verified(files, newest)
         state, meta, problem = None, {}, None
@@ -170,7 +170,7 @@ class SavedStates:
         return None if newest < 0 else newest
 
     def _agreed(self, problem: str | None) -> str | None:
-        """A problem that any process has, on all of them."""
+        """Problem that any process has, on all of them."""
         if jax.process_count() == 1:
             return problem
         damaged = multihost_utils.process_allgather(np.bool_(problem is not None))
@@ -183,14 +183,14 @@ class SavedStates:
     # that the run retired, so it is told at the end, if it is still there.
 
     def _reject(self, step: int, problem: str) -> None:
-        """A checkpoint cannot be used."""
+        """Reports a checkpoint that cannot be used."""
 
     def _unhashed(self, step: int) -> None:
-        """A checkpoint that no hashes vouch for is used."""
+        """Reports a checkpoint in use that no hashes vouch for."""
         self._tell(f"checkpoint {step} has no hashes, so its files could not be checked")
 
     def _fell_back(self, problems: dict[int, str], step: int) -> None:
-        """Step `step` is used in place of others."""
+        """Reports that step `step` is used in place of others."""
         for each in self._still_there(problems):
             if each > step:
                 self._tell(f"checkpoint {each} {problems[each]}; using {step}")
@@ -209,7 +209,7 @@ class SavedStates:
 
 
 def _hush() -> None:
-    """A read that fails leaves tasks of Orbax behind, which print tracebacks when they are
+    """Silences tasks of Orbax that a failed read leaves behind. They print tracebacks when they are
     collected, long after; what went wrong is known by then."""
     before = sys.unraisablehook
     if getattr(before, "hushes", False):

@@ -45,7 +45,7 @@ class _Save(NamedTuple):
     state: Tree
     meta: dict[str, Any]
     began: float
-    """By `time.monotonic`."""
+    """Start of the save, by `time.monotonic`."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Checkpoints(SavedStates):
     _failures: int = field(default=0, init=False)
     """Failures of saves, one after the other."""
     _broken: BaseException | None = field(default=None, init=False)
-    """Why this process, one of several, could not write its part."""
+    """Reason why this process, one of several, could not write its part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,7 +213,7 @@ class Checkpoints(SavedStates):
         self._set_aside(step, problem)
 
     def _fell_back(self, problems: dict[int, str], step: int) -> None:
-        """Already reported when moved."""
+        """Does nothing: it was reported when the checkpoint was moved."""
 
     def _none_left(self, problems: dict[int, str]) -> UserError | None:
         if not problems:

@@ -27,8 +27,8 @@ def make_private(folder: Path) -> str | None:
 
 
 def problem(folder: Path) -> str | None:
-    """Why what lies in a folder of the cache cannot be trusted; None where it can, or where there
-    is no such folder yet."""
+    """Reason why what lies in a folder of the cache cannot be trusted; None where it can, or where
+    there is no such folder yet."""
     for each in (folder, folder.parent):
         try:
             about = os.lstat(each)

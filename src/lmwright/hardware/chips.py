@@ -43,7 +43,7 @@ class Peak:
     """Memory on the device."""
 
     usable_bytes: int = 0
-    """What the TPU compiler lets a program use, as its out-of-memory message says; 0 where
+    """Bytes that the TPU compiler lets a program use, as its out-of-memory message says; 0 where
     that is not known."""
 
 
@@ -62,7 +62,7 @@ class Rates:
     cycles_share: float
     """The compiler's cycles over those that published runs took, of all that the core does."""
     clock_known: bool = True
-    """Where not, `cycles_share` makes up for it, in kernels as well."""
+    """True if the clock is known. Where not, `cycles_share` makes up for it, in kernels as well."""
     cores: int = 1
     """TensorCores of the device."""
     attention_cycles: float = 1.8e-3
@@ -124,7 +124,7 @@ class CloudNames:
     prefix: str
     """Beginning of an accelerator type, as in v5litepod-16."""
     api_type: str
-    """With a topology in place of a size."""
+    """Type with a topology in place of a size."""
     runtime: str = "tpu-ubuntu2204-base"
     """Image of the host's operating system."""
     alone: tuple[int, ...] = (4,)
@@ -149,7 +149,7 @@ class Chip:
     """Name as users and price lists write it."""
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...]
-    """What JAX reports, today's first."""
+    """Names that JAX reports, today's first."""
     compiler_name: str
     chip_config: str | None = None
     count: int
@@ -160,7 +160,7 @@ class Chip:
     pod_chips: int
     """Chips of the largest slice."""
     pod_side: int | None = None
-    """At which an axis of a 2D torus closes to a ring; None for the 3D generations."""
+    """Length at which an axis of a 2D torus closes to a ring; None for the 3D generations."""
     peak: Peak
     rates: Rates
     network_bytes_per_s: float
@@ -178,12 +178,12 @@ class Chip:
     kubernetes: str = ""
     """Label `cloud.google.com/gke-tpu-accelerator` of its nodes; empty where GKE lacks it."""
     row_attention: Mapping[int, AttentionCycles] = field(default_factory=dict)
-    """By head size; empty where the kernel does not run."""
+    """Cycles of the row kernel by head size; empty where it does not run."""
     disentangled: tuple[float, float] | None = None
     """Cycles of one core for 1,000 scores of `kernels/tpu_disentangled.py` in rows of 512 tokens
     and heads of 64, all that is around them included, forward and backward."""
     splash: Mapping[int, SplashCycles] = field(default_factory=dict)
-    """By head size."""
+    """Cycles of the splash kernel by head size."""
 
     @property
     def device_kind(self) -> str:

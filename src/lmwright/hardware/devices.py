@@ -15,13 +15,13 @@ class Gpu:
     """One GPU and what joins it to others."""
 
     device_kind: str
-    """What JAX reports."""
+    """Name that JAX reports."""
     peak: Peak
     hbm_bytes_per_s: float
     link_bytes_per_s: float
     """NVLink (PCIe for the L4) to the GPUs of its node, all links together."""
     network_bytes_per_s: float
-    """Its share of the node's network."""
+    """Rate of its share of the node's network."""
     price: Price | None = None
     per_node: int = 8
     most_w: float = 0.0

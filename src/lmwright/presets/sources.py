@@ -80,7 +80,7 @@ SOURCES: dict[str, SourcePreset] = {
         subset="main", columns={"prompt": "question", "completion": "answer"},
     ),
 }  # fmt: skip
-"""By name."""
+"""Presets of sources by name."""
 
 
 def source_fields() -> dict[str, dict[str, Any]]:

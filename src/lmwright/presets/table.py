@@ -26,7 +26,7 @@ FEATURES = {
     "reasoning": "reasoning layers",
     "dense_layers": "plain layers among them",
 }
-"""What a family can have, by the field that says so."""
+"""Features that a family can have, by the field that says so."""
 
 
 def table_rows() -> Iterator[tuple[str, str, str, str]]:

@@ -69,7 +69,7 @@ def without_token(text: str) -> str:
 
 @contextmanager
 def asking(repo: str) -> Iterator[None]:
-    """Around a call of the client: what it raises becomes a UserError."""
+    """Context around a call of the client: an exception becomes a UserError."""
     try:
         yield
     except UserError:

@@ -28,7 +28,7 @@ from lmwright.publish.stage import (
 
 @dataclass(frozen=True)
 class Sending:
-    """How a subject is sent."""
+    """Form in which a subject is sent."""
 
     branch: str
     parent: str | None
@@ -84,7 +84,8 @@ def publish_command(
 
 
 def _licensed(subject: Subject, ask_license: Callable[[], str] | None, *, dry_run: bool) -> Subject:
-    """With a license that the hub knows: of an option, the run or the card, or asked for."""
+    """The subject with a license that the hub knows: of an option, the run or the card, or asked
+    for."""
     listing = subject.listing
     name = listing.license_name or stated(subject.place, subject.kind).get("license_name")
     if listing.license is None and ask_license is not None:

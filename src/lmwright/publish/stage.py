@@ -84,8 +84,9 @@ def stated(place: Place, kind: str) -> Any:
 
 
 def complete(subject: Subject) -> Subject:
-    """With base model, relation and datasets from the run, the card or the adapter, where options
-    did not say. Raises UserError where an adapter's base has no name on the hub."""
+    """The subject with base model, relation and datasets from the run, the card or the adapter,
+    where options did not give them. Raises UserError where an adapter's base has no name on the
+    hub."""
     place, kind, listing = subject.place, subject.kind, subject.listing
     before, relation, datasets = stated(place, kind), "finetune", listing.datasets
     base = listing.base_model or before.get("base_model")

@@ -32,23 +32,23 @@ class Goodput:
     """Seconds of all sessions of a run."""
 
     total_s: float
-    """With a machine."""
+    """Seconds with a machine."""
     productive_s: float
     lost_s: dict[str, float]
-    """By the keys of WORDS."""
+    """Lost seconds by the keys of WORDS."""
     between_s: float
-    """Between sessions, without a machine."""
+    """Seconds between sessions, without a machine."""
     sessions: int
     slices: Paid | None = None
-    """What slices have cost; None where there was none."""
+    """Cost of slices; None where there was none."""
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Fraction of the time that was productive, from 0 to 1."""
         return self.productive_s / self.total_s
 
     def text(self) -> str:
-        """One line; losses below half a percent are left out."""
+        """The goodput as one line; losses below half a percent are left out."""
         parts = sorted(self.lost_s.items(), key=lambda item: -item[1])
         told = [
             f"{seconds / self.total_s:.0%} {WORDS[name]}"
@@ -59,7 +59,7 @@ class Goodput:
 
 
 def ledger(measured: Goodput) -> dict[str, str]:
-    """Where the time went, and what it cost: labels and texts in display order."""
+    """Uses of the time, and their cost: labels and texts in display order."""
     parts = {"productive": measured.productive_s}
     parts |= {NAMES.get(name, name): seconds for name, seconds in measured.lost_s.items()}
     rows = {

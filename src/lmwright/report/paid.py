@@ -31,7 +31,7 @@ class Paid:
     queue_s: float
     chip_hours: float
     cost: float
-    """USD by the list price."""
+    """Cost in USD by the list price."""
 
 
 def slice_of_host() -> dict[str, Any] | None:

@@ -84,7 +84,7 @@ KINDS = {
     "attention and other kernels": r"custom-call|pallas|mosaic|tpu_custom",
     "copies": r"copy|transpose|bitcast|slice|concatenate|data formatting|host",
 }
-"""Kind of an instruction by its name and what the profiler calls it; the first that is found."""
+"""Kinds of instructions by their name and what the profiler calls them; the first match counts."""
 OTHER_KIND = "vector units and what is fused with them"
 
 
@@ -93,9 +93,9 @@ class Profile:
     """The newest profile of a run, a mean step."""
 
     kinds: dict[str, float]
-    """Share of the instructions' time by kind, the largest first."""
+    """Fraction of the instructions' time by kind, the largest first."""
     operations: list[tuple[str, str, float, float]]
-    """Name, kind, seconds and share of the longest."""
+    """(name, kind, seconds, share) of the longest operations."""
     input_wait_share: float | None
     """Fraction of a step's time that waits for input, as the run measured it."""
 
@@ -108,7 +108,7 @@ def kind_of(name: str, category: str = "") -> str:
 
 
 def profile_of(record: RunRecord) -> Profile | None:
-    """None where the run kept no profile, or jax cannot read it."""
+    """The newest profile of a run; None where the run kept none, or jax cannot read it."""
     file = newest_profile(record.dir)
     if file is None:
         return None

@@ -58,20 +58,20 @@ class RunRecord:
     dir: Path
     name: str
     config: dict[str, Any]
-    """run.toml with dotted keys."""
+    """Settings of run.toml with dotted keys."""
     plan: dict[str, Any]
-    """plan.json; empty if there is none."""
+    """Content of plan.json; empty if there is none."""
     env: dict[str, Any]
-    """env.json; empty if there is none."""
+    """Content of env.json; empty if there is none."""
     train: dict[str, Series] = field(default_factory=dict)
-    """Metric to curve."""
+    """Curves of training by metric."""
     evals: dict[str, dict[str, Series]] = field(default_factory=dict)
-    """Source to metric to curve."""
+    """Curves of evaluations by source and metric."""
     samples: list[Sample] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     """Lines of any other kind, as they are."""
     sessions: list[dict[str, Any]] = field(default_factory=list)
-    """sessions.json."""
+    """Sessions of sessions.json."""
     measured: list[Line] = field(default_factory=list)
     """Lines of evals.jsonl, oldest first."""
     hours: Series = field(default_factory=Series)
@@ -169,8 +169,8 @@ def _read_metrics(path: Path, record: RunRecord) -> None:
 
 
 def add_line(line: bytes, record: RunRecord) -> dict[str, Any]:
-    """Adds a line of metrics.jsonl to a record; what it says. Raises ValueError with the reason
-    where it is damaged."""
+    """Adds a line of metrics.jsonl to a record; returns its entry. Raises ValueError with the
+    reason where the line is damaged."""
     entry = _parse(line)
     try:
         _add(entry, record)

@@ -189,7 +189,7 @@ def _loss(value: float) -> str:
 
 
 def short(number: float) -> str:
-    """Number with three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
+    """A number with three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= limit:
             return f"{number / limit:.3g}{unit}"
@@ -197,7 +197,7 @@ def short(number: float) -> str:
 
 
 def hours_text(hours: float) -> str:
-    """`48 s`, `12.4 min`, `3.21 h`."""
+    """Hours as `48 s`, `12.4 min` or `3.21 h`."""
     if hours < 1 / 60:
         return f"{hours * 3600:.3g} s"
     return f"{hours * 60:.1f} min" if hours < 1 else f"{hours:.2f} h"

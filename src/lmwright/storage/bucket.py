@@ -31,12 +31,12 @@ class Entry:
     """Facts of an object, by the service."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     crc32c: str
-    """Base64, as the service keeps it."""
+    """Checksum in base64, as the service keeps it."""
     generation: int
     updated: datetime
-    """By the service's clock."""
+    """Time of the last change, by the service's clock."""
 
 
 def is_bucket(path: str | os.PathLike) -> bool:
@@ -81,7 +81,7 @@ class Bucket:
             return None if blob is None else _entry(blob)
 
     def read(self, name: str) -> tuple[bytes, Entry] | None:
-        """Content and facts of an object of one moment; None where there is none."""
+        """(content, facts) of an object at one moment; None where there is none."""
         from google.api_core.exceptions import NotFound
 
         with self._told(f"read ({name})"):
@@ -120,7 +120,7 @@ class Bucket:
             return _entry(blob)
 
     def upload(self, file: Path, name: str) -> Entry:
-        """Copies a file that nobody writes to, of any size, into an object."""
+        """Copies a file of any size, which nobody writes to, into an object."""
         blob = self._bucket.blob(self._key(name))
         with self._told(f"written ({name})"):
             blob.upload_from_filename(str(file), checksum="crc32c", **_patient())
@@ -168,7 +168,7 @@ class Bucket:
             return [name for name in wanted if name not in granted]
 
     def region(self) -> str:
-        """Where the bucket is, as in US-CENTRAL1; empty where the service does not say."""
+        """Region of the bucket, as in US-CENTRAL1; empty where the service does not say."""
         with self._told("looked up"):
             self._bucket.reload(**_patient())
             return self._bucket.location or ""
@@ -219,7 +219,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Reason of a refusal, and its cure."""
+    """Reason of a refusal, with the cure."""
     from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
 
     code = int(getattr(error, "code", 0) or 0)

@@ -152,7 +152,8 @@ def _own_facts() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Names this boot of this machine, and the container that sees the same process numbers."""
+    """Name of this boot of this machine, and of the container that sees the same process
+    numbers."""
     parts = [str(psutil.boot_time())]
     with suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:

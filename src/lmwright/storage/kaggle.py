@@ -152,7 +152,8 @@ def _api() -> Any:
 
 @contextlib.contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Around calls of the client: what it raises becomes a UserError that begins with the name."""
+    """Context around calls of the client: an exception becomes a UserError that begins with the
+    name."""
     try:
         yield
     except UserError:

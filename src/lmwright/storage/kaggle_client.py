@@ -18,7 +18,7 @@ FILES = ("access_token", "access_token.txt", "kaggle.json", "credentials.json")
 
 
 def check_token(what: str) -> None:
-    """Raises UserError, which begins with `what` asks for it, where this machine has no token."""
+    """Raises UserError, which begins with `what`, where this machine has no token."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     folders = [Path.home() / ".kaggle", Path(config, "kaggle")]
     if own := os.environ.get("KAGGLE_CONFIG_DIR"):

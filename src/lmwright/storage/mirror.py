@@ -128,7 +128,7 @@ class Mirror:
     def __init__(
         self, url: str, folder: Path | None = None, *, check: Callable[[], None] = lambda: None
     ):
-        """`check` raises where nothing may be pushed."""
+        """Opens the mirror of a folder. `check` raises where nothing may be pushed."""
         self.url = url.rstrip("/")
         self.folder = mirror_folder(url) if folder is None else folder
         self.bucket = Bucket(self.url)
@@ -254,7 +254,7 @@ def _fact(entry: Entry, file: Path) -> dict[str, Any]:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """Changes when the file does; None where there is none."""
+    """Stamp of a file, which changes when the file does; None where there is none."""
     try:
         stat = file.stat()
     except FileNotFoundError:
