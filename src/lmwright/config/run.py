@@ -57,8 +57,7 @@ class Source:
         "text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt", "preference",
         "rated", "tagged", "answered",
     ] = "text"  # fmt: skip
-    """Kind of row: text, text with a label or what belongs to it, or example
-    (docs/conversations.md)."""
+    """Kind of row: text, text with a label or related text, or example (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = field(default_factory=dict)
