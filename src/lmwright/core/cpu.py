@@ -2,7 +2,7 @@
 
 See docs/internals/cpu-training.md.
 
-Its own choices cost a third of a train step: it computes a value again inside every loop
+XLA's own choices cost a third of a train step: it computes a value again inside every loop
 that reads it, runs the transposed product of a weight gradient at half speed, and has no
 fast bfloat16 product without AMX. All functions here work, slower, without the options.
 """

@@ -1,8 +1,8 @@
-"""dots: several weights that meet the same activations, as those of q, k and v do.
+"""dots: products of the same activations with several weights, such as those of q, k and v.
 
-Under tensor parallelism every device has a part of what the products give back for their
-input. It adds its parts up before they travel to the devices that hold the tokens; left to
-itself the partitioner sends each alone:
+Under tensor parallelism every device computes a part of each gradient of the input. It adds its
+parts up before they travel to the devices that hold the tokens; left to itself, the partitioner
+sends each one alone:
 
     dx = reduce_scatter(g_q w_q' + g_k w_k' + g_v w_v')
 """

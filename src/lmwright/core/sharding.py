@@ -10,8 +10,8 @@ A name that is in no table is an error, not silent replication.
     context  tokens of a row; weights as fsdp
     tensor   heads, mlp, vocab; the residual stream (`stream`) is cut along tokens in between
 
-The mesh itself is laid out here too: devices along these six axes, from what the run asks for; and
-what is computed in another way on some devices asks the mesh which those are.
+The mesh is made here too, with devices along these six axes as the run asks. Code that depends on
+the platform asks the mesh for the kind of its devices.
 """
 
 import math

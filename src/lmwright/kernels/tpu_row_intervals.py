@@ -1,7 +1,7 @@
 """`tpu_row_attention` for intervals of keys: the same kernels, which visit the blocks within reach.
 
-A row that fits the vector memory is few blocks, so which of them a row of several segments could
-leave out is not looked up, and all of them are masked.
+A row that fits the vector memory has few blocks, so segments are not looked up to leave some out,
+and all blocks are masked.
 """
 
 from dataclasses import dataclass

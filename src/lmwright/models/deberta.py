@@ -1,5 +1,5 @@
 """DeBERTa-v3 (https://arxiv.org/abs/2111.09543): an encoder of post-norm blocks whose attention
-scores what tokens are apart from how far they stand apart (`nn.disentangled`).
+scores content and relative position separately (`nn.disentangled`).
 
     tokens --embed--> norm --> blocks --> hidden --dense--> gelu --> norm --> logits
     distances --relative--> norm --> every block

@@ -1,11 +1,11 @@
-"""Detector: an encoder that says of each token whether it is another one than was there, by a head
-in place of the one over its vocabulary.
+"""Detector: an encoder that predicts for each token whether it was replaced, by a head in place of
+the one over its vocabulary.
 
     x [B, T, D] --+--> + --norm--> dense --> gelu --> out --> logits [B, T, 1]
     first token --+
 
-The head is that of Microsoft's DeBERTa-v3, `mask_predictions` in its checkpoints: to each token is
-added the first one of its document.
+The head is that of Microsoft's DeBERTa-v3, `mask_predictions` in its checkpoints: it adds the first
+token of a document to each of its tokens.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """FANformer (https://arxiv.org/abs/2502.21309): blocks of a llama whose queries, keys and values
-see waves of the stream beside the stream.
+read cosines and sines of their input beside the input.
 
     norm(x) --> times W, plus b --> p, g --> [cos p, sin p, g] --> q, k, v
 

@@ -1,4 +1,4 @@
-"""MaskDecoder: a DeBERTa whose last layer is run twice with queries that know where they are (the
+"""MaskDecoder: a DeBERTa whose last layer is run twice with queries that carry positions (the
 enhanced mask decoder of https://arxiv.org/abs/2006.03654), before its head over the vocabulary.
 
     tokens --embed--> layers but the last --> h --keys and values--+

@@ -1,11 +1,11 @@
-"""Disentangled attention (https://arxiv.org/abs/2006.03654): scores of what tokens are and of how
-far they stand apart.
+"""Disentangled attention (https://arxiv.org/abs/2006.03654): scores of content and of relative
+position.
 
     score[t, s] = scale (Q_t . K_s  +  Q_t . PK[row(t - s)]  +  PQ[row(t - s)] . K_s)
                          content        content to position      position to content
 
-PK and PQ [2k, N, H] are keys and queries of 2k distances. Near distances have a row of their own,
-those further away share a row the more, the further away they are (`rows_of`). Tokens of a segment
+PK and PQ [2k, N, H] are keys and queries of 2k distances. Near distances have a row of their own;
+the farther away, the more distances share a row (`rows_of`). Tokens of a segment
 stand together, so the distance in the segment is that in the row.
 
 A product with the rows of all distances -(T - 1) ... T - 1 in order has every score that is asked

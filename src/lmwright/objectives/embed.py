@@ -2,12 +2,11 @@
 
     batch [A, B, T] --encoder--> vectors of all texts --cosine / temperature--> scores [M, N]
 
-InfoNCE (https://arxiv.org/abs/1807.03748): the score of what belongs to an anchor against those of
-all other texts of the whole batch, on all devices and hosts and in all microbatches, which are
-encoded one after the other, and once more in the backward pass (https://arxiv.org/abs/2101.06983).
-A row holds groups: an anchor, what belongs to it, and texts that do not; `loss_weight` is 1 at the
-first token of an anchor. In shapes, S are the places for texts of a row, N those of a batch, and M
-those for anchors.
+InfoNCE (https://arxiv.org/abs/1807.03748): the score of an anchor's positive against those of all
+other texts of the whole batch, on all devices and hosts and in all microbatches, which are encoded
+one after the other, and once more in the backward pass (https://arxiv.org/abs/2101.06983). A row
+holds groups: an anchor, its positive, and negatives; `loss_weight` is 1 at the first token of an
+anchor. In shapes, S are the places for texts of a row, N those of a batch, and M those for anchors.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Preferences: of two answers to a prompt, the one that was chosen becomes the likelier.
+"""Preferences: the chosen one of two answers to a prompt is made more likely than the other.
 
 A row holds whole pairs, one after the other (docs/conversations.md):
 

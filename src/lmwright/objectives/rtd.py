@@ -1,5 +1,5 @@
 """Replaced token detection (https://arxiv.org/abs/2003.10555, https://arxiv.org/abs/2111.09543): a
-small generator fills in masks, and the model says of each token whether it is what was there.
+small generator fills in masks, and the model predicts for each token whether it is the original.
 
     tokens --hide--> generator --> loss of the masks
                          | samples, without a gradient
@@ -11,7 +11,7 @@ which its gradient is kept away, plus a table of its own that starts at zero (gr
 embedding sharing). The model that comes out of a run is the discriminator, the two tables added.
 
 The loss is a mean over tokens that are no padding: `detector_weight` times the cross-entropy of
-the discriminator, plus that of the generator over `mask_ratio`, since so many of the tokens are
+the discriminator, plus that of the generator over `mask_ratio`, the share of tokens that are
 masked; so it is a sum over tokens, the same however rows are cut into microbatches.
 """
 

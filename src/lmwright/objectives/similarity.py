@@ -1,8 +1,8 @@
-"""Similarity of two texts: an encoder whose vectors' cosine is the number that a pair was given.
+"""Similarity of two texts: an encoder learns vectors whose cosine is the number of the pair.
 
     batch [A, B, T] --encoder--> vectors of all texts --cosine of each pair--> [M]
 
-`cosine` is the squared difference, as sentence-transformers' CosineSimilarityLoss; `cosent` orders
+`numbers` is the squared difference, as sentence-transformers' CosineSimilarityLoss; `order` orders
 the pairs of the whole batch, as its CoSENTLoss (https://kexue.fm/archives/8847): of two pairs, the
 one with the larger number is to have the larger cosine. A row holds pairs of texts; `loss_weight`
 is the number of a pair at the first token of its first text. In shapes, M are the places for pairs.

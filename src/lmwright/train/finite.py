@@ -1,8 +1,8 @@
 """End of a run whose numbers are no longer finite, without saving its state.
 
 A step whose loss or gradient is not finite is skipped; the run ends after too many in a row. An
-update can overflow where both were finite, so the state is asked itself, before a save, which waits
-for the step anyway, and when the first step is skipped. That is one pass over it on the devices.
+update can overflow where both were finite, so the state itself is checked before a save, which
+waits for the step anyway, and when the first step is skipped. That is one pass over it on the devices.
 """
 
 from collections.abc import Iterator
