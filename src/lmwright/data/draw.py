@@ -1,4 +1,4 @@
-"""Draw: the parts of a stage that are made, where the results of some say which others are needed.
+"""Draw: chooses the parts of a stage to make, where results of some decide which others are needed.
 
 counts of the finished parts --next--> the part to make now, until there is none --used--> all
                                                                           that the stage is of

@@ -1,9 +1,9 @@
 """Ranks of held-out texts that belong together, by their vectors, among all texts of their source.
 
-    rows --encoder--> vectors of all texts --cosine--> rank of what belongs to each anchor
+    rows --encoder--> vectors of all texts --cosine--> rank of each anchor's positive
 
-Texts that are no negatives in training, since they equal the anchor or what belongs to it, have no
-rank here either. Of equal scores, others come first.
+Texts that are no negatives in training, since they equal the anchor or its positive, have no rank
+here either. Of equal scores, the others come first.
 """
 
 from collections.abc import Callable, Iterable, Sequence

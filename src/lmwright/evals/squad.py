@@ -1,8 +1,8 @@
 """Exact match and F1 of answers, by the rules of SQuAD's evaluation script
 (https://arxiv.org/abs/1606.05250, and 1806.03822 for questions without an answer).
 
-Answers are compared in lower case, without punctuation, articles and superfluous blanks, with the
-one of the right answers that they are nearest to.
+Answers are compared in lower case, without punctuation, articles and extra whitespace, with the
+best-matching right answer.
 """
 
 import re

@@ -6,7 +6,7 @@ InfoNCE (https://arxiv.org/abs/1807.03748): the score of an anchor's positive ag
 other texts of the whole batch, on all devices and hosts and in all microbatches, which are encoded
 one after the other, and once more in the backward pass (https://arxiv.org/abs/2101.06983). A row
 holds groups: an anchor, its positive, and negatives; `loss_weight` is 1 at the first token of an
-anchor. In shapes, S are the places for texts of a row, N those of a batch, and M those for anchors.
+anchor. In shapes, S are the places for texts of a row, N those of a batch, M those for anchors.
 """
 
 from collections.abc import Mapping

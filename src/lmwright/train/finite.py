@@ -2,7 +2,7 @@
 
 A step whose loss or gradient is not finite is skipped; the run ends after too many in a row. An
 update can overflow where both were finite, so the state itself is checked before a save, which
-waits for the step anyway, and when the first step is skipped. That is one pass over it on the devices.
+waits for the step anyway, and when the first step is skipped: one pass over it on the devices.
 """
 
 from collections.abc import Iterator

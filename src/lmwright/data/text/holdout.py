@@ -3,7 +3,7 @@
     documents   hash < fraction --> eval       else the one of the lowest hash, and its equals
     a single one                               its end, at a line or a blank where there is one
 
-So that a run which asks for held-out text has some, whatever the size of its text.
+A run that asks for held-out text thus has some, whatever the size of its text.
 """
 
 import math

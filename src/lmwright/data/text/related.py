@@ -1,4 +1,4 @@
-"""Related texts: rows of a text and one that belongs to it, and texts that do not.
+"""Related texts: rows of an anchor, a positive that belongs to it, and negatives that do not.
 
 {"anchor": "who wrote Emma?", "positive": "Jane Austen wrote Emma.", "negative": "Emma is a name."}
 --related_texts--> {"anchor": ..., "positive": ..., "negatives": ["Emma is a name."]}

@@ -1,9 +1,9 @@
-"""Sample: a part of a source, by tokens.
+"""Sample: a part of a source, measured in tokens.
 
     files --drawn order--> parts --each from its start--> documents, until their tokens are enough
 
-No file is opened that is not needed: which are, the tokens of those before them say. The last one
-is read up to the document with which the sample is complete.
+Only needed files are opened, which depends on the tokens of those before them. The last one is read
+up to the document with which the sample is complete.
 """
 
 import functools
