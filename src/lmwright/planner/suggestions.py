@@ -1,8 +1,8 @@
 """Suggestions: changes that make a run fit that does not, by the analytic model.
 
-First what changes one thing, then what changes several, then the smallest slice of the same
-generation on which some way fits, with the arithmetic of each. In the order of harm: what trains
-identically and is no slower, what takes time, what trains differently.
+First come changes of one setting, then of several, then the smallest slice of the same generation on
+which some way fits, with the arithmetic of each. The least harmful come first: those that train
+identically and are no slower, those that take time, those that train differently.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
     Run, Machine --layout--> Layout --memory, step_time--> Quick --> text, JSON
 
-The verdict and the time come with the error that the model was seen to have.
+The verdict and the time come with the error that was observed for the model.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Tensors: what the backward pass reads: saved on the device, kept on the host, or computed again.
+"""Tensors that the backward pass reads: saved on the device, kept on the host, or recomputed.
 
     Layout, policy of rematerialization --> [Tensor] --> table of `plan`, plan.json, plan.html
 

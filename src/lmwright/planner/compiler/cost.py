@@ -20,7 +20,7 @@ result, or the end of the loop's turn.
     ready ---- product ---- product ---- first use      hidden: what fits between
       '---- bytes on the links ----'
 
-Rates are in `hardware.chips`; the estimate is as good as they.
+Rates are in `hardware.chips`; the estimate is as good as they are.
 """
 
 import math

@@ -7,15 +7,14 @@ diagonal in full; behind a window, none:
     # # .            # # .
     # # #            . # #      with a window of one block
 
-Of rows that are seen both ways, all, or those within reach.
-All kernels cost what the compiler's own schedule of them has (that of long rows in
-`long_attention`), as
-`benchmarks/attention_schedule.py` reads it, and never less than the matrix units need for
-their products: our own (`kernels/tpu_row_attention.py`) by score below the diagonal and by token
-for all else (`hardware.chips`), JAX's splash kernel by score of the blocks that it
-visits: forward, and backward in one kernel or in two. Which blocks
-those are is read off the program: from the kernel's metadata, and from the table of blocks that
-splash gets as its first operand.
+With attention both ways it visits all blocks, or those within reach.
+
+The cost of a kernel is that of the compiler's own schedule, as `benchmarks/attention_schedule.py`
+reads it (`long_attention` has that of long rows), and never less than the matrix units need for the
+products. Our own kernel (`kernels/tpu_row_attention.py`) costs so much by score below the diagonal,
+and by token for all else (`hardware.chips`); JAX's splash kernel by score of the blocks that it
+visits, forward, and backward in one kernel or in two. Which blocks are visited is read from the
+program: from the kernel's metadata, and from the table of blocks that is splash's first operand.
 """
 
 import math
