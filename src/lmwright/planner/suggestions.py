@@ -1,7 +1,7 @@
 """Suggestions: changes that make a run fit that does not, by the analytic model.
 
-First come changes of one setting, then of several, then the smallest slice of the same generation on
-which some way fits, with the arithmetic of each. The least harmful come first: those that train
+First come changes of one setting, then of several, then the smallest slice of the same generation
+on which some way fits, with the arithmetic of each. The least harmful come first: those that train
 identically and are no slower, those that take time, those that train differently.
 """
 
