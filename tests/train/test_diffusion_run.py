@@ -216,7 +216,7 @@ def test_a_causal_model_is_converted(shared_data, tmp_path, capsys):
 @pytest.mark.parametrize(
     "changes, told",
     [
-        (["objective.kind=clm"], "'clm' predicts next tokens, which 'llada' sees; use 'diffusion'"),
+        (["objective.kind=clm"], "which 'llada' can already see; use 'diffusion'"),
         (["objective.kind=mlm"], "'mlm' does not train 'llada'; use 'diffusion', or model.kind = "),
         (["model.kind=eurobert", "eval.prompts=[]"], "'diffusion' does not train 'eurobert'; use"),
         (["model.kind=llama"], "'diffusion' needs a model that looks both ways, .*kind = 'llada'"),

@@ -77,8 +77,8 @@ def _check_direction(run: Run) -> None:
     fits = {True: ("'diffusion'", "'llada'"), False: ("'mlm'", "'modernbert'")}
     if model.both_ways and not objective.both_ways:
         raise UserError(
-            f"objective.kind: {objective.kind!r} predicts next tokens, which {model.kind!r} sees; "
-            f"use {fits[model.fills_masks][0]}, or a decoder"
+            f"objective.kind: {objective.kind!r} predicts next tokens, which {model.kind!r} can "
+            f"already see; use {fits[model.fills_masks][0]}, or a decoder"
         )
     if objective.both_ways and not model.both_ways:
         kind = "'deberta'" if objective.parts else fits[objective.fills_masks][1]
