@@ -76,8 +76,8 @@ def test_errors_that_quote_others(run_file, capsys):
 
 
 def test_tables_and_panels_of_a_run(capsys):
-    from lmwright.evals.held_out import loss_table
     from lmwright.evals.loss import SourceLoss
+    from lmwright.evals.tables import loss_table
     from lmwright.train.display import Display
 
     fields = {name: 1.0 for name in SourceLoss.__dataclass_fields__} | {"source": EVIL}

@@ -216,6 +216,9 @@ class Objective(Protocol):
         """The objective with ids that it leaves to the tokenizer of the prepared data."""
         return self
 
+    tally: ClassVar[str] = "loss.TokenRowTally"
+    """Module of `evals`, and the class there, that makes scores of held-out rows."""
+
     held_out_metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics of its loss that are shown for held-out rows, beside those of all objectives."""
 

@@ -7,113 +7,146 @@ of them is compared.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-from rich.console import Console
 
+from lmwright.config.run import Run
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.data.rows.pack import best_fit_rows
-from lmwright.data.rows.store import spread
+from lmwright.data.rows.store import TokenStore, spread
 from lmwright.data.tokens.answers import (
+    Context,
     Windows,
     document_of,
     in_windows,
     marks_of,
     tokens_of,
 )
-from lmwright.data.tokens.tokenizer import TextTokenizer
-from lmwright.evals.documents import Place, rows_of
-from lmwright.evals.loss import SourceLoss, compiled, of_all_hosts
+from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
+from lmwright.evals.documents import rows_of
+from lmwright.evals.loss import Rows, RowTally, of_all_hosts
 from lmwright.evals.spans import answer_text, flat_windows, found_in
 from lmwright.evals.squad import scores_of
-from lmwright.evals.tables import of_source, print_table, table_of
+from lmwright.evals.tables import TaskLoss
 from lmwright.objectives.answer_spans import Answer, Spans
 
-Put = Callable[[Batch], Batch]
+SCORES = ("exact_match", "answer_f1")
+"""Of a source, as shares; they are printed in percent, as SQuAD's script gives them."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The form of packed rows: how many a batch has, and their tokens."""
+class AnswerLoss(TaskLoss):
+    """Means over questions; `loss` is NaN where it is not known."""
 
-    count: int
-    seq_len: int
+    names: ClassVar[tuple[str, ...]] = ("source", "questions", "loss", "exact match", "F1")
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """The line of this source."""
+        name, count, mean, *figures = super().line
+        return (name, count, "-" if math.isnan(self.loss) else mean, *figures)
+
+    def figures(self) -> tuple[str, ...]:
+        """The columns after the loss."""
+        return tuple(f"{100 * self.scores[score]:.2f}" for score in SCORES)
 
 
-@lru_cache(maxsize=8)
-def _spans(model: Model, objective: Answer, compute: Compute) -> Callable[..., Spans]:
-    def spans(w: Tree, batch: Batch) -> Spans:
+class AnswerRowTally(RowTally):
+    """Of held-out questions, whose windows are rows."""
+
+    def __init__(self, objective: Answer):
+        super().__init__(objective)
+        self.questions: Sequence[Mapping[str, Any]] = ()
+        self.made: list[Context] = []
+        """Of each question."""
+        self.windows: list[tuple[int, int]] = []
+        """Question and begin of each document."""
+        self.heads: list[int] = []
+        """Tokens of each document before its part of the context."""
+        self.found: list[list[tuple[int, int, np.ndarray]]] = []
+        """Of each question, the begins and heads of its windows, and their logits."""
+
+    def batches(self, run: Run, store: TokenStore, source: str, num_rows: int) -> Iterator[Rows]:
+        """Rows of the windows of a source's questions, of which as many are taken as
+        `eval.max_rows` have."""
+        self.questions = some_of(
+            store.eval_questions(source), store.eval_rows(source), run.eval.max_rows
+        )
+        tokenizer, said = load_tokenizer(store.tokenizer_dir), run.data.tokenize
+        around = (
+            (tokenizer.bos_id,) if said.prepend == "bos" else (),
+            (tokenizer.eos_id,) if said.append == "eos" else (),
+        )
+        documents, marks = self._documents(tokenizer, around)
+        return _batches(documents, marks, num_rows, store.seq_len)
+
+    def _documents(
+        self, tokenizer: TextTokenizer, around: tuple[Sequence[int], Sequence[int]]
+    ) -> tuple[list[Sequence[int]], list[np.ndarray]]:
+        """Windows of the questions as documents, with what is `around` a text, and their marks."""
+        texts = ([each[name] for each in self.questions] for name in ("question", "context"))
+        self.made = in_windows(tokenizer, *texts, Windows(*self.objective.windows), around)
+        self.found = [[] for _ in self.questions]
+        answers = [
+            tokens_of(of.offsets, each["starts"][0], each["starts"][0] + len(each["answers"][0]))
+            if each["answers"] else None
+            for each, of in zip(self.questions, self.made, strict=True)
+        ]  # fmt: skip
+        self.windows = flat_windows(self.made)
+        documents, marks = [], []
+        for number, begin in self.windows:
+            ids, head = document_of(self.made[number], begin, around)
+            documents.append(ids)
+            self.heads.append(head)
+            marks.append(marks_of(self.made[number], begin, len(ids), head, answers[number]))
+        return documents, marks
+
+    @staticmethod
+    def measure(model: Model, objective: Answer, w: Tree, batch: Batch, compute: Compute) -> Spans:
+        """Scores of the tokens of a batch, and its loss."""
         return objective.spans(model, w, batch, compute)
 
-    return compiled(spans, compute)
+    def add(self, rows: Rows, sums: Spans) -> None:
+        """Counts a batch of `batches`, and keeps the scores of its documents."""
+        self.total += float(sums.nll)
+        self.count += float(sums.weight)
+        logits = of_all_hosts(sums.logits).astype(np.float64)
+        for at, where in rows["places"].items():
+            number, begin = self.windows[at]
+            self.found[number].append((begin, self.heads[at], logits[where.row, where.tokens]))
 
-
-def evaluate_answers(
-    model: Model,
-    objective: Answer,
-    compute: Compute,
-    weights: Tree,
-    source: str,
-    questions: Sequence[Mapping[str, Any]],
-    tokenizer: TextTokenizer,
-    around: tuple[Sequence[int], Sequence[int]],
-    rows: Rows,
-    place: Put = lambda batch: batch,
-) -> SourceLoss:
-    """Loss and scores of held-out questions, with what is `around` a text; `place` puts a batch on
-    the devices."""
-    texts = ([each[name] for each in questions] for name in ("question", "context"))
-    made = in_windows(tokenizer, *texts, Windows(*objective.windows), around)
-    answers = [
-        tokens_of(of.offsets, each["starts"][0], each["starts"][0] + len(each["answers"][0]))
-        if each["answers"] else None
-        for each, of in zip(questions, made, strict=True)
-    ]  # fmt: skip
-    windows = flat_windows(made)
-    documents, heads, marks = [], [], []
-    for number, begin in windows:
-        ids, head = document_of(made[number], begin, around)
-        documents.append(ids)
-        heads.append(head)
-        marks.append(marks_of(made[number], begin, len(ids), head, answers[number]))
-    run, sums = _spans(model, objective, compute), np.zeros(2)
-    found: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in questions]
-    for batch, places in _batches(documents, marks, rows):
-        spans = run(weights, place(batch))
-        sums += float(spans.nll), float(spans.weight)
-        logits = of_all_hosts(spans.logits).astype(np.float64)
-        for at, where in places.items():
-            number, begin = windows[at]
-            found[number].append((begin, heads[at], logits[where.row, where.tokens]))
-    scores = np.zeros(2)
-    for each, of, mine in zip(questions, made, found, strict=True):
-        context = each["context"]
-        best = found_in(context, of, mine, objective.max_answer_tokens).best(objective.no_answer)
-        scores += scores_of(answer_text(context, best), each["answers"])
-    exact, f1 = (scores / max(len(questions), 1)).tolist()
-    return SourceLoss(
-        source, sums[0] / max(sums[1], 1.0), exact, len(questions), 0,
-        scores={"exact_match": exact, "answer_f1": f1},
-    )  # fmt: skip
+    def loss(self, source: str) -> AnswerLoss:
+        """The loss of the windows, and scores of the best answer to each question."""
+        objective, scores = self.objective, np.zeros(2)
+        for each, of, mine in zip(self.questions, self.made, self.found, strict=True):
+            context = each["context"]
+            best = found_in(context, of, mine, objective.max_answer_tokens).best(
+                objective.no_answer
+            )
+            scores += scores_of(answer_text(context, best), each["answers"])
+        exact, f1 = (scores / max(len(self.questions), 1)).tolist()
+        return AnswerLoss(
+            source, self.means[0], exact, len(self.questions),
+            scores=dict(zip(SCORES, (exact, f1), strict=True)),
+        )  # fmt: skip
 
 
 def _batches(
-    documents: Sequence[Sequence[int]], marks: Sequence[np.ndarray], rows: Rows
-) -> Iterator[tuple[Batch, dict[int, Place]]]:
-    """Batches of packed rows with the marks of their tokens, and the places of the documents."""
-    row = best_fit_rows(np.array([len(ids) for ids in documents], np.int64), rows.seq_len)
-    for start in range(0, int(row.max(initial=-1)) + 1, rows.count):
-        batch, places = rows_of(documents, row, start, rows.count, rows.seq_len)
+    documents: Sequence[Sequence[int]], marks: Sequence[np.ndarray], num_rows: int, seq_len: int
+) -> Iterator[Rows]:
+    """Batches of packed rows with the marks of their tokens, and the `places` of the documents."""
+    row = best_fit_rows(np.array([len(ids) for ids in documents], np.int64), seq_len)
+    for start in range(0, int(row.max(initial=-1)) + 1, num_rows):
+        batch, places = rows_of(documents, row, start, num_rows, seq_len)
         weight = np.zeros(batch.tokens.shape, np.float32)
         for number, at in places.items():
             weight[at.row, at.tokens] = marks[number]
-        yield replace(batch, loss_weight=weight), places
+        yield vars(batch) | {"loss_weight": weight, "places": places}
 
 
 def some_of(
@@ -123,20 +156,3 @@ def some_of(
     `rows`."""
     share = min(1.0, (max_rows or rows) / max(rows, 1))
     return [questions[at] for at in spread(len(questions), math.ceil(share * len(questions)))]
-
-
-def print_answers(
-    losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
-) -> None:
-    """Prints the scores of each source."""
-    names = ("source", "questions", "loss", "exact match", "F1")
-    rows = []
-    for loss in losses:
-        name, count, mean = of_source(loss)
-        scores = (f"{100 * loss.scores[score]:.2f}" for score in SCORES)
-        rows.append((name, count, "-" if math.isnan(loss.loss) else mean, *scores))
-    print_table(table_of(names, rows), compute, console)
-
-
-SCORES = ("exact_match", "answer_f1")
-"""Scores of a source, as fractions; they are printed in percent, as SQuAD's script gives them."""

@@ -2,16 +2,20 @@
 the class that they were given (columns)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from lmwright.core.compute import Compute
-from lmwright.evals.compute import compute_text
-from lmwright.evals.loss import SourceLoss
-from lmwright.evals.tables import of_source, table_of
+from lmwright.core.contract import Batch, Model
+from lmwright.core.param import Tree
+from lmwright.evals.loss import Rows, RowTally
+from lmwright.evals.tables import TaskLoss, table_of
+from lmwright.objectives.classify import Classify
 
 
 @dataclass(frozen=True)
@@ -61,30 +65,69 @@ class Scores:
         }
 
 
-def print_classes(
-    losses: Sequence[SourceLoss],
-    labels: Sequence[str],
-    compute: Compute,
-    console: Console | None = None,
-) -> None:
-    """Prints the scores of each source, of each class, and the confusion matrix."""
-    console = console or Console()
-    console.print(_source_table(losses))
-    for loss in losses:
-        if loss.confusion is not None:
-            console.print()
-            console.print(_class_table(loss.source, loss.confusion, labels))
-    console.print(compute_text(compute), highlight=False)
+@dataclass(frozen=True, kw_only=True)
+class ClassLoss(TaskLoss):
+    """Means over texts that are put into classes."""
 
+    labels: Sequence[str]
+    confusion: np.ndarray = field(compare=False)
+    """Texts [K, K] by class and by the class that they were given."""
 
-def _source_table(losses: Sequence[SourceLoss]) -> Table:
-    names = ("source", "texts", "loss", "accuracy", "majority", "macro F1", "Matthews")
-    rows = []
-    for loss in losses:
-        scores = Scores.of(np.zeros((1, 1)) if loss.confusion is None else loss.confusion)
+    names: ClassVar[tuple[str, ...]] = (
+        "source",
+        "texts",
+        "loss",
+        "accuracy",
+        "majority",
+        "macro F1",
+        "Matthews",
+    )
+
+    def averages(self) -> dict[str, float]:
+        """Scores that metrics.jsonl keeps, by name."""
+        return Scores.of(self.confusion).averages()
+
+    @property
+    def note(self) -> str:
+        """The accuracy."""
+        return f"accuracy {self.accuracy:.1%}"
+
+    def figures(self) -> tuple[str, ...]:
+        """The columns after the loss."""
+        scores = Scores.of(self.confusion)
         shares = (f"{share:.1%}" for share in (scores.accuracy, scores.majority))
-        rows.append(of_source(loss, *shares, f"{scores.macro_f1:.4f}", f"{scores.matthews:.4f}"))
-    return table_of(names, rows)
+        return (*shares, f"{scores.macro_f1:.4f}", f"{scores.matthews:.4f}")
+
+    def details(self) -> list[Table]:
+        """Scores of each class, with the confusion matrix."""
+        return [_class_table(self.source, self.confusion, self.labels)]
+
+
+class ClassRowTally(RowTally):
+    """Of texts that are put into classes."""
+
+    def __init__(self, objective: Classify):
+        super().__init__(objective)
+        self.confusion = np.zeros((len(objective.labels),) * 2)
+
+    @staticmethod
+    def measure(model: Model, objective: Classify, w: Tree, batch: Batch, compute: Compute) -> Any:
+        """Metrics of a batch, and its texts by class (rows) and by the class that they were given
+        (columns)."""
+        judged, k = objective.judged(model, w, batch, compute), len(objective.labels)
+        real, given = jax.nn.one_hot(judged.real, k), jax.nn.one_hot(judged.given, k)
+        pairs = (real * judged.there[..., None]).reshape(-1, k).T @ given.reshape(-1, k)
+        return judged.loss.metrics | {"confusion": (pairs, jnp.sum(judged.there))}
+
+    def add(self, rows: Rows, sums: Any) -> None:
+        """Counts a batch."""
+        super().add(rows, sums)
+        self.confusion += np.asarray(sums["confusion"][0])
+
+    def loss(self, source: str) -> ClassLoss:
+        """The scores of the source."""
+        labels = self.objective.labels
+        return ClassLoss(source, *self.means, labels=labels, confusion=self.confusion)
 
 
 def _class_table(source: str, confusion: np.ndarray, labels: Sequence[str]) -> Table:

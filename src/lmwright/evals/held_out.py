@@ -6,41 +6,23 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from lmwright.config.rows import (
-    ANSWERED_QUESTIONS,
-    ANY_LABELS,
-    HAVE_LABELS,
-    RELATED_TEXTS,
-    TAGGED_WORDS,
-)
 from lmwright.config.run import Eval, Mesh
-from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
-from lmwright.evals.answered import Rows, evaluate_answers, print_answers, some_of
-from lmwright.evals.classes import print_classes
-from lmwright.evals.compute import Kernels, compute_text, refuse_samples
-from lmwright.evals.label_sets import print_label_sets
-from lmwright.evals.loss import SourceLoss, evaluate_rows
-from lmwright.evals.numbers import print_numbers
+from lmwright.evals.compute import Kernels, refuse_samples
+from lmwright.evals.loss import SourceLoss, evaluate_rows, tally_of
 from lmwright.evals.positions import PositionLoss, position_losses
-from lmwright.evals.related import evaluate_related, print_related
-from lmwright.evals.tables import of_source, table_of
-from lmwright.evals.tagged import print_tags
+from lmwright.evals.tables import print_losses
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_run_at
 from lmwright.guard.heartbeat import beat
-from lmwright.guard.terminal import visible
 from lmwright.program.length import with_ids
 from lmwright.program.plan import Plan, resolve
 
@@ -83,34 +65,13 @@ class HeldOut:
 
     def _loss(self, weights: Tree, source: str) -> SourceLoss:
         run, store = self._plan.run, self._store
-        count = store.eval_rows(source)
-        measured = {"rows": min(count, run.eval.max_rows or count), "of_rows": count}
-        if run.objective.learns_from == ANSWERED_QUESTIONS:
-            return replace(self._answers(weights, source), **measured)
-        batches = store.eval_batches(source, self._rows, run.eval.max_rows)
-        evaluate = evaluate_related if run.objective.learns_from == RELATED_TEXTS else evaluate_rows
-        loss = evaluate(
-            run.model, run.objective, self._plan.compute, weights, source, batches, self._place
-        )
-        return replace(loss, **measured)
-
-    def _answers(self, weights: Tree, source: str) -> SourceLoss:
-        """Scores of held-out questions."""
-        from lmwright.data.tokens.tokenizer import load_tokenizer
-
-        run, store = self._plan.run, self._store
-        questions = some_of(
-            store.eval_questions(source), store.eval_rows(source), run.eval.max_rows
-        )
-        tokenizer, said = load_tokenizer(store.tokenizer_dir), run.data.tokenize
-        around = (
-            (tokenizer.bos_id,) if said.prepend == "bos" else (),
-            (tokenizer.eos_id,) if said.append == "eos" else (),
-        )
-        return evaluate_answers(
-            run.model, run.objective, self._plan.compute, weights, source, questions, tokenizer,
-            around, Rows(self._rows, store.seq_len), self._place,
+        tally = tally_of(run.objective)
+        loss = evaluate_rows(
+            run.model, run.objective, self._plan.compute, weights, source,
+            tally.batches(run, store, source, self._rows), self._place, tally,
         )  # fmt: skip
+        count = store.eval_rows(source)
+        return replace(loss, rows=min(count, run.eval.max_rows or count), of_rows=count)
 
     def _place(self, batch: Batch) -> Batch:
         beat("eval")  # once for each batch: all of them may take hours
@@ -232,47 +193,5 @@ def open_held_out(
 def eval_command(path: str, **options: Any) -> int:
     """Prints the held-out loss of a run; `options` are those of `open_held_out`. Returns 0."""
     opened = open_held_out(path, **options)
-    losses, compute = opened.held_out.losses(opened.weights), opened.plan.compute
-    objective = opened.plan.run.objective
-    if objective.learns_from == RELATED_TEXTS:
-        print_related(losses, compute)
-    elif objective.learns_from == ANSWERED_QUESTIONS:
-        print_answers(losses, compute)
-    elif objective.learns_from == TAGGED_WORDS:
-        print_tags(losses, compute)
-    elif objective.learns_from == ANY_LABELS:
-        print_label_sets(losses, objective.labels, compute)
-    elif objective.learns_from in HAVE_LABELS and objective.labels:
-        print_classes(losses, objective.labels, compute)
-    elif objective.learns_from in HAVE_LABELS:
-        print_numbers(losses, compute)
-    else:
-        print_losses(losses, compute)
+    print_losses(opened.held_out.losses(opened.weights), opened.plan.compute)
     return 0
-
-
-def print_losses(losses: list[SourceLoss], compute: Compute) -> None:
-    """Prints the losses per source, and the settings that they were computed with."""
-    console = Console()
-    console.print(loss_table(losses))
-    for loss in losses:
-        if loss.scores:
-            console.print(Text(f"{visible(loss.source, lines=False)}: {loss.scores_text}"))
-    console.print(compute_text(compute), highlight=False)
-
-
-def loss_table(losses: list[SourceLoss]) -> Table:
-    """Table of losses per source for the terminal."""
-    columns = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
-    by_rows = any(loss.rows_text for loss in losses)
-    rows = [
-        of_source(
-            loss,
-            f"{loss.perplexity:,.2f}",
-            "-" if loss.bits_per_byte is None else f"{loss.bits_per_byte:.4f}",
-            f"{loss.accuracy:.1%}",
-            *([loss.rows_text.removesuffix(" rows")] if by_rows else []),
-        )
-        for loss in losses
-    ]
-    return table_of((*columns, "rows") if by_rows else columns, rows)

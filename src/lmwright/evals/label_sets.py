@@ -2,15 +2,19 @@
 rightly were given a class, those that were given it, and those that have it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
+from rich.table import Table
 
 from lmwright.core.compute import Compute
-from lmwright.evals.compute import compute_text
-from lmwright.evals.loss import SourceLoss
-from lmwright.evals.tables import of_source, table_of
+from lmwright.core.contract import Batch, Model
+from lmwright.core.param import Tree
+from lmwright.evals.loss import Rows, RowTally
+from lmwright.evals.tables import TaskLoss, table_of
+from lmwright.objectives.multilabel import Multilabel
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,42 @@ class SetScores:
         return {"micro_f1": self.micro_f1, "macro_f1": self.macro_f1}
 
 
-def print_label_sets(
-    losses: Sequence[SourceLoss],
-    labels: Sequence[str],
-    compute: Compute,
-    console: Console | None = None,
-) -> None:
-    """Prints the scores of each source, and of each class."""
-    console = console or Console()
-    names = ("source", "texts", "loss", "all right", "micro F1", "macro F1")
-    rows, classes = [], []
-    for loss in losses:
-        counts = np.zeros((len(labels), 3)) if loss.label_counts is None else loss.label_counts
-        scores = SetScores.of(counts)
-        f1 = (f"{scores.micro_f1:.4f}", f"{scores.macro_f1:.4f}")
-        rows.append(of_source(loss, f"{loss.accuracy:.1%}", *f1))
-        head = (f"class of {loss.source}", "texts", "given", "precision", "recall", "F1")
+@dataclass(frozen=True, kw_only=True)
+class SetLoss(TaskLoss):
+    """Means over texts that may have any number of classes."""
+
+    labels: Sequence[str]
+    label_counts: np.ndarray = field(compare=False)
+    """float64 [K, 3]: texts that rightly were given a class, that were given it, and that have
+    it."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        "source",
+        "texts",
+        "loss",
+        "all right",
+        "micro F1",
+        "macro F1",
+    )
+
+    def averages(self) -> dict[str, float]:
+        """Scores that metrics.jsonl keeps, by name."""
+        return {"accuracy": self.accuracy} | SetScores.of(self.label_counts).averages()
+
+    @property
+    def note(self) -> str:
+        """The F1 of all pairs."""
+        return f"micro F1 {SetScores.of(self.label_counts).micro_f1:.3f}"
+
+    def figures(self) -> tuple[str, ...]:
+        """The columns after the loss."""
+        scores = SetScores.of(self.label_counts)
+        return (f"{self.accuracy:.1%}", f"{scores.micro_f1:.4f}", f"{scores.macro_f1:.4f}")
+
+    def details(self) -> list[Table]:
+        """Scores of each class."""
+        scores, counts = SetScores.of(self.label_counts), self.label_counts
+        head = (f"class of {self.source}", "texts", "given", "precision", "recall", "F1")
         lines = [
             (
                 label,
@@ -63,11 +87,34 @@ def print_label_sets(
                 *(f"{row[place]:.1%}" for row in (scores.precision, scores.recall)),
                 f"{scores.f1[place]:.4f}",
             )
-            for place, label in enumerate(labels)
+            for place, label in enumerate(self.labels)
         ]
-        classes.append(table_of(head, lines))
-    console.print(table_of(names, rows))
-    for table in classes:
-        console.print()
-        console.print(table)
-    console.print(compute_text(compute), highlight=False)
+        return [table_of(head, lines)]
+
+
+class SetRowTally(RowTally):
+    """Of texts that may have any number of classes."""
+
+    def __init__(self, objective: Multilabel):
+        super().__init__(objective)
+        self.counts = np.zeros((len(objective.labels), 3))
+
+    @staticmethod
+    def measure(
+        model: Model, objective: Multilabel, w: Tree, batch: Batch, compute: Compute
+    ) -> Any:
+        """Metrics of a batch, and counts [K, 3] of its texts."""
+        judged = objective.judged(model, w, batch, compute)
+        real, given, there = judged.real, judged.given, judged.there
+        sums = [jnp.einsum("bsk,bs->k", each, there) for each in (real * given, given, real)]
+        return judged.loss.metrics | {"label_counts": (jnp.stack(sums, -1), jnp.sum(there))}
+
+    def add(self, rows: Rows, sums: Any) -> None:
+        """Counts a batch."""
+        super().add(rows, sums)
+        self.counts += np.asarray(sums["label_counts"][0], np.float64)
+
+    def loss(self, source: str) -> SetLoss:
+        """The scores of the source."""
+        labels = self.objective.labels
+        return SetLoss(source, *self.means, labels=labels, label_counts=self.counts)

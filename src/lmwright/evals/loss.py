@@ -1,61 +1,55 @@
 """Held-out loss per source: nats per token, perplexity, bits per byte.
 
+    rows --measure, compiled--> sums of a batch --RowTally.add--> RowTally.loss: a SourceLoss
+
+An objective with other scores names a RowTally of its own (`Objective.tally`).
+
 Bits per byte divides the loss over all predicted tokens (ends of documents included) by the
 UTF-8 bytes of those tokens, so that tokenizers can be compared.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lmwright.config.rows import ANY_LABELS, HAVE_LABELS, TAGGED_WORDS
+from lmwright.config.run import Run
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model, Objective
 from lmwright.core.param import Tree
-from lmwright.evals.entities import entity_counts, f1_of
 from lmwright.kernels.select import compiler_options
 
-Rows = dict[str, np.ndarray]  # tokens, segment_ids, positions, loss_weight, text_bytes
+if TYPE_CHECKING:
+    from lmwright.data.rows.store import TokenStore
+
+Rows = dict[str, Any]
+"""Arrays: tokens, segment_ids, positions, loss_weight, text_bytes; and what a tally wants to know
+of them."""
 
 
 @dataclass(frozen=True)
 class SourceLoss:
-    """Means over one source; `loss` is in nats per predicted token."""
+    """Means over one source; `loss` is in nats per predicted token. What an objective scores beside
+    or instead of tokens is in a class of its own."""
 
     source: str
     loss: float
     accuracy: float
     tokens: int
-    text_bytes: int
+    """Tokens, texts, words, pairs or questions, over which `loss` is the mean."""
+    text_bytes: int = 0
     """UTF-8 bytes of these tokens; 0 where they are only some of a text's."""
     rows: int = 0
     of_rows: int = 0
     """Rows that the source has; 0 where it has no rows, as a text."""
-    confusion: np.ndarray | None = field(default=None, compare=False)
-    """Of a classifier, documents [K, K] by class and by the class that they were given."""
     scores: dict[str, float] = field(default_factory=dict, compare=False)
     """Means of `Objective.held_out_metrics`."""
-    numbers: np.ndarray | None = field(default=None, compare=False)
-    """Where documents have a number, float64 [documents, 2]: theirs and the one given. `loss` is
-    then the mean squared error."""
-    label_counts: np.ndarray | None = field(default=None, compare=False)
-    """Of classes of which a text may have any number, float64 [K, 3]: texts that rightly were given
-    a class, that were given it, and that have it."""
-    entities: np.ndarray | None = field(default=None, compare=False)
-    """Of tagged words, float64 [3]: entities that are right, were given, and are there."""
-    mrr: float | None = None
-    """Of vectors, the mean of the inverse rank of what belongs to a text, 0 beyond the tenth."""
-
-    @property
-    def entity_f1(self) -> float | None:
-        """F1 of entities, as seqeval's; None where words have no tags."""
-        return None if self.entities is None else f1_of(self.entities)
 
     @property
     def rows_text(self) -> str:
@@ -65,12 +59,8 @@ class SourceLoss:
         return f"{self.rows:,} of {self.of_rows:,} rows"
 
     @property
-    def scores_text(self) -> str:
-        """Text such as "detector loss 0.1234"; empty without scores."""
-        return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in self.scores.items())
-
-    @property
-    def perplexity(self) -> float:
+    def perplexity(self) -> float | None:
+        """None where the loss is not that of tokens."""
         return math.exp(min(self.loss, 700.0))
 
     @property
@@ -80,13 +70,115 @@ class SourceLoss:
             return None
         return self.loss * self.tokens / math.log(2) / self.text_bytes
 
+    def averages(self) -> dict[str, float]:
+        """Scores that metrics.jsonl keeps beside the loss, by name."""
+        return self.scores
 
-@lru_cache(maxsize=8)
-def _sums(model: Model, objective: Objective, compute: Compute) -> Callable[..., dict[str, Any]]:
-    def metrics(w: Tree, batch: Batch) -> dict[str, Any]:
+    @property
+    def note(self) -> str:
+        """Scores beside a loss, for people, such as "detector loss 0.1234"; may be empty."""
+        return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in self.scores.items())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of a table that has a line for each source."""
+        names = ("held-out source", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
+        return (*names, "rows") if self.of_rows else names
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """The line of this source: itself, how many tokens it has, their loss, and the figures."""
+        return (self.source, f"{self.tokens:,}", f"{self.loss:.4f}", *self.figures())
+
+    def figures(self) -> tuple[str, ...]:
+        """The columns after the loss."""
+        return (
+            f"{self.perplexity:,.2f}",
+            "-" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}",
+            f"{self.accuracy:.1%}",
+            *([self.rows_text.removesuffix(" rows")] if self.of_rows else []),
+        )
+
+    def details(self) -> list[Any]:
+        """Lines and tables about this source, printed below the table of sources."""
+        return [f"{self.source}: {self.note}"] if self.scores else []
+
+
+class RowTally:
+    """Sums over the held-out rows of one source."""
+
+    mean: ClassVar[str] = "nll"
+    """The metric whose mean is the loss."""
+
+    def __init__(self, objective: Any):
+        self.objective = objective
+        self.total = self.count = self.right = 0.0
+
+    def batches(self, run: Run, store: "TokenStore", source: str, num_rows: int) -> Iterable[Rows]:
+        """Held-out rows of a source in batches of `num_rows`, at most `eval.max_rows`."""
+        return store.eval_batches(source, num_rows, run.eval.max_rows)
+
+    @staticmethod
+    def measure(model: Model, objective: Any, w: Tree, batch: Batch, compute: Compute) -> Any:
+        """Sums of a batch, as `add` takes them; traceable."""
         return objective.for_eval().loss(model, w, batch, jax.random.key(0), compute).metrics
 
-    return compiled(metrics, compute)
+    def add(self, rows: Rows, sums: Any) -> None:
+        """Counts a batch, of which `measure` returned `sums`."""
+        total, count = map(float, sums[self.mean])
+        self.total += total
+        self.count += count
+        self.right += float(sums["accuracy"][0]) if "accuracy" in sums else 0.0
+
+    @property
+    def means(self) -> tuple[float, float, int]:
+        """The mean loss, the accuracy, and the number of tokens, texts or words."""
+        count = max(self.count, 1.0)
+        return self.total / count, self.right / count, round(self.count)
+
+    def loss(self, source: str) -> SourceLoss:
+        """The scores of the source."""
+        raise NotImplementedError
+
+
+class TokenRowTally(RowTally):
+    """Of predicted tokens."""
+
+    def __init__(self, objective: Any):
+        super().__init__(objective)
+        self.text_bytes = 0.0
+        self.more = {name: np.zeros(2) for name in objective.held_out_metrics}
+
+    def add(self, rows: Rows, sums: Any) -> None:
+        """Counts a batch, and the bytes of its text where all of its tokens are predicted."""
+        super().add(rows, sums)
+        for name, pair in self.more.items():
+            pair += [float(value) for value in sums[name]]
+        every = round(float(sums[self.mean][1])) == np.count_nonzero(rows["loss_weight"])
+        if every or not self.objective.both_ways:
+            self.text_bytes += float(rows["text_bytes"].sum())
+
+    def loss(self, source: str) -> SourceLoss:
+        """The loss, and the objective's own metrics."""
+        scores = {name: total / max(weight, 1.0) for name, (total, weight) in self.more.items()}
+        return SourceLoss(source, *self.means, int(self.text_bytes), scores=scores)
+
+
+def tally_of(objective: Objective) -> RowTally:
+    """An empty tally of the class that an objective names."""
+    module, _, name = objective.tally.partition(".")
+    tally: RowTally = getattr(import_module(f"lmwright.evals.{module}"), name)(objective)
+    return tally
+
+
+@lru_cache(maxsize=8)
+def _measure(
+    tally: type[RowTally], model: Model, objective: Objective, compute: Compute
+) -> Callable[..., Any]:
+    def sums(w: Tree, batch: Batch) -> Any:
+        return tally.measure(model, objective, w, batch, compute)
+
+    return compiled(sums, compute)
 
 
 def compiled(fn: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
@@ -108,41 +200,15 @@ def evaluate_rows(
     source: str,
     batches: Iterable[Rows],
     place: Callable[[Batch], Batch] = lambda batch: batch,
+    tally: RowTally | None = None,
 ) -> SourceLoss:
-    """Loss over batches of packed rows; `place` puts a batch on the devices."""
-    nll = correct = tokens = 0.0
-    text_bytes, confusion, numbers = 0.0, None, []
-    entities, counts = np.zeros(3), 0.0
-    more = {name: np.zeros(2) for name in objective.held_out_metrics}
+    """Scores of batches of packed rows, which are added to `tally`, an empty one if unset; `place`
+    puts a batch on the devices."""
+    tally = tally or tally_of(objective)
+    measure = _measure(type(tally), model, objective, compute)
     for rows in batches:
-        sums = _sums(model, objective, compute)(weights, place(batch_of(rows)))
-        total, count = map(float, sums["nll" if "nll" in sums else "mse"])
-        nll += total
-        tokens += count
-        correct += float(sums["accuracy"][0]) if "accuracy" in sums else 0.0
-        for name, pair in more.items():
-            pair += [float(value) for value in sums[name]]
-        if "confusion" in sums:
-            confusion = np.asarray(sums["confusion"][0]) + (0 if confusion is None else confusion)
-        if "label_counts" in sums:
-            counts = np.asarray(sums["label_counts"][0], np.float64) + counts
-        if "tags" in sums:
-            entities = entities + _entities(sums["tags"][0], objective.labels)
-        if "numbers" in sums:
-            numbers.append(_pairs(sums["numbers"][0]))
-        every = round(count) == np.count_nonzero(rows["loss_weight"])
-        some = objective.learns_from in (*HAVE_LABELS, TAGGED_WORDS) or (
-            objective.both_ways and not every
-        )
-        text_bytes += 0 if some else float(rows["text_bytes"].sum())
-    count = max(tokens, 1.0)
-    return SourceLoss(
-        source, nll / count, correct / count, round(tokens), int(text_bytes), confusion=confusion,
-        scores={name: total / max(weight, 1.0) for name, (total, weight) in more.items()},
-        numbers=np.concatenate(numbers) if numbers else None,
-        label_counts=np.asarray(counts) if objective.learns_from == ANY_LABELS else None,
-        entities=entities if objective.learns_from == TAGGED_WORDS else None,
-    )  # fmt: skip
+        tally.add(rows, measure(weights, place(batch_of(rows))))
+    return tally.loss(source)
 
 
 def of_all_hosts(found: jax.Array) -> np.ndarray:
@@ -150,21 +216,3 @@ def of_all_hosts(found: jax.Array) -> np.ndarray:
     if not found.is_fully_addressable:
         found = multihost_utils.process_allgather(found, tiled=True)
     return np.asarray(found)
-
-
-def _entities(found: jax.Array, labels: Sequence[str]) -> np.ndarray:
-    """float64 [3]: counts of entities in rows [B, T, 3], of which the last is the number of a
-    word's document in its row, 0 for tokens without a tag."""
-    real, given = [], []
-    for row in of_all_hosts(found):
-        for document in range(1, int(row[:, 2].max(initial=0)) + 1):
-            words = row[row[:, 2] == document]
-            real.append([labels[int(tag)] for tag in words[:, 0]])
-            given.append([labels[int(tag)] for tag in words[:, 1]])
-    return entity_counts(real, given)
-
-
-def _pairs(found: jax.Array) -> np.ndarray:
-    """float64 [documents, 2] of rows [B, S, 3], of which the last says whether one is there."""
-    flat = of_all_hosts(found).astype(np.float64).reshape(-1, 3)
-    return flat[flat[:, 2] > 0, :2]

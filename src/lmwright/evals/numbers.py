@@ -1,14 +1,18 @@
 """Scores of numbers that were given to documents, beside their own."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from lmwright.core.compute import Compute
-from lmwright.evals.loss import SourceLoss
-from lmwright.evals.tables import of_source, print_table, table_of
+from lmwright.core.contract import Batch, Model
+from lmwright.core.param import Tree
+from lmwright.evals.loss import Rows, RowTally, of_all_hosts
+from lmwright.evals.tables import TaskLoss
+from lmwright.objectives.regress import Regress
+from lmwright.objectives.similarity import Similarity
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,62 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.clip(a @ b / spread, -1, 1)) if spread > 0 else 0.0
 
 
-def print_numbers(
-    losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
-) -> None:
-    """Prints the scores of each source."""
-    names = ("source", "texts", "squared error", "of the mean", "Pearson", "Spearman")
-    rows = []
-    for loss in losses:
-        fit = Fit.of(np.zeros((0, 2)) if loss.numbers is None else loss.numbers)
-        values = (fit.of_mean, fit.pearson, fit.spearman)
-        rows.append(of_source(loss, *(f"{value:.4f}" for value in values)))
-    print_table(table_of(names, rows), compute, console)
+@dataclass(frozen=True, kw_only=True)
+class NumberLoss(TaskLoss):
+    """Means over texts that have a number; `loss` is the mean squared error."""
+
+    numbers: np.ndarray = field(compare=False)
+    """float64 [texts, 2]: their numbers, and the ones that were given."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        "source",
+        "texts",
+        "squared error",
+        "of the mean",
+        "Pearson",
+        "Spearman",
+    )
+
+    def averages(self) -> dict[str, float]:
+        """Scores that metrics.jsonl keeps, by name."""
+        return Fit.of(self.numbers).averages()
+
+    @property
+    def note(self) -> str:
+        """The correlation of ranks."""
+        return f"Spearman {Fit.of(self.numbers).spearman:.3f}"
+
+    def figures(self) -> tuple[str, ...]:
+        """The columns after the loss."""
+        fit = Fit.of(self.numbers)
+        return tuple(f"{value:.4f}" for value in (fit.of_mean, fit.pearson, fit.spearman))
+
+
+class NumberRowTally(RowTally):
+    """Of texts, or pairs of them, that have a number."""
+
+    mean: ClassVar[str] = "mse"
+
+    def __init__(self, objective: Regress | Similarity):
+        super().__init__(objective)
+        self.numbers = [np.zeros((0, 2))]
+
+    @staticmethod
+    def measure(
+        model: Model, objective: Regress | Similarity, w: Tree, batch: Batch, compute: Compute
+    ) -> Any:
+        """Metrics of a batch, and [..., 3]: the number, the one that was given, and 1 for a place
+        that has them."""
+        judged = objective.judged(model, w, batch, compute)
+        found = jnp.stack([judged.real, judged.given, judged.there], -1)
+        return judged.loss.metrics | {"numbers": (found, jnp.sum(judged.there))}
+
+    def add(self, rows: Rows, sums: Any) -> None:
+        """Counts a batch, and keeps its numbers."""
+        super().add(rows, sums)
+        flat = of_all_hosts(sums["numbers"][0]).astype(np.float64).reshape(-1, 3)
+        self.numbers.append(flat[flat[:, 2] > 0, :2])
+
+    def loss(self, source: str) -> NumberLoss:
+        """The scores of the source."""
+        return NumberLoss(source, *self.means, numbers=np.concatenate(self.numbers))

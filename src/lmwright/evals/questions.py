@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import Array
-from rich.console import Console
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
@@ -21,9 +20,8 @@ from lmwright.data.text.answered import answers_of
 from lmwright.data.text.chat_render import UnusableError
 from lmwright.data.tokens.answers import Context, Windows, document_of, in_windows
 from lmwright.errors import UserError
-from lmwright.evals.answered import print_answers
+from lmwright.evals.answered import SCORES, AnswerLoss
 from lmwright.evals.documents import Reader, of_tokens
-from lmwright.evals.loss import SourceLoss
 from lmwright.evals.spans import Found, answer_text, flat_windows, found_in
 from lmwright.evals.squad import scores_of
 from lmwright.evals.tallies import Tally
@@ -152,12 +150,11 @@ class AnswerTally(Tally):
         """Number of questions without an answer, as text."""
         return f"{self.without:,} without an answer" if self.without else ""
 
-    def table(self, name: str, compute: Compute, console: Console) -> None:
-        """Prints the scores."""
+    def loss(self, source: str) -> AnswerLoss:
+        """The scores of the questions whose answers are known."""
         exact, f1 = (self.sums / max(self.compared, 1)).tolist()
-        scores = {"exact_match": exact, "answer_f1": f1}
-        loss = SourceLoss(name, float("nan"), exact, self.compared, 0, scores=scores)
-        print_answers([loss], compute, console)
+        scores = dict(zip(SCORES, (exact, f1), strict=True))
+        return AnswerLoss(source, float("nan"), exact, self.compared, scores=scores)
 
 
 def _rounded(score: float) -> float:

@@ -6,29 +6,64 @@ Texts that are no negatives in training, since they equal the anchor or its posi
 here either. Of equal scores, the others come first.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
-from rich.console import Console
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
-from lmwright.evals.loss import Rows, SourceLoss, batch_of, compiled
-from lmwright.evals.tables import of_source, print_table, table_of
+from lmwright.evals.loss import Rows, RowTally
+from lmwright.evals.tables import TaskLoss
 from lmwright.objectives.embed import Embed, Texts
 
 BLOCK = 512  # anchors whose scores are in memory at a time
 WITHIN = 10  # ranks that count in the mean of their inverses
 
 
-@lru_cache(maxsize=8)
-def _texts(model: Model, objective: Embed, compute: Compute) -> Callable[..., Texts]:
-    def texts(w: Tree, batch: Batch) -> Texts:
+@dataclass(frozen=True, kw_only=True)
+class RelatedLoss(TaskLoss):
+    """Means over pairs of texts that belong together; `accuracy` is that at rank 1."""
+
+    mrr: float
+    """Mean of the inverse rank of what belongs to a text, 0 beyond the tenth."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        "source",
+        "pairs",
+        "loss",
+        "accuracy at 1",
+        f"MRR at {WITHIN}",
+    )
+
+    def averages(self) -> dict[str, float]:
+        """Scores that metrics.jsonl keeps, by name."""
+        return {"accuracy_at_1": self.accuracy, f"mrr_at_{WITHIN}": self.mrr}
+
+    @property
+    def note(self) -> str:
+        """The accuracy."""
+        return f"accuracy {self.accuracy:.1%}"
+
+    def figures(self) -> tuple[str, ...]:
+        """The columns after the loss."""
+        return (f"{self.accuracy:.1%}", f"{self.mrr:.4f}")
+
+
+class RelatedRowTally(RowTally):
+    """Of pairs of texts that belong together."""
+
+    def __init__(self, objective: Embed):
+        super().__init__(objective)
+        self.texts: list[Texts] = []
+        """Of each batch, on the host."""
+
+    @staticmethod
+    def measure(model: Model, objective: Embed, w: Tree, batch: Batch, compute: Compute) -> Texts:
+        """The texts of a batch."""
         found = objective.texts(objective.embedder(model), w, batch, compute)[0]
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
@@ -36,35 +71,23 @@ def _texts(model: Model, objective: Embed, compute: Compute) -> Callable[..., Te
         whole = lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec())  # noqa: E731
         return jax.tree.map(whole, found)  # on every host
 
-    return compiled(texts, compute)
+    def add(self, rows: Rows, sums: Any) -> None:
+        """Keeps the texts of a batch."""
+        self.texts.append(jax.device_get(sums))
 
-
-def evaluate_related(
-    model: Model,
-    objective: Embed,
-    compute: Compute,
-    weights: Tree,
-    source: str,
-    batches: Iterable[Rows],
-    place: Callable[[Batch], Batch] = lambda batch: batch,
-) -> SourceLoss:
-    """Loss, accuracy at rank 1 and mean reciprocal rank over the pairs of all batches; `place` puts
-    a batch on the devices."""
-    run = _texts(model, objective, compute)
-    found = [jax.device_get(run(weights, place(batch_of(rows)))) for rows in batches]
-    there = np.concatenate([texts.there.ravel() for texts in found])
-    vectors, anchor, marks = (
-        np.concatenate([x.reshape(-1, *x.shape[2:]) for x in each])[there]
-        for each in zip(*((t.vectors, t.anchor, t.marks) for t in found), strict=True)
-    )
-    at = np.flatnonzero(anchor)
-    loss, ranks = rank(vectors, at, marks, objective.temperature)
-    count = max(len(at), 1)
-    inverse = np.where(ranks <= WITHIN, 1 / np.maximum(ranks, 1), 0.0)
-    return SourceLoss(
-        source, loss / count, float(np.sum(ranks == 1)) / count, len(at), 0,
-        mrr=float(inverse.sum()) / count,
-    )  # fmt: skip
+    def loss(self, source: str) -> RelatedLoss:
+        """Loss, accuracy at rank 1 and mean reciprocal rank over the pairs of all batches."""
+        there = np.concatenate([texts.there.ravel() for texts in self.texts])
+        vectors, anchor, marks = (
+            np.concatenate([x.reshape(-1, *x.shape[2:]) for x in each])[there]
+            for each in zip(*((t.vectors, t.anchor, t.marks) for t in self.texts), strict=True)
+        )
+        at = np.flatnonzero(anchor)
+        loss, ranks = rank(vectors, at, marks, self.objective.temperature)
+        count = max(len(at), 1)
+        inverse = np.where(ranks <= WITHIN, 1 / np.maximum(ranks, 1), 0.0)
+        accuracy, mrr = float(np.sum(ranks == 1)) / count, float(inverse.sum()) / count
+        return RelatedLoss(source, loss / count, accuracy, len(at), mrr=mrr)
 
 
 def rank(
@@ -93,17 +116,3 @@ def rank(
         odds = np.where(seen, np.exp((scores - own) / temperature), 0.0)
         loss += float(np.sum(np.log1p(odds.sum(axis=1))))
     return loss, ranks
-
-
-def scores_of(loss: SourceLoss) -> dict[str, Any]:
-    """Scores of a source that metrics.jsonl keeps, by name."""
-    return {"accuracy_at_1": loss.accuracy, f"mrr_at_{WITHIN}": loss.mrr}
-
-
-def print_related(
-    losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
-) -> None:
-    """Prints the scores of each source."""
-    names = ("source", "pairs", "loss", "accuracy at 1", f"MRR at {WITHIN}")
-    rows = [of_source(loss, f"{loss.accuracy:.1%}", f"{loss.mrr or 0:.4f}") for loss in losses]
-    print_table(table_of(names, rows), compute, console)

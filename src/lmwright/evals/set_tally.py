@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from lmwright.core.compute import Compute
 from lmwright.data.text.labeled import class_of, label_text, labels_in
 from lmwright.data.tokens.classes import listed
 from lmwright.errors import UserError
-from lmwright.evals.label_sets import print_label_sets
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.label_sets import SetLoss
 from lmwright.evals.tallies import Tally
 
 THRESHOLD = 0.5
@@ -73,9 +70,9 @@ class SetTally(Tally):
     def counts(self) -> str:
         return ", ".join(f"{self.given[label]:,} {label}" for label in self.labels)
 
-    def table(self, name: str, compute: Compute, console: Console) -> None:
+    def loss(self, source: str) -> SetLoss:
         count = max(self.known, 1)
-        loss = SourceLoss(
-            name, self.nll / count, self.right / count, count, 0, label_counts=self.pairs
-        )
-        print_label_sets([loss], self.labels, compute, console)
+        return SetLoss(
+            source, self.nll / count, self.right / count, count,
+            labels=self.labels, label_counts=self.pairs,
+        )  # fmt: skip

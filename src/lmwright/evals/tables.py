@@ -1,6 +1,8 @@
 """Tables of scores for the terminal: a line for each held-out source, or each class."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +14,49 @@ from lmwright.evals.loss import SourceLoss
 from lmwright.guard.terminal import visible
 
 
+@dataclass(frozen=True)
+class TaskLoss(SourceLoss):
+    """Means over the texts, words, pairs or questions of one source."""
+
+    names: ClassVar[tuple[str, ...]]
+    """Of the columns of a table, of which `figures` are those after the loss."""
+
+    @property
+    def perplexity(self) -> None:
+        """None: no tokens are predicted."""
+        return None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of a table."""
+        return self.names
+
+    def details(self) -> list[Table]:
+        """Tables about this source."""
+        return []
+
+
+def print_losses(
+    losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
+) -> None:
+    """Prints the scores per source, and the settings that they were computed with."""
+    console = console or Console()
+    console.print(loss_table(losses))
+    for detail in (detail for loss in losses for detail in loss.details()):
+        if isinstance(detail, str):
+            console.print(Text(visible(detail, lines=False)))
+        else:
+            console.print()
+            console.print(detail)
+    console.print(compute_text(compute), highlight=False)
+
+
+def loss_table(losses: Sequence[SourceLoss]) -> Table:
+    """Table with a line for each source."""
+    columns = max((loss.columns for loss in losses), key=len, default=())
+    return table_of(columns, [loss.line for loss in losses])
+
+
 def table_of(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> Table:
     """Columns of these names, of which the first one is text and the others are figures."""
     table = Table(box=None, pad_edge=False)
@@ -20,15 +65,3 @@ def table_of(names: Sequence[str], rows: Iterable[tuple[str, ...]]) -> Table:
     for first, *figures in rows:
         table.add_row(Text(visible(first, lines=False)), *figures)
     return table
-
-
-def of_source(loss: SourceLoss, *figures: str) -> tuple[str, ...]:
-    """A row: the source, how many texts or words it has, their loss, and further figures."""
-    return (loss.source, f"{loss.tokens:,}", f"{loss.loss:.4f}", *figures)
-
-
-def print_table(table: Table, compute: Compute, console: Console | None = None) -> None:
-    """Prints a table, and the compute settings."""
-    console = console or Console()
-    console.print(table)
-    console.print(compute_text(compute), highlight=False)

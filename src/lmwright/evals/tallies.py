@@ -12,9 +12,10 @@ from lmwright.core.compute import Compute
 from lmwright.data.text.labeled import class_of, label_text, number_of
 from lmwright.data.tokens.classes import listed
 from lmwright.errors import UserError
-from lmwright.evals.classes import print_classes
+from lmwright.evals.classes import ClassLoss
 from lmwright.evals.loss import SourceLoss
-from lmwright.evals.numbers import print_numbers
+from lmwright.evals.numbers import NumberLoss
+from lmwright.evals.tables import print_losses
 from lmwright.guard.terminal import visible
 
 WORST = 5  # texts that are shown
@@ -71,12 +72,12 @@ class Tally:
 
     def show(self, name: str, compute: Compute, console: Console) -> None:
         """Prints the scores of the texts of a file whose label is known, and the worst of them."""
-        self.table(name, compute, console)
+        print_losses([self.loss(name)], compute, console)
         for _, text in self.worst:
             console.print(visible(text, lines=False), markup=False, soft_wrap=True)
 
-    def table(self, name: str, compute: Compute, console: Console) -> None:
-        """Prints the scores."""
+    def loss(self, source: str) -> SourceLoss:
+        """The scores of the texts of a file whose label is known."""
         raise NotImplementedError
 
 
@@ -130,13 +131,12 @@ class ClassTally(Tally):
     def counts(self) -> str:
         return ", ".join(f"{self.given[label]:,} {label}" for label in self.labels)
 
-    def table(self, name: str, compute: Compute, console: Console) -> None:
+    def loss(self, source: str) -> ClassLoss:
         labels = self.labels
         confusion = np.array([[self.pairs[a, b] for b in labels] for a in labels], np.float64)
         count = max(self.pairs.total(), 1)
         right = float(np.trace(confusion)) / count
-        loss = SourceLoss(name, self.nll / count, right, count, 0, confusion=confusion)
-        print_classes([loss], labels, compute, console)
+        return ClassLoss(source, self.nll / count, right, count, labels=labels, confusion=confusion)
 
 
 class NumberTally(Tally):
@@ -165,7 +165,7 @@ class NumberTally(Tally):
             text = f"farthest: {line['id']}, {real:g}, was given {line['score']:g}"
             self.remember(abs(real - line["score"]), text)
 
-    def table(self, name: str, compute: Compute, console: Console) -> None:
+    def loss(self, source: str) -> NumberLoss:
         pairs = np.array(self.pairs).reshape(-1, 2)
         mse = float(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2)) if len(pairs) else 0.0
-        print_numbers([SourceLoss(name, mse, 0.0, len(pairs), 0, numbers=pairs)], compute, console)
+        return NumberLoss(source, mse, 0.0, len(pairs), numbers=pairs)

@@ -23,6 +23,7 @@ from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute
 from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.evals.tables import print_losses
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.objectives.clm import Clm
@@ -124,8 +125,6 @@ def eval_text_command(
 ) -> int:
     """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
     file as one document; returns 0. Raises UserError if something is missing."""
-    from lmwright.evals.held_out import print_losses
-
     loaded = load_model(path, adapter)
     compute = row_compute(precision, kernels)
     objective = _objective_of(loaded, samples)

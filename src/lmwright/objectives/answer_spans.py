@@ -55,6 +55,7 @@ class Answer(Objective):
     both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = ANSWERED_QUESTIONS
+    tally: ClassVar[str] = "answered.AnswerRowTally"
     labels: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

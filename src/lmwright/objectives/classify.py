@@ -14,9 +14,7 @@ from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.objectives.documents import AnyPooling, OverDocuments, check_labels
-
-CONFUSION = "confusion"
+from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
 
 @section
@@ -29,16 +27,17 @@ class Classify(OverDocuments):
     pooling: AnyPooling = None
 
     learns_from: ClassVar[str] = "labeled texts"
+    tally: ClassVar[str] = "classes.ClassRowTally"
 
     def __post_init__(self) -> None:
         check_labels(self.labels, "class")
 
-    def for_eval(self) -> "Classify":
-        """The objective on held-out rows, which also counts each pair of classes."""
-        return _HeldOut(**vars(self))
-
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Cross-entropy summed over documents; `key` is unused, nothing is sampled."""
+        return self.judged(model, w, batch, compute).loss
+
+    def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
+        """The loss, and the number of each document's class [B, S] and of the one it is given."""
         scored = self.scored(model, w, batch, compute)
         logits, there, label = scored.scores, scored.there, scored.label.astype(jnp.int32)
         chosen = jnp.take_along_axis(logits, label[..., None], axis=-1)[..., 0]
@@ -48,22 +47,7 @@ class Classify(OverDocuments):
         metrics = {
             "nll": (nll, weight),
             "accuracy": (jnp.sum((guess == label) * there), weight),
-            **self.counts(label, guess, there),
         }
         added, more = self.classifier(model).penalties(scored.aux)
-        return Loss(nll + added * weight, weight, metrics | more)
-
-    def counts(self, label: Array, guess: Array, there: Array) -> dict[str, tuple[Array, Array]]:
-        """Further metrics, from numbers of classes [B, T] of the documents that are `there`."""
-        return {}
-
-
-class _HeldOut(Classify):
-    """`Classify` as measured on held-out rows."""
-
-    def counts(self, label: Array, guess: Array, there: Array) -> dict[str, tuple[Array, Array]]:
-        """Counts of documents by class (rows) and by the class that they were given (columns)."""
-        k = len(self.labels)
-        real, given = jax.nn.one_hot(label, k), jax.nn.one_hot(guess, k)
-        pairs = (real * there[..., None]).reshape(-1, k).T @ given.reshape(-1, k)
-        return {CONFUSION: (pairs, jnp.sum(there))}
+        loss = Loss(nll + added * weight, weight, metrics | more)
+        return Judged(loss, label, guess, there)

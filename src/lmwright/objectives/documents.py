@@ -12,7 +12,7 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
@@ -50,6 +50,16 @@ class Scored(NamedTuple):
     there: Array
     """float32 [B, S]: 1 for each document, else 0."""
     aux: Aux
+
+
+class Judged(NamedTuple):
+    """The loss of a batch, and what its documents, pairs or words have and were given."""
+
+    loss: Loss
+    real: Array
+    given: Array
+    there: Array
+    """float32: 1 for each of them, 0 for places that are left over."""
 
 
 class OverDocuments(Objective):

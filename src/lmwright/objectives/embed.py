@@ -72,6 +72,7 @@ class Embed(Objective):
 
     both_ways: ClassVar[bool] = True
     learns_from: ClassVar[str] = RELATED_TEXTS
+    tally: ClassVar[str] = "related.RelatedRowTally"
     whole_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

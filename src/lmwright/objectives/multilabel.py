@@ -18,9 +18,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.models.classifier import PerText, document_sums
-from lmwright.objectives.documents import AnyPooling, OverDocuments, check_labels
-
-LABEL_COUNTS = "label_counts"
+from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
 
 @section
@@ -34,17 +32,18 @@ class Multilabel(OverDocuments):
 
     per_text: ClassVar[PerText] = "any"
     learns_from: ClassVar[str] = ANY_LABELS
+    tally: ClassVar[str] = "label_sets.SetRowTally"
 
     def __post_init__(self) -> None:
         check_labels(self.labels, "class")
 
-    def for_eval(self) -> "Multilabel":
-        """The objective on held-out rows, which also counts texts of each class."""
-        return _HeldOut(**vars(self))
-
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Mean cross-entropy of the classes summed over documents; `key` is unused, nothing is
         sampled."""
+        return self.judged(model, w, batch, compute).loss
+
+    def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
+        """The loss, and the classes float32 [B, S, K] that documents have and are given."""
         scored = self.scored(model, w, batch, compute)
         logits, there = scored.scores, scored.there
         real = label_bits(batch, len(self.labels))
@@ -54,23 +53,9 @@ class Multilabel(OverDocuments):
         metrics = {
             "nll": (total, weight),
             "accuracy": (jnp.sum(jnp.all(given == real, axis=-1) * there), weight),
-            **self.counts(real, given, there),
         }
         added, more = self.classifier(model).penalties(scored.aux)
-        return Loss(total + added * weight, weight, metrics | more)
-
-    def counts(self, real: Array, given: Array, there: Array) -> dict[str, tuple[Array, Array]]:
-        """Further metrics, from the classes [B, S, K] of the documents that are `there`."""
-        return {}
-
-
-class _HeldOut(Multilabel):
-    """`Multilabel` as measured on held-out rows."""
-
-    def counts(self, real: Array, given: Array, there: Array) -> dict[str, tuple[Array, Array]]:
-        """Counts [K, 3] of documents: rightly given a class, given it, and having it."""
-        sums = [jnp.einsum("bsk,bs->k", each, there) for each in (real * given, given, real)]
-        return {LABEL_COUNTS: (jnp.stack(sums, -1), jnp.sum(there))}
+        return Judged(Loss(total + added * weight, weight, metrics | more), real, given, there)
 
 
 def label_bits(batch: Batch, count: int) -> Array:

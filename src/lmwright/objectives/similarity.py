@@ -23,9 +23,8 @@ from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved
 from lmwright.models.embedder import unit
 from lmwright.models.hf.embedder import TokenPooling
+from lmwright.objectives.documents import Judged
 from lmwright.objectives.embed import HIDDEN, Embed
-
-NUMBERS = "numbers"
 
 
 class ScoredPairs(NamedTuple):
@@ -53,15 +52,12 @@ class Similarity(Objective):
     labels: ClassVar[tuple[str, ...]] = ()
     both_ways: ClassVar[bool] = True
     learns_from: ClassVar[str] = SCORED_PAIRS
+    tally: ClassVar[str] = "numbers.NumberRowTally"
     whole_batch: ClassVar[bool] = True
 
     @property
     def _vectors(self) -> Embed:
         return Embed(pooling=self.pooling)
-
-    def for_eval(self) -> "Similarity":
-        """The objective on held-out rows, which also gives the numbers themselves."""
-        return _HeldOut(**vars(self))
 
     def spec(self, model: Model) -> Tree:
         """The encoder's weights without its head."""
@@ -76,8 +72,12 @@ class Similarity(Objective):
         return self._vectors.exported(model, w)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sum of squared errors over pairs or, with `compares = "order"`, the loss of the batch's
-        order times its number of pairs. `key` is unused: nothing is sampled."""
+        """The loss of a pair summed over pairs, or that of the batch's order times its pairs; `key`
+        is unused, nothing is sampled."""
+        return self.judged(model, w, batch, compute).loss
+
+    def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
+        """The loss, and the numbers and the cosines [M] of pairs."""
         embed = self._vectors
         texts, (added, more) = embed.texts(embed.embedder(model), w, batch, compute)
         if batch.tokens.ndim == 3:
@@ -88,21 +88,8 @@ class Similarity(Objective):
         total = squares
         if self.compares == "order":
             total = order_loss(pairs, self.temperature) * count
-        metrics = {"mse": (squares, count), **self.numbers(pairs)}
-        return Loss(total + added * count, count, metrics | more)
-
-    def numbers(self, pairs: ScoredPairs) -> dict[str, tuple[Array, Array]]:
-        """Further metrics."""
-        return {}
-
-
-class _HeldOut(Similarity):
-    """`Similarity` as measured on held-out rows."""
-
-    def numbers(self, pairs: ScoredPairs) -> dict[str, tuple[Array, Array]]:
-        """[M, 3]: the number, the cosine, and 1 for a pair that is there."""
-        found = jnp.stack([pairs.score, pairs.cosine, pairs.there], -1)
-        return {NUMBERS: (found, jnp.sum(pairs.there))}
+        loss = Loss(total + added * count, count, {"mse": (squares, count), **more})
+        return Judged(loss, pairs.score, pairs.cosine, pairs.there)
 
 
 def scored_pairs(vectors: Array, there: Array, batch: Batch) -> ScoredPairs:

@@ -22,9 +22,7 @@ from lmwright.errors import UserError
 from lmwright.models import KINDS
 from lmwright.models.heads import HEAD
 from lmwright.models.tagger import Tagger
-from lmwright.objectives.documents import check_labels
-
-TAGS = "tags"
+from lmwright.objectives.documents import Judged, check_labels
 
 
 @section
@@ -39,13 +37,10 @@ class Tag(Objective):
     both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = TAGGED_WORDS
+    tally: ClassVar[str] = "tagged.TagRowTally"
 
     def __post_init__(self) -> None:
         check_labels(self.labels, "tag")
-
-    def for_eval(self) -> "Tag":
-        """The objective on held-out rows, which also gives the tags themselves."""
-        return _HeldOut(**vars(self))
 
     def tagger(self, model: Model) -> Tagger:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
@@ -71,6 +66,11 @@ class Tag(Objective):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Cross-entropy summed over words; `key` is unused, nothing is sampled."""
+        return self.judged(model, w, batch, compute).loss
+
+    def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
+        """The loss, and the numbers of the tags [B, T] that words have and are given, each at its
+        first token."""
         tagger = self.tagger(model)
         x, aux = tagger.hidden(w, batch, compute)
         logits = tagger.logits(w, x)
@@ -82,19 +82,5 @@ class Tag(Objective):
         guess = jnp.argmax(logits, axis=-1)
         right = jnp.sum((guess == tag) * there)
         metrics = {"nll": (nll, weight), "accuracy": (right, weight)}
-        metrics |= self.tags(jnp.stack([tag, guess, batch.segment_ids * (there > 0)], -1), weight)
         added, more = tagger.penalties(aux)
-        return Loss(nll + added * weight, weight, metrics | more)
-
-    def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
-        """Further metrics, from tags [B, T, 3]."""
-        return {}
-
-
-class _HeldOut(Tag):
-    """`Tag` as measured on held-out rows."""
-
-    def tags(self, found: Array, weight: Array) -> dict[str, tuple[Array, Array]]:
-        """int [B, T, 3]: the tag, the one that was given, and the number of the document in its
-        row where a word begins, else 0."""
-        return {TAGS: (found, weight)}
+        return Judged(Loss(nll + added * weight, weight, metrics | more), tag, guess, there)

@@ -6,12 +6,8 @@ from typing import Any
 
 from lmwright.core.param import Tree
 from lmwright.data.rows.store import TokenStore
-from lmwright.evals.classes import Scores
 from lmwright.evals.held_out import HeldOut
-from lmwright.evals.label_sets import SetScores
 from lmwright.evals.loss import SourceLoss
-from lmwright.evals.numbers import Fit
-from lmwright.evals.related import scores_of
 from lmwright.program.plan import Plan
 from lmwright.program.state import averaged_weights
 from lmwright.train.display import Display
@@ -49,35 +45,6 @@ class HeldOutOfAll:
         return losses
 
 
-def _note(loss: SourceLoss) -> str:
-    """Note beside a loss: of labeled texts or vectors the accuracy or the correlation, further
-    scores, and the rows."""
-    measured = loss.confusion is not None or loss.mrr is not None
-    right = f"accuracy {loss.accuracy:.1%}" if measured else ""
-    if loss.entity_f1 is not None:
-        right = f"accuracy {loss.accuracy:.1%}, entity F1 {loss.entity_f1:.3f}"
-    if loss.label_counts is not None:
-        right = f"micro F1 {SetScores.of(loss.label_counts).micro_f1:.3f}"
-    if loss.numbers is not None:
-        right = f"Spearman {Fit.of(loss.numbers).spearman:.3f}"
-    return ", ".join(filter(None, (right, loss.scores_text, loss.rows_text)))
-
-
-def _scores(loss: SourceLoss) -> dict[str, float]:
-    """Scores beside a loss, by name: of labeled texts, or of vectors."""
-    if loss.mrr is not None:
-        return scores_of(loss)
-    if "answer_f1" in loss.scores:
-        return loss.scores
-    if loss.entity_f1 is not None:
-        return {"accuracy": loss.accuracy, "entity_f1": loss.entity_f1}
-    if loss.label_counts is not None:
-        return {"accuracy": loss.accuracy} | SetScores.of(loss.label_counts).averages()
-    if loss.numbers is not None:
-        return Fit.of(loss.numbers).averages()
-    return Scores.of(loss.confusion).averages() if loss.confusion is not None else {}
-
-
 def write_down(
     metrics: MetricsWriter,
     display: Display,
@@ -89,20 +56,23 @@ def write_down(
     """Writes down held-out losses and samples after a step; the names of their sources, and the
     prompts, get the prefix."""
     for loss in losses:
-        scores = _scores(loss)
         metrics.log_eval(
             step,
             prefix + loss.source,
             loss=loss.loss,
-            ppl=None if scores else loss.perplexity,
+            ppl=loss.perplexity,
             bits_per_byte=loss.bits_per_byte,
             tokens=loss.tokens,
             rows=loss.rows,
             of_rows=loss.of_rows,
-            scores=loss.scores | scores,
+            scores=loss.averages(),
         )
     if losses:
-        shown = {prefix + loss.source: (loss.loss, _note(loss)) for loss in losses}
+        notes = (", ".join(filter(None, (loss.note, loss.rows_text))) for loss in losses)
+        shown = {
+            prefix + loss.source: (loss.loss, note)
+            for loss, note in zip(losses, notes, strict=True)
+        }
         display.evaluated(step, shown)
     if samples:
         named = [s | {"prompt": f"{prefix} {s['prompt']}".strip()} for s in samples]
