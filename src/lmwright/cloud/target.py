@@ -183,9 +183,8 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
 
 def weights_of(run: Run) -> list[tuple[str, str]]:
     """Fields of a run that name weights to start from, and the places there."""
-    second = getattr(run.objective, "generator_from", None)
-    both = (("train.init_from", run.train.init_from), ("objective.generator_from", second))
-    return [(field, place) for field, place in both if place]
+    every = {"train.init_from": run.train.init_from, **run.objective.starts_from}
+    return [(field, place) for field, place in every.items() if place]
 
 
 def refuse_local_places(run: Run, disks: Sequence[str] = ()) -> None:

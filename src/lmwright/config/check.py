@@ -118,12 +118,12 @@ def _check_parts(run: Run) -> None:
         raise UserError(
             f"lora: objective.kind = {objective.kind!r} trains two models whole; remove [lora]"
         )
-    second = getattr(objective, "generator_from", None)
-    if second is not None and run.train.init_from is None:
-        raise UserError(
-            f"objective.generator_from: {second} has no effect without weights "
-            "of the model; set train.init_from to them, too"
-        )
+    for field, place in objective.starts_from.items():
+        if run.train.init_from is None:
+            raise UserError(
+                f"{field}: {place} has no effect without weights of the model; set "
+                "train.init_from to them, too"
+            )
 
 
 def _check_row(run: Run) -> None:

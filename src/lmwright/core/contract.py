@@ -249,6 +249,11 @@ class Objective(Protocol):
         texts have no windows."""
         return None
 
+    @property
+    def starts_from(self) -> Mapping[str, str]:
+        """Places of weights to start from beside `train.init_from`, by their field."""
+        return {}
+
     def spec(self, model: Model) -> Tree:
         """The weights of the run: the model's, or those of several models below their names."""
         return model.spec()

@@ -74,7 +74,9 @@ class Some(OverEncoder):
         return {name: tree for name, tree in both.items() if name in self.names}
 
 
-def two_parts(plan: Plan, origin: Place, generator: Place | None) -> tuple[Tree, list[str], str]:
+def two_parts(
+    plan: Plan, origin: Place, generator: Place | None = None
+) -> tuple[Tree, list[str], str]:
     """The weights of both models on the plan's devices, names of those that start fresh, and where
     the generator is from. Raises UserError for weights that are not of this run's models."""
     own = read_parts(plan, origin)

@@ -83,6 +83,12 @@ class Rtd(Objective):
             never_masked=self.never_masked,
         )
 
+    @property
+    def starts_from(self) -> Mapping[str, str]:
+        """The place of the generator's own weights, if it has any."""
+        place = self.generator_from
+        return {} if place is None else {"objective.generator_from": place}
+
     def with_tokenizer(self, tokenizer: Any) -> "Rtd":
         """The objective with the ids that it leaves open. Raises UserError for a tokenizer without
         a mask token, or of another id."""

@@ -86,12 +86,12 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
         if fresh := [name for name in new if name not in frozen.whole]:
             _write_down(plan, {"path": frozen.path, "fresh": fresh})
         return init_state(plan, frozen)
-    generator = _generator(plan, store)
+    beside = _beside(plan, store)
     try:
         origin = open_origin(path, plan.run.model)
         if not plan.run.train.init_parts:
             refuse_tokenizer(origin, store)
-        state, facts = _started(plan, origin, store, generator)
+        state, facts = _started(plan, origin, store, beside)
     except UserError as error:
         where = "init_parts" if plan.run.train.init_parts else "init_from"
         raise error.at(f"train.{where}") from error
@@ -106,21 +106,20 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
     return state
 
 
-def _generator(plan: Plan, store: TokenStore) -> Place | None:
-    """The place of the generator's own weights, where a run names one."""
-    path = getattr(plan.run.objective, "generator_from", None)
-    if path is None:
-        return None
-    try:
-        place = open_place(path)
-        refuse_tokenizer(place, store)
-    except UserError as error:
-        raise error.at("objective.generator_from") from error
-    return place
+def _beside(plan: Plan, store: TokenStore) -> list[Place]:
+    """The places of weights that the objective names beside `train.init_from`."""
+    places = []
+    for field, path in plan.run.objective.starts_from.items():
+        try:
+            places.append(place := open_place(path))
+            refuse_tokenizer(place, store)
+        except UserError as error:
+            raise error.at(field) from error
+    return places
 
 
 def _started(
-    plan: Plan, origin: Place, store: TokenStore, generator: Place | None
+    plan: Plan, origin: Place, store: TokenStore, beside: list[Place]
 ) -> tuple[Tree, dict[str, Any]]:
     """The state around the weights of places, and what is to be said of it."""
     if plan.run.train.init_parts:
@@ -129,12 +128,12 @@ def _started(
         with jax.set_mesh(plan.mesh):
             weights, fresh, said = weights_with_parts(plan, origin, store)
             return _state_around(plan, weights), {"fresh": fresh, "said": said}
-    if plan.run.objective.kind != "rtd":
+    if not plan.run.objective.parts:
         return state_from(plan, origin), {"fresh": list(fresh_weights(plan, origin))}
     from lmwright.formats.two_parts import two_parts
 
     with jax.set_mesh(plan.mesh):
-        weights, fresh, said = two_parts(plan, origin, generator)
+        weights, fresh, said = two_parts(plan, origin, *beside)
         return _state_around(plan, weights), {"fresh": fresh, "said": said}
 
 
