@@ -6,13 +6,15 @@ Texts share rows as in training, and results come in the order of the texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from lmwright.core.contract import Batch
 from lmwright.data.rows.pack import best_fit_rows
+from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.tokens.around import ids_around, ids_between
 from lmwright.data.tokens.classes import joined
 from lmwright.formats.loaded import LoadedModel
@@ -21,8 +23,21 @@ BATCH_TOKENS = 8192
 SHORTEST = 128  # tokens of a row
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Columns beside that of the texts."""
+
+    pair: str | None = None
+    label: str | None = None
+
+
 class Reader:
     """Encodes texts as a model's training did."""
+
+    text_column: ClassVar[str] = "text"
+    """Where texts are unless another column is named."""
+    pair_column: ClassVar[str | None] = None
+    """Where their second texts are unless another column is named."""
 
     def __init__(self, loaded: LoadedModel):
         self.tokenizer = loaded.tokenizer
@@ -32,6 +47,11 @@ class Reader:
         self.between = ids_between(self.tokenizer, *self.around)
         self.most: int = loaded.model.seq_len
         """Tokens that the model takes."""
+
+    @classmethod
+    def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
+        """The rows, of which those cannot be used that lack something."""
+        return rows
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None

@@ -7,8 +7,7 @@ interrupted command goes on where it was (`evals.streamed`).
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,12 +24,12 @@ from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
-from lmwright.evals.documents import Reader, of_documents
-from lmwright.evals.questions import Questions, with_contexts
+from lmwright.evals.documents import Columns, Reader, of_documents
+from lmwright.evals.questions import Questions
 from lmwright.evals.set_tally import SetTally
 from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
-from lmwright.evals.tallies import ClassTally, NumberTally, Tally
-from lmwright.evals.word_tags import WordTags, refuse_columns
+from lmwright.evals.tallies import ClassTally, NumberTally, Tally, refuse_threshold
+from lmwright.evals.word_tags import WordTags
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash
@@ -39,18 +38,16 @@ from lmwright.models.classifier import Classifier
 from lmwright.models.tagger import Tagger
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Columns beside the one of the texts."""
-
-    pair: str | None = None
-    label: str | None = None
-
-
 class Predictor(Reader):
     """A classifier, ready for texts."""
 
-    def __init__(self, loaded: LoadedModel, compute: Compute, threshold: float | None = None):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        compute: Compute,
+        columns: Columns,
+        threshold: float | None = None,
+    ):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
                 f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
@@ -77,42 +74,21 @@ def tally_of(model: Classifier, threshold: float | None) -> Tally:
     return ClassTally(model.labels) if model.labels else NumberTally()
 
 
-def refuse_threshold(threshold: float | None) -> None:
-    """Raises UserError for a threshold, of a model that gives one label each."""
-    if threshold is not None:
-        raise UserError(
-            f"--threshold: {threshold:g} has no effect on a model that does not give texts any "
-            "number of labels (objective.kind = 'multilabel'); leave it out"
-        )
-
-
 def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array:
     return model.classify(w, batch, compute)[0]
 
 
-def predictor_of(
-    loaded: LoadedModel, columns: Columns, compute: Compute, threshold: float | None = None
-) -> Predictor | WordTags | Questions:
-    """The model, ready for texts. Raises UserError for one that gives texts nothing, or that does
-    not read the `columns`."""
-    if isinstance(loaded.model, Answerer):
-        refuse_threshold(threshold)
-        return Questions(loaded, loaded.model, compute)
-    if isinstance(loaded.model, Tagger):
-        refuse_columns(columns.pair, columns.label)
-        refuse_threshold(threshold)
-        return WordTags(loaded, loaded.model, compute)
-    return Predictor(loaded, compute, threshold)
+AnyPredictor = Predictor | WordTags | Questions
+PREDICTORS: Mapping[type, type[AnyPredictor]] = {Answerer: Questions, Tagger: WordTags}
+"""What reads rows for a model, other than a Predictor."""
 
 
 def predict_lines(
-    predictor: Predictor | WordTags | Questions, rows: Iterator[Row | Bad], columns: Columns
+    predictor: AnyPredictor, rows: Iterator[Row | Bad], columns: Columns
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
     none of the model's."""
-    tally = predictor.tally
-    if isinstance(predictor, Questions):
-        rows = with_contexts(rows, str(columns.pair))
+    tally, rows = predictor.tally, predictor.usable(rows, columns)
     while chunk := list(islice(rows, CHUNK)):
         good = [row for row in chunk if isinstance(row, Row)]
         metas = [json.loads(row.meta) for row in good]
@@ -161,17 +137,16 @@ def predict_command(
     refuse_existing(target, overwrite)
     open_texts(file, text_column or "text", id_column)  # refuses what is not there at once
     compute, loaded = row_compute(precision, kernels), load_model(path, adapter)
-    usual, second = (
-        ("question", "context") if isinstance(loaded.model, Answerer) else ("text", None)
-    )
-    text_column, columns = text_column or usual, Columns(pair_column or second, label_column)
+    form = PREDICTORS.get(type(loaded.model), Predictor)
+    columns = Columns(pair_column or form.pair_column, label_column)
+    text_column = text_column or form.text_column
     texts = open_texts(file, text_column, id_column, tuple(filter(None, vars(columns).values())))
-    if isinstance(loaded.model, Answerer) and any(each.format == "txt" for each in texts.files):
+    if form.pair_column and any(each.format == "txt" for each in texts.files):
         raise UserError(
             f"{file}: has lines of text, and a question stands beside its context; give csv, tsv, "
             "jsonl or parquet"
         )
-    predictor = predictor_of(loaded, columns, compute, threshold)
+    predictor = form(loaded, compute, columns, threshold)
     tally = predictor.tally
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:

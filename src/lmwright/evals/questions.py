@@ -4,9 +4,9 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -21,10 +21,10 @@ from lmwright.data.text.chat_render import UnusableError
 from lmwright.data.tokens.answers import Context, Windows, document_of, in_windows
 from lmwright.errors import UserError
 from lmwright.evals.answered import SCORES, AnswerLoss
-from lmwright.evals.documents import Reader, of_tokens
+from lmwright.evals.documents import Columns, Reader, of_tokens
 from lmwright.evals.spans import Found, answer_text, flat_windows, found_in
 from lmwright.evals.squad import scores_of
-from lmwright.evals.tallies import Tally
+from lmwright.evals.tallies import Tally, refuse_threshold
 from lmwright.formats.loaded import LoadedModel
 from lmwright.models.answerer import Answerer
 
@@ -46,12 +46,23 @@ class Answered(NamedTuple):
 class Questions(Reader):
     """An answerer, ready for questions with their contexts."""
 
-    def __init__(self, loaded: LoadedModel, model: Answerer, compute: Compute):
+    text_column: ClassVar[str] = "question"
+    pair_column: ClassVar[str | None] = "context"
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        compute: Compute,
+        columns: Columns,
+        threshold: float | None = None,
+    ):
+        refuse_threshold(threshold)
         super().__init__(loaded)
-        self.model, self.weights = model, loaded.weights
-        self.most = model.window_tokens
-        self.tally = AnswerTally(model.no_answer)
-        self._run = jax.jit(partial(_logits, model, compute))
+        self.model: Answerer = loaded.model
+        self.weights = loaded.weights
+        self.most = self.model.window_tokens
+        self.tally = AnswerTally(self.model.no_answer)
+        self._run = jax.jit(partial(_logits, self.model, compute))
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
@@ -79,14 +90,15 @@ class Questions(Reader):
             for one, mine in zip(asked, each, strict=True)
         ]
 
-
-def with_contexts(rows: Iterable[Row | Bad], column: str) -> Iterator[Row | Bad]:
-    """The rows, of which those without a text in the column of contexts cannot be used."""
-    for row in rows:
-        if isinstance(row, Row) and not isinstance(json.loads(row.meta).get(column), str):
-            yield Bad(row.number, f"no text in {column!r}, where its context is read")
-        else:
-            yield row
+    @classmethod
+    def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
+        """The rows, of which those without a text in the column of contexts cannot be used."""
+        column = str(columns.pair)
+        for row in rows:
+            if isinstance(row, Row) and not isinstance(json.loads(row.meta).get(column), str):
+                yield Bad(row.number, f"no text in {column!r}, where its context is read")
+            else:
+                yield row
 
 
 def _logits(model: Answerer, compute: Compute, w: Tree, batch: Batch) -> Array:

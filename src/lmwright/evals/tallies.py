@@ -81,6 +81,15 @@ class Tally:
         raise NotImplementedError
 
 
+def refuse_threshold(threshold: float | None) -> None:
+    """Raises UserError for a threshold, of a model that gives one label each."""
+    if threshold is not None:
+        raise UserError(
+            f"--threshold: {threshold:g} has no effect on a model that does not give texts any "
+            "number of labels (objective.kind = 'multilabel'); leave it out"
+        )
+
+
 def shares_of(scores: np.ndarray) -> np.ndarray:
     """Probabilities [..., K] of raw scores."""
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -18,8 +18,8 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.data.tokens.tags import Words, words_as_tokens
 from lmwright.errors import UserError
-from lmwright.evals.documents import Reader, of_tokens
-from lmwright.evals.tallies import Tally, shares_of
+from lmwright.evals.documents import Columns, Reader, of_tokens
+from lmwright.evals.tallies import Tally, refuse_threshold, shares_of
 from lmwright.formats.loaded import LoadedModel
 from lmwright.models.tagger import Tagger
 
@@ -42,11 +42,20 @@ class Tagged(NamedTuple):
 class WordTags(Reader):
     """A tagger, ready for texts."""
 
-    def __init__(self, loaded: LoadedModel, model: Tagger, compute: Compute):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        compute: Compute,
+        columns: Columns,
+        threshold: float | None = None,
+    ):
+        refuse_columns(columns.pair, columns.label)
+        refuse_threshold(threshold)
         super().__init__(loaded)
-        self.model, self.weights = model, loaded.weights
-        self.tally = TagTally(model.labels)
-        self._run = jax.jit(partial(_logits, model, compute))
+        self.model: Tagger = loaded.model
+        self.weights = loaded.weights
+        self.tally = TagTally(self.model.labels)
+        self._run = jax.jit(partial(_logits, self.model, compute))
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
