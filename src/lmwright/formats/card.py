@@ -21,10 +21,8 @@ from lmwright.formats.card_citation import citation, with_address
 from lmwright.formats.card_license import CARRIED, carried_text, license_of
 from lmwright.formats.card_use import USE
 from lmwright.guard.terminal import visible
-from lmwright.models.answerer import Answerer
-from lmwright.models.detector import Detector
 from lmwright.models.hf.answerer import TASK
-from lmwright.models.tagger import Tagger
+from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX, is_hub_name
 
 if TYPE_CHECKING:
@@ -251,17 +249,9 @@ def model_card(facts: Facts, model: HfModel, proof: "Proof", dtype: str, place: 
 
 
 def task_of(model: HfModel) -> str:
-    """The hub's task name of a model."""
-    if isinstance(model, Answerer):
-        return TASK
-    if isinstance(model, Tagger):
-        return "token-classification"
-    if hasattr(model, "labels"):
-        return "text-classification"
-    if isinstance(model, Detector):
-        return "feature-extraction"
-    if getattr(model, "pooling", None):
-        return "sentence-similarity"
+    """The hub's name of what a model does."""
+    if isinstance(model, OverEncoder):
+        return model.task
     masks = model.both_ways and not model.fills_masks
     return "fill-mask" if masks else "text-generation"
 

@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.formats.tokenizer_files import begin_once, limit_tokens
-from lmwright.models.answerer import Answerer
 from lmwright.models.over import OverEncoder
 
 
 def fit_tokenizer(folder: Path, model: Any) -> None:
     """Makes the tokenizer of a folder join and cut texts as the training of a model did that reads
     documents; that of another model stays."""
-    if isinstance(model, Answerer):
+    if not isinstance(model, OverEncoder):
+        return
+    if model.pairs_begin_once:
         begin_once(folder)
-    if isinstance(model, OverEncoder) and model.reads_documents:
+    if model.reads_documents:
         limit_tokens(folder, model.seq_len)

@@ -20,6 +20,7 @@ from lmwright.core.param import Param, Tree, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
 from lmwright.formats.safetensors import Tensors
+from lmwright.models.over import encoder_of
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ def slots(model: HfModel) -> list[Slot]:
     stacks the layers are in; `{}` in it is the number of an expert. Raises UserError for a
     reasoning layer, which has no name over there.
     """
-    if getattr(model, "reasoning", None) is not None:
+    below = encoder_of(model)
+    if getattr(below, "reasoning", None) is not None:
         raise UserError(
             "model.reasoning: no Hugging Face architecture has reasoning layers; "
             "keep the run directory, or train without them to export"
         )
-    places = {path: numbers for span in model.spans for path, _, numbers in span.places()}
+    places = {path: numbers for span in below.spans for path, _, numbers in span.places()}
     outer, layered = [], []
     for path, param in walk(model.spec()):
         stack, _, leaf = path.rpartition(".")

@@ -20,7 +20,6 @@ from lmwright.formats.tokenizer_files import (
     write_tokenizer,
 )
 from lmwright.formats.weights import load_codes, load_run_at
-from lmwright.models.embedder import Embedder
 from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX
 
@@ -69,9 +68,9 @@ def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedMode
 
 def prompted(run: Any, model: Any) -> Any:
     """A run's model, with the prompts that its texts were given if it is one of vectors."""
-    if not (isinstance(model, Embedder) and run.data.sources):
+    if not (isinstance(model, OverEncoder) and run.data.sources):
         return model
-    return replace(model, prompts=tuple(run.data.sources[0].prompts.items()))
+    return model.with_prompts(run.data.sources[0].prompts)
 
 
 def _reads_documents(model: Any) -> bool:

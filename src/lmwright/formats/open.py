@@ -212,7 +212,9 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
         place = open_place(name, header=True)
         if place.kind == RUN:  # named by a checkpoint in it
             return load_run(place.path, overrides).model
-        model = getattr(place.model, "encoder", place.model)
+        from lmwright.models.over import encoder_of
+
+        model = encoder_of(place.model)
         return with_overrides(model, overrides, "the model")
     known = presets.of_section("model")
     if name not in known:
@@ -251,7 +253,9 @@ def init_fields(
                 model = converted(model, kind)
         except UserError as error:
             raise error.at("train.init_from") from error
-    fields = {("model",): to_plain(getattr(model, "encoder", model), defaults="omit")}
+    from lmwright.models.over import encoder_of
+
+    fields = {("model",): to_plain(encoder_of(model), defaults="omit")}
     if tokenizer is not None:
         fields["data", "tokenizer"] = {"path": str(tokenizer)}
     return fields

@@ -20,11 +20,11 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import TIED_HEAD
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_head import (
-    Headed,
     config_of_saved,
     read_saved,
     refuse_saved,
     saved_weights,
+    saves_head,
     task_type,
 )
 from lmwright.formats.peft_start import as_plain
@@ -187,7 +187,7 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
-    if not isinstance(model, Headed):  # whose head is in `w`
+    if not saves_head(model):  # whose head is in `w`
         refuse_saved(adapter, where)
     _replace_whole(leaves, model, adapter.whole, where)
     model = _untied(leaves, model, adapter)

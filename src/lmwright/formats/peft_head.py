@@ -18,7 +18,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, nest, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
-from lmwright.formats.adapter_note import ANSWERS, read_note
+from lmwright.formats.adapter_note import read_note
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
@@ -28,10 +28,9 @@ from lmwright.models.embedder import KINDS as VECTORS
 from lmwright.models.embedder import Embedder, embedder_of
 from lmwright.models.heads import HEAD, left_out
 from lmwright.models.hf.answerer import answer_fields
-from lmwright.models.over import OverEncoder
+from lmwright.models.over import OverEncoder, encoder_of
 from lmwright.models.tagger import Tagger
 
-Headed = Classifier | Tagger | Answerer  # with weights that an adapter trains whole
 TASK_TYPES: Mapping[type, str] = {
     Classifier: "SEQ_CLS", Tagger: "TOKEN_CLS", Answerer: "QUESTION_ANS",
     Embedder: "FEATURE_EXTRACTION",
@@ -56,17 +55,12 @@ def task_type(model: HfModel) -> str:
 
 def noted(model: HfModel) -> dict[str, Any]:
     """Facts of a model over an encoder that PEFT's config does not say."""
-    if isinstance(model, Classifier):
-        several = {"per_text": model.per_text} if model.per_text != "one" else {}
-        return {"labels": model.labels, "pooling": model.pooling} | several
-    if isinstance(model, Tagger):
-        return {"labels": model.labels}
-    if isinstance(model, Answerer):
-        return {"answers": {name: getattr(model, name) for name in ANSWERS}}
-    if isinstance(model, Embedder):
-        prompts = {"prompts": dict(model.prompts)} if model.prompts else {}
-        return {"pooling": model.pooling, "length": model.length} | prompts
-    return {}
+    return model.note() if isinstance(model, OverEncoder) else {}
+
+
+def saves_head(model: Any) -> bool:
+    """True for a model whose head adapters train whole."""
+    return isinstance(model, OverEncoder) and model.saves_head
 
 
 def form_of(note: Mapping[str, Any], config: Mapping[str, Any]) -> type | None:
@@ -111,7 +105,7 @@ def headed(
     host weights. Raises UserError where the adapter needs a head that the base cannot have."""
     note = read_note(Path(folder))
     form = form_of(note, adapter.config)
-    encoder = model.encoder if isinstance(model, OverEncoder) else model
+    encoder = encoder_of(model)
     if not adapter.saved:
         if form is not Embedder or encoder.kind not in VECTORS:
             return model, w, w
@@ -140,7 +134,7 @@ def headed(
 
 def _with_head(
     model: Any, encoder: Any, form: type | None, note: Mapping[str, Any], folder: str | Path
-) -> Headed:
+) -> OverEncoder:
     """The classifier or tagger with the classes of the note, else of a base that is one; or the
     answerer with its settings, else the usual ones."""
     form = form or type(model)
@@ -151,7 +145,7 @@ def _with_head(
         if form is Tagger:
             return Tagger(encoder, labels)
         return Classifier(encoder, labels, note["pooling"], note.get("per_text", "one"))
-    if isinstance(model, Headed) and isinstance(model, form):
+    if saves_head(model) and isinstance(model, form):
         return model
     if form is Answerer:
         return Answerer(encoder, **answer_fields({}, encoder, str(folder)))

@@ -27,8 +27,7 @@ from lmwright.formats.reference import Reference, too_large, transformers_says
 from lmwright.formats.tensor_hash import add_tensor
 from lmwright.formats.ternary import has_ternary
 from lmwright.formats.text_tensors import NotTaken
-from lmwright.models.classifier import Classifier
-from lmwright.models.embedder import Embedder
+from lmwright.models.over import OverEncoder
 
 PROMPTS = (
     "Once upon a time, in a small village by the sea, there lived",
@@ -255,7 +254,7 @@ def _against(
 
 
 def _outputs(model: HfModel) -> str:
-    return "hidden states" if isinstance(model, Embedder) else "logits"
+    return model.outputs if isinstance(model, OverEncoder) else "logits"
 
 
 def _insist(distance: Agreement, other: str, tolerance: float) -> None:
@@ -297,8 +296,8 @@ def logits(model: HfModel, w: Tree, tokens: np.ndarray) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=0)
 def _forward(model: HfModel, w: Tree, batch: Batch) -> jax.Array:
-    if isinstance(model, Classifier):
-        return model.classify(w, batch, Compute())[0][:, :1]  # a row is a document
+    if isinstance(model, OverEncoder):
+        return model.compared(w, batch, Compute())
     return model.logits(w, model.hidden(w, batch, Compute())[0])
 
 

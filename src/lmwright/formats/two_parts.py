@@ -27,7 +27,7 @@ from lmwright.formats.weights import load_run_weights
 from lmwright.models.detector import HEAD, TABLE, Detector
 from lmwright.models.hf.detector import POSITIONS as POSITION_TABLE
 from lmwright.models.mask_decoder import POSITIONS, MaskDecoder
-from lmwright.models.over import OverEncoder
+from lmwright.models.over import OverEncoder, encoder_of
 from lmwright.models.text_part import TextPart
 from lmwright.objectives.rtd import DISCRIMINATOR, GENERATOR
 from lmwright.program.plan import Plan
@@ -115,7 +115,7 @@ def read_parts(plan: Plan, place: Place) -> dict[str, Tree]:
     """Weights of a place for each of the two models, on the plan's devices: the same for both, but
     from a run that trained both. Raises UserError where it is no model of this shape."""
     model = place.model
-    encoder = getattr(model, "encoder", model)
+    encoder = encoder_of(model)
     if encoder.kind != plan.run.model.kind:
         raise UserError(
             f"{place.path}: holds a {encoder.kind!r} model, and this run trains a "

@@ -25,6 +25,7 @@ from lmwright.formats.tensor_hash import add_to_hash
 from lmwright.formats.train_state import pick, restore
 from lmwright.models.conversion import ADDING
 from lmwright.models.heads import left_out
+from lmwright.models.over import encoder_of
 from lmwright.program.lora import frozen_spec, storages
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import averaged_weights, fresh_frozen
@@ -48,9 +49,9 @@ def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
 
 
 def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None:
-    """Refuses as `refuse_unlike` does, for an objective with `fresh` weights or without a head: the
-    place's own head, over documents or over its vocabulary, is left out."""
-    but = {*fresh, *left_out(getattr(place.model, "encoder", place.model))} if fresh else ()
+    """As `refuse_unlike`, of an objective with `fresh` weights or without a head: one of the
+    place's own, over documents or over its vocabulary, is left out."""
+    but = {*fresh, *left_out(encoder_of(place.model))} if fresh else ()
     refuse_unlike(place, spec, but)
 
 

@@ -7,10 +7,10 @@ The transform is the one that the encoder's own head goes through before its log
 DeBERTa has none here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from lmwright.models.hf.answerer import AnswererHf
+from lmwright.models.hf.answerer import TASK, AnswererHf
 from lmwright.models.over_tokens import OverTokens
 
 
@@ -19,6 +19,9 @@ class Answerer(OverTokens):
     """An encoder without its head, and a layer of two scores over each of its tokens."""
 
     called: ClassVar[str] = "a model that answers questions"
+    task: ClassVar[str] = TASK
+    pairs_begin_once: ClassVar[bool] = True
+    saves_head: ClassVar[bool] = True
 
     window_tokens: int
     """Tokens of a question and a part of its context."""
@@ -38,6 +41,11 @@ class Answerer(OverTokens):
     def num_scores(self) -> int:
         """Scores of a token: as the first one of an answer, and as the last one."""
         return 2
+
+    def note(self) -> dict[str, Any]:
+        """How windows are cut and answers chosen."""
+        own = (field.name for field in fields(self) if field.name != "encoder")
+        return {"answers": {name: getattr(self, name) for name in own}}
 
 
 def has_answers(family: Any) -> bool:

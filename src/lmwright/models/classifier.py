@@ -10,7 +10,7 @@ documents of a row, as many as it has tokens; those that are not there have logi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ class Classifier(OverEncoder):
     """An encoder without its head, and the head over documents."""
 
     called: ClassVar[str] = "a classifier"
+    task: ClassVar[str] = "text-classification"
+    saves_head: ClassVar[bool] = True
 
     labels: tuple[str, ...]
     """The classes; none where the score is a number."""
@@ -45,20 +47,25 @@ class Classifier(OverEncoder):
         """Table of Hugging Face names of the model."""
         return ClassifierHf(self)
 
+    def note(self) -> dict[str, Any]:
+        """Its classes, its pooling, and how many classes a text has, where that is not one."""
+        several = {"per_text": self.per_text} if self.per_text != "one" else {}
+        return {"labels": self.labels, "pooling": self.pooling} | several
+
     def spec(self) -> Tree:
         """Every weight, once."""
         spec = self.encoder.spec()
         dropped = left_out(self.encoder)
-        head = self.document_head.spec(self.encoder.embed_dim, max(1, len(self.labels)))
+        head = self.encoder.document_head.spec(self.encoder.embed_dim, max(1, len(self.labels)))
         return {name: tree for name, tree in spec.items() if name not in dropped} | {HEAD: head}
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
-        return self.document_head.weights(w)
+        return self.encoder.document_head.weights(w)
 
     def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [B, T, K] for hidden [B, T, D], pooled or not."""
-        return scores(w, self.document_head.transformed(self.encoder, w, hidden))
+        """float32 [B, T, K] for hidden [B, T, D], be it pooled already or not."""
+        return scores(w, self.encoder.document_head.transformed(self.encoder, w, hidden))
 
     def classify(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Logits float32 [B, T, K] of the documents of each row, the first T of them, and sums of
@@ -72,6 +79,10 @@ class Classifier(OverEncoder):
         else:
             pooled = document_sums(x * first_tokens(batch)[..., None], ids)
         return self.logits(w, pooled.astype(x.dtype)), aux
+
+    def compared(self, w: Tree, batch: Batch, compute: Compute) -> Array:
+        """float32 [B, 1, K]: the scores of whole rows, each a document."""
+        return self.classify(w, batch, compute)[0][:, :1]
 
 
 def first_tokens(batch: Batch) -> Array:

@@ -35,6 +35,7 @@ class Detector(OverEncoder):
     """An encoder without the head over its vocabulary, and a head that scores each token."""
 
     called: ClassVar[str] = "a detector"
+    task: ClassVar[str] = "feature-extraction"
     reads_documents: ClassVar[bool] = False
 
     @property

@@ -6,8 +6,9 @@ Each segment of a packed row is a document. In shapes, S are the places for docu
 those that are not there have zeros.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -20,7 +21,7 @@ from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.detector import Detector
 from lmwright.models.hf.embedder import EmbedderHf, Length, TokenPooling
-from lmwright.models.over import OverEncoder
+from lmwright.models.over import OverEncoder, encoder_of
 
 KINDS = ("eurobert", "modernbert", "deberta")  # of encoders that give vectors
 EMBED = "embed"  # the table of the vocabulary, in the tree
@@ -31,6 +32,8 @@ class Embedder(OverEncoder):
     """An encoder without its head, and how the tokens of a document become its vector."""
 
     called: ClassVar[str] = "an embedder"
+    task: ClassVar[str] = "sentence-similarity"
+    outputs: ClassVar[str] = "hidden states"
 
     pooling: TokenPooling = "mean"
     length: Length = "one"
@@ -44,6 +47,15 @@ class Embedder(OverEncoder):
     def hf(self) -> EmbedderHf:
         """Table of Hugging Face names of the model."""
         return EmbedderHf(self)
+
+    def note(self) -> dict[str, Any]:
+        """How vectors are made, and the prompts, if there are any."""
+        prompts = {"prompts": dict(self.prompts)} if self.prompts else {}
+        return {"pooling": self.pooling, "length": self.length} | prompts
+
+    def with_prompts(self, prompts: Mapping[str, str]) -> "Embedder":
+        """The model of a run that put these before its texts, by name."""
+        return replace(self, prompts=tuple(prompts.items()))
 
     def without_head(self, w: Tree) -> Tree:
         """The encoder's weights that this model has, too."""
@@ -82,7 +94,7 @@ def embedder_of(model: Model, pooling: TokenPooling = "mean", length: Length = "
         return replace(model, pooling=pooling, length=length)
     if isinstance(model, Detector):  # pretrained by it, and without a head for anything else
         model = model.encoder
-    if getattr(model, "encoder", model) is not model:
+    if encoder_of(model) is not model:
         raise UserError(
             f"model.kind: this {model.kind!r} has a head that is not for vectors; give the encoder "
             "that it came from"

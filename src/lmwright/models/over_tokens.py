@@ -33,9 +33,9 @@ class OverTokens(OverEncoder):
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
-        return self.document_head.weights(w)
+        return self.encoder.document_head.weights(w)
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [B, T, K] for hidden [B, T, D]."""
-        h = self.encoder.transformed(w, hidden) if self.document_head.kept else hidden
+        h = self.encoder.transformed(w, hidden) if self.encoder.document_head.kept else hidden
         return scores(w, h)

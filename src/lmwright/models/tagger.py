@@ -7,7 +7,7 @@ family whose head over documents has a fresh one (EuroBERT, DeBERTa) has none he
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lmwright.models.hf.tagger import TaggerHf
 from lmwright.models.over_tokens import OverTokens
@@ -18,6 +18,8 @@ class Tagger(OverTokens):
     """An encoder without its head, and a layer of scores over each of its tokens."""
 
     called: ClassVar[str] = "a tagger"
+    task: ClassVar[str] = "token-classification"
+    saves_head: ClassVar[bool] = True
 
     labels: tuple[str, ...]
     """The tags, in the order of their numbers."""
@@ -31,3 +33,7 @@ class Tagger(OverTokens):
     def num_scores(self) -> int:
         """Scores of a token, one for each tag."""
         return len(self.labels)
+
+    def note(self) -> dict[str, Any]:
+        """Its tags."""
+        return {"labels": self.labels}
