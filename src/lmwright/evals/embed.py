@@ -129,10 +129,8 @@ def embedder_at(
 ) -> Embedder:
     """The model of a place as one that gives vectors: as it says itself, or else means of hidden
     states as they are. Raises UserError for a model that is no encoder."""
-    model = loaded.model
-    own = (model.pooling, model.length) if isinstance(model, Embedder) else ("mean", "any")
     try:
-        return embedder_of(model, pooling or own[0], length or own[1])
+        return embedder_of(loaded.model, pooling, length)
     except UserError as error:
         raise UserError(f"{loaded.path}: {error}") from None
 

@@ -162,7 +162,7 @@ def _embedder(model: Any, note: Mapping[str, Any]) -> Embedder:
     if "length" in note:
         made = embedder_of(model, note["pooling"], note["length"])
         return replace(made, prompts=tuple(note.get("prompts", {}).items()))
-    return model if isinstance(model, Embedder) else embedder_of(model, "mean", "any")
+    return embedder_of(model)
 
 
 def _slots_of(model: HfModel, whole: Tree) -> list[Slot]:

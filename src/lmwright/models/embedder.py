@@ -88,10 +88,13 @@ class Embedder(OverEncoder):
         return jnp.einsum("bst,btd->bsd", share, x, precision=lax.Precision.HIGHEST), aux
 
 
-def embedder_of(model: Model, pooling: TokenPooling = "mean", length: Length = "one") -> Embedder:
-    """An encoder as a model that gives vectors. Raises UserError for other models."""
+def embedder_of(
+    model: Model, pooling: TokenPooling | None = None, length: Length | None = None
+) -> Embedder:
+    """An encoder as a model that gives vectors: as it says itself where it does, else means of
+    hidden states as they are. Raises UserError for other models."""
     if isinstance(model, Embedder):
-        return replace(model, pooling=pooling, length=length)
+        return replace(model, pooling=pooling or model.pooling, length=length or model.length)
     if isinstance(model, Detector):  # pretrained by it, and without a head for anything else
         model = model.encoder
     if encoder_of(model) is not model:
@@ -104,7 +107,7 @@ def embedder_of(model: Model, pooling: TokenPooling = "mean", length: Length = "
             f"model.kind: {model.kind!r} gives no vectors here; use an encoder of kind "
             f"{' or '.join(map(repr, KINDS))}"
         )
-    return Embedder(model, pooling, length)
+    return Embedder(model, pooling or "mean", length or "any")
 
 
 def unit(vectors: Array) -> Array:

@@ -93,7 +93,7 @@ class Embed(Objective):
                 f"objective.matryoshka_dims: {most} is more than model.embed_dim = "
                 f"{model.embed_dim}; leave it out"
             )
-        return embedder_of(model, self.pooling)
+        return embedder_of(model, self.pooling, "one")
 
     def spec(self, model: Model) -> Tree:
         """The encoder's weights without its head."""
