@@ -24,28 +24,19 @@ from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
-from lmwright.models.hf.answerer import answer_fields, answering_encoder
 from lmwright.models.hf.bitnet import QUANTIZATION, is_packed
-from lmwright.models.hf.classifier import encoder_of, head_fields
-from lmwright.models.hf.detector import DETECTORS, HEAD_PREFIX, MaskDecoderHf
-from lmwright.models.hf.embedder import BODIES
-from lmwright.models.hf.tagger import tagged_encoder, tags_of
+from lmwright.models.hf.detector import DETECTOR, HEAD_PREFIX
+from lmwright.models.hf.embedder import EMBEDDER, VECTORS
 from lmwright.models.hf.xlstm import fused_parts
 from lmwright.models.mask_decoder import MaskDecoder
 from lmwright.models.tagger import Tagger
-from lmwright.models.text_part import (
-    MASK_DECODER,
-    NONE,
-    TEXT_PARTS,
-    architecture_of,
-    text_config,
-    text_part_of,
-)
+from lmwright.models.text_part import NONE, TEXT_PARTS, architecture_of, text_config, text_part_of
 
 MAX_LAYERS = 10_000
 UNNAMED = {"deberta-v2": "DebertaV2ForMaskedLM"}
 """Architecture of a config.json that names none, by its model type; Microsoft's name none."""
-VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
+OVER = (Classifier, Tagger, Answerer, Detector, MaskDecoder, Embedder)
+"""Models over an encoder; of a name that two of them have, the first that takes it."""
 BOOLEANS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
     "use_bidirectional_attention",
@@ -64,8 +55,8 @@ def is_body(config: dict[str, Any], folder: Path) -> bool:
     """True for the config.json of an encoder without a head, which is used for its vectors; one
     of the architectures is a detector's, too, whose head is among the tensors."""
     architecture = architecture_of(config)
-    if architecture not in DETECTORS:
-        return architecture in BODIES
+    if architecture not in DETECTOR.encoders():
+        return architecture in EMBEDDER.encoders()
     try:
         return not any(name.startswith(HEAD_PREFIX) for name in TensorFiles(folder))
     except UserError:  # found again when weights are wanted
@@ -77,27 +68,9 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture or a feature that lmwright does not compute."""
     config = text_config(config, where)
     architecture = architecture_of(config)
-    if (alone := encoder_of(architecture)) is not None:
-        encoder = model_from_config(config | {"architectures": [alone]}, where)
-        return Classifier(encoder, **head_fields(config, encoder, where))
-    if (alone := tagged_encoder(architecture)) is not None:
-        encoder = model_from_config(config | {"architectures": [alone]}, where)
-        return Tagger(encoder, tags_of(config, where))
-    if (alone := answering_encoder(architecture)) is not None:
-        encoder = model_from_config(config | {"architectures": [alone]}, where)
-        return Answerer(encoder, **answer_fields(config, encoder, where))
-    if architecture in DETECTORS and VECTORS not in config:
-        return Detector(
-            model_from_config(config | {"architectures": [DETECTORS[architecture]]}, where)
-        )
-    if (kind := config.get(MASK_DECODER)) is not None:
-        if kind != "enhanced" or architecture not in MaskDecoderHf.architectures:
-            raise UserError(f"{where}: {MASK_DECODER} = {kind!r} is not known; remove it")
-        alone = {name: value for name, value in config.items() if name != MASK_DECODER}
-        return MaskDecoder(model_from_config(alone, where))
-    if architecture in BODIES:
-        encoder = model_from_config(config | {"architectures": [BODIES[architecture]]}, where)
-        return Embedder(encoder, **{"length": "any", **config.get(VECTORS, {})})
+    for kind in OVER if architecture != NONE else ():
+        if (alone := kind.hf.of_encoder(config, where)) is not None:
+            return kind(**kind.hf.fields(config, model_from_config(alone, where), where))
     known = {
         name: kind
         for kind, table in TABLES.items()

@@ -24,10 +24,8 @@ from lmwright.formats.peft_folder import CONFIG, PeftFolder
 from lmwright.formats.safetensors import some
 from lmwright.models.answerer import Answerer, has_answers
 from lmwright.models.classifier import Classifier
-from lmwright.models.embedder import KINDS as VECTORS
-from lmwright.models.embedder import Embedder, embedder_of
+from lmwright.models.embedder import Embedder, embedder_of, vector_kinds
 from lmwright.models.heads import HEAD, left_out
-from lmwright.models.hf.answerer import answer_fields
 from lmwright.models.over import OverEncoder, encoder_of
 from lmwright.models.tagger import Tagger
 
@@ -107,7 +105,7 @@ def headed(
     form = form_of(note, adapter.config)
     encoder = encoder_of(model)
     if not adapter.saved:
-        if form is not Embedder or encoder.kind not in VECTORS:
+        if form is not Embedder or encoder.kind not in vector_kinds():
             return model, w, w
         model = _embedder(model, note)
         own = {name: w[name] for name in model.spec()}
@@ -148,7 +146,7 @@ def _with_head(
     if saves_head(model) and isinstance(model, form):
         return model
     if form is Answerer:
-        return Answerer(encoder, **answer_fields({}, encoder, str(folder)))
+        return Answerer(**Answerer.hf.fields({}, encoder, str(folder)))
     what = "Token" if form is Tagger else "Sequence"
     raise UserError(
         f"{folder}: has a head for classes that neither it nor the base names; merge it into a "

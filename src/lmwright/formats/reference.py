@@ -17,9 +17,10 @@ from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.hf_read import is_body
 from lmwright.formats.peft_config import refuse_endless
-from lmwright.models.hf.answerer import OUT
-from lmwright.models.hf.detector import DETECTORS
-from lmwright.models.hf.embedder import BODIES
+from lmwright.models import TABLES
+from lmwright.models.hf.answerer import ANSWERER
+from lmwright.models.hf.detector import DETECTOR
+from lmwright.models.hf.embedder import EMBEDDER
 from lmwright.models.text_part import MASK_DECODER
 
 NOT_INSTALLED = "it is not installed"
@@ -80,19 +81,15 @@ HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
 
 def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a config.json for a head over documents or tokens; none of another model."""
-    if "id2label" not in config or config.get("architectures", [""])[0] in OUT:
+    if "id2label" not in config or config.get("architectures", [""])[0] in ANSWERER.encoders():
         return {}
     by_number = {int(i): name for i, name in config["id2label"].items()}
     return {key: config[key] for key in HEAD_KEYS if key in config} | {"id2label": by_number}
 
 
-# whose metadata it reads in full; of others it leaves scales, caps or sizes at their defaults
-WHOLE = ("llama", "mistral", "qwen2", "qwen3")
-
-
 def _dropped(config: Mapping[str, Any]) -> str | None:
     """Setting that transformers silently ignores when it reads a GGUF file, if any."""
-    if config.get("model_type") not in WHOLE:
+    if not any(config.get("model_type") in table.gguf_types for table in TABLES.values()):
         return f"some of {config.get('model_type')}'s settings"
     if config.get("attention_bias") or config.get("mlp_bias"):
         return "the biases"
@@ -154,15 +151,15 @@ def _class_for(architecture: str, body: bool = False) -> Any:
     `body` has no head, of the names that a detector has, too."""
     import transformers
 
-    if architecture in DETECTORS and not body:
+    if architecture in DETECTOR.encoders() and not body:
         raise UserError("it has no class with a head for replaced tokens")
     if architecture.endswith("ForSequenceClassification"):
         return transformers.AutoModelForSequenceClassification
     if architecture.endswith("ForTokenClassification"):
         return transformers.AutoModelForTokenClassification
-    if architecture in OUT:
+    if architecture in ANSWERER.encoders():
         return transformers.AutoModelForQuestionAnswering
-    if architecture in BODIES:
+    if architecture in EMBEDDER.encoders():
         return transformers.AutoModel
     masked = architecture.endswith("ForMaskedLM")
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM

@@ -10,7 +10,7 @@ DeBERTa has none here.
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from lmwright.models.hf.answerer import TASK, AnswererHf
+from lmwright.models.hf.answerer import ANSWERER, TASK
 from lmwright.models.over_tokens import OverTokens
 
 
@@ -18,6 +18,7 @@ from lmwright.models.over_tokens import OverTokens
 class Answerer(OverTokens):
     """An encoder without its head, and a layer of two scores over each of its tokens."""
 
+    hf: ClassVar = ANSWERER
     called: ClassVar[str] = "a model that answers questions"
     task: ClassVar[str] = TASK
     pairs_begin_once: ClassVar[bool] = True
@@ -31,11 +32,6 @@ class Answerer(OverTokens):
     """Tokens of the longest answer that is given."""
     no_answer: Literal["allowed", "never"]
     """`allowed` if a question may get no answer."""
-
-    @property
-    def hf(self) -> AnswererHf:
-        """Table of Hugging Face names of the model."""
-        return AnswererHf(self)
 
     @property
     def num_scores(self) -> int:

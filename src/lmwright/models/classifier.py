@@ -22,7 +22,7 @@ from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.models.heads import HEAD, Pooling, left_out, scores
-from lmwright.models.hf.classifier import ClassifierHf
+from lmwright.models.hf.classifier import CLASSIFIER
 from lmwright.models.over import OverEncoder
 
 PerText = Literal["one", "any"]
@@ -32,6 +32,7 @@ PerText = Literal["one", "any"]
 class Classifier(OverEncoder):
     """An encoder without its head, and the head over documents."""
 
+    hf: ClassVar = CLASSIFIER
     called: ClassVar[str] = "a classifier"
     task: ClassVar[str] = "text-classification"
     saves_head: ClassVar[bool] = True
@@ -41,11 +42,6 @@ class Classifier(OverEncoder):
     pooling: Pooling
     per_text: PerText = "one"
     """Number of classes of a text."""
-
-    @property
-    def hf(self) -> ClassifierHf:
-        """Table of Hugging Face names of the model."""
-        return ClassifierHf(self)
 
     def note(self) -> dict[str, Any]:
         """Its classes, its pooling, and how many classes a text has, where that is not one."""

@@ -20,7 +20,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
-from lmwright.models.hf.detector import DetectorHf
+from lmwright.models.hf.detector import DETECTOR
 from lmwright.models.over import OverEncoder
 from lmwright.nn.intervals import causal
 from lmwright.nn.layer_norm import layer_norm
@@ -34,14 +34,10 @@ TABLE = "embed"  # of the encoder
 class Detector(OverEncoder):
     """An encoder without the head over its vocabulary, and a head that scores each token."""
 
+    hf: ClassVar = DETECTOR
     called: ClassVar[str] = "a detector"
     task: ClassVar[str] = "feature-extraction"
     reads_documents: ClassVar[bool] = False
-
-    @property
-    def hf(self) -> DetectorHf:
-        """Table of Hugging Face names of the model."""
-        return DetectorHf(self)
 
     def spec(self) -> Tree:
         """Every weight, once."""

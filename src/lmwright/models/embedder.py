@@ -19,11 +19,11 @@ from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
+from lmwright.models import TABLES
 from lmwright.models.detector import Detector
-from lmwright.models.hf.embedder import EmbedderHf, Length, TokenPooling
+from lmwright.models.hf.embedder import EMBEDDER, Length, TokenPooling
 from lmwright.models.over import OverEncoder, encoder_of
 
-KINDS = ("eurobert", "modernbert", "deberta")  # of encoders that give vectors
 EMBED = "embed"  # the table of the vocabulary, in the tree
 
 
@@ -31,6 +31,7 @@ EMBED = "embed"  # the table of the vocabulary, in the tree
 class Embedder(OverEncoder):
     """An encoder without its head, and how the tokens of a document become its vector."""
 
+    hf: ClassVar = EMBEDDER
     called: ClassVar[str] = "an embedder"
     task: ClassVar[str] = "sentence-similarity"
     outputs: ClassVar[str] = "hidden states"
@@ -42,11 +43,6 @@ class Embedder(OverEncoder):
     """Texts by name, of which one may be put before each text."""
     default_prompt: str | None = None
     """Name of the prompt that is put before a text unless another is asked for."""
-
-    @property
-    def hf(self) -> EmbedderHf:
-        """Table of Hugging Face names of the model."""
-        return EmbedderHf(self)
 
     def note(self) -> dict[str, Any]:
         """How vectors are made, and the prompts, if there are any."""
@@ -102,12 +98,17 @@ def embedder_of(
             f"model.kind: this {model.kind!r} has a head that is not for vectors; give the encoder "
             "that it came from"
         )
-    if model.kind not in KINDS:
+    if model.kind not in (kinds := vector_kinds()):
         raise UserError(
             f"model.kind: {model.kind!r} gives no vectors here; use an encoder of kind "
-            f"{' or '.join(map(repr, KINDS))}"
+            f"{' or '.join(map(repr, kinds))}"
         )
     return Embedder(model, pooling or "mean", length or "any")
+
+
+def vector_kinds() -> list[str]:
+    """Kinds of encoders that give vectors."""
+    return [kind for kind, table in TABLES.items() if table.body]
 
 
 def unit(vectors: Array) -> Array:

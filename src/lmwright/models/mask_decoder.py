@@ -22,7 +22,7 @@ from lmwright.core.stack import Aux, added
 from lmwright.core.weight import before_products, dot, lookup
 from lmwright.kernels import select
 from lmwright.models.block import with_bias
-from lmwright.models.hf.detector import MaskDecoderHf
+from lmwright.models.hf.detector import MASK_DECODER_FORM
 from lmwright.models.layers import Attend, run_layers
 from lmwright.models.over import OverEncoder
 
@@ -36,13 +36,9 @@ class MaskDecoder(OverEncoder):
     """An encoder with its head over the vocabulary, and positions for the queries of its last
     layer."""
 
+    hf: ClassVar = MASK_DECODER_FORM
     called: ClassVar[str] = "an encoder with a mask decoder"
     reads_documents: ClassVar[bool] = False
-
-    @property
-    def hf(self) -> MaskDecoderHf:
-        """Table of Hugging Face names of the model."""
-        return MaskDecoderHf(self)
 
     def spec(self) -> Tree:
         """Every weight, once. A position is the distance from the start of the document."""

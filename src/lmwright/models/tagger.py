@@ -9,7 +9,7 @@ family whose head over documents has a fresh one (EuroBERT, DeBERTa) has none he
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lmwright.models.hf.tagger import TaggerHf
+from lmwright.models.hf.tagger import TAGGER
 from lmwright.models.over_tokens import OverTokens
 
 
@@ -17,17 +17,13 @@ from lmwright.models.over_tokens import OverTokens
 class Tagger(OverTokens):
     """An encoder without its head, and a layer of scores over each of its tokens."""
 
+    hf: ClassVar = TAGGER
     called: ClassVar[str] = "a tagger"
     task: ClassVar[str] = "token-classification"
     saves_head: ClassVar[bool] = True
 
     labels: tuple[str, ...]
     """The tags, in the order of their numbers."""
-
-    @property
-    def hf(self) -> TaggerHf:
-        """Table of Hugging Face names of the model."""
-        return TaggerHf(self)
 
     @property
     def num_scores(self) -> int:

@@ -31,13 +31,13 @@ from lmwright.core.param import Tree, is_param, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import lookup
 from lmwright.errors import UserError
+from lmwright.models import TABLES
 from lmwright.models.detector import TABLE, Detector
 from lmwright.nn.gumbel import sample
 from lmwright.objectives.clm import loss_at
 from lmwright.objectives.masking import keys_of_rows
 from lmwright.objectives.mlm import Hidden, Mlm
 
-KINDS = ("deberta",)  # of models whose head for this is known
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
 LOSS_CHUNKS = 4  # of the generator's masks, whose logits exist at once
 VOCAB_CHUNK = 8192  # ids whose logits exist at once while the generator samples
@@ -103,10 +103,11 @@ class Rtd(Objective):
     def generator(self, model: Model) -> Any:
         """The generator: the model with fewer layers. Raises UserError for more layers, or a model
         without a head for this."""
-        if model.kind not in KINDS:
+        kinds = [kind for kind, table in TABLES.items() if table.detector]
+        if model.kind not in kinds:
             raise UserError(
                 f"objective.kind: 'rtd' has no head for {model.kind!r}; use model.kind = "
-                f"{' or '.join(map(repr, KINDS))}, or objective.kind = 'mlm'"
+                f"{' or '.join(map(repr, kinds))}, or objective.kind = 'mlm'"
             )
         layers = self.generator_layers or max(1, model.num_layers // 2)
         if layers > model.num_layers:

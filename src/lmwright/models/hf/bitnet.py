@@ -4,10 +4,12 @@ Without a `quantization_config` transformers computes with the floats themselves
 model.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.table import HEAD, WEIGHTS, Json, Table, Words
+from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Words
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import WEIGHTS, Table
 
 QUANTIZATION = "quantization_config"
 ACT = Words("mlp", "hidden_act", {"relu2glu": "relu2", "swiglu": "silu"}, "relu2", "relu2")
@@ -23,13 +25,52 @@ def how_quantized(mode: str) -> Json:
     }
 
 
+def _read_quantization(config: Json, _: Json, where: str) -> Json:
+    said = config.get(QUANTIZATION)
+    if not isinstance(said, dict) or said.get("quant_method") != "bitnet":
+        raise UserError(
+            f"{where}: {QUANTIZATION} is not BitNet's, so that its class computes with floats; "
+            f"write {how_quantized('online')} there if its weights are to be ternary"
+        )
+    if said.get("linear_class") != "autobitlinear":
+        raise UserError(
+            f"{where}: {QUANTIZATION}.linear_class {said.get('linear_class')!r} divides by the "
+            "scale and cannot be told from one that multiplies; take the folder with "
+            "'autobitlinear'"
+        )
+    if said.get("quantization_mode", "offline") not in MODES:
+        raise UserError(
+            f"{where}: {QUANTIZATION}.quantization_mode {said['quantization_mode']!r} is not "
+            f"one of {', '.join(MODES)}"
+        )
+    if said.get("use_rms_norm"):
+        raise UserError(
+            f"{where}: {QUANTIZATION}.use_rms_norm puts a norm before every projection, which "
+            "is not computed here"
+        )
+    kept = said.get("modules_to_not_convert") or ["lm_head"]
+    if kept != ["lm_head"]:
+        raise UserError(
+            f"{where}: {QUANTIZATION}.modules_to_not_convert {kept} leaves projections as "
+            "floats; all of them are ternary here"
+        )
+    return {}
+
+
 class BitNetHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "BitNet"
     model_types: ClassVar = {"BitNetForCausalLM": "bitnet"}
     quantized: ClassVar = True
-    words = (ACT, HEAD)
+    pairs = (
+        ACT,
+        HEAD,
+        ROPE,
+        Fixed("attention_bias", False, "{key} is set; BitNet here has no biases", same=(None,)),
+        Derived(_read_quantization, lambda *_: {QUANTIZATION: how_quantized("online")}),
+        NO_IDS,
+    )
     weights = WEIGHTS | {
         "layers.attention_sub_norm": "model.layers.{i}.self_attn.attn_sub_norm.weight",
         "layers.mlp_sub_norm": "model.layers.{i}.mlp.ffn_sub_norm.weight",
@@ -37,46 +78,6 @@ class BitNetHf(Table):
     defaults: ClassVar = {
         "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
     }  # fmt: skip
-
-    def own_config(self, model: Any, config: Json) -> Json:
-        """Ids that its class would fill in with those of the released model, and how its
-        weights are stored: floats."""
-        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        return ids | {"attention_bias": False, QUANTIZATION: how_quantized("online")}
-
-    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Refuses what its class would compute otherwise."""
-        if config.get("attention_bias"):
-            raise UserError(f"{where}: attention_bias is set; BitNet here has no biases")
-        said = config.get(QUANTIZATION)
-        if not isinstance(said, dict) or said.get("quant_method") != "bitnet":
-            raise UserError(
-                f"{where}: {QUANTIZATION} is not BitNet's, so that its class computes with floats; "
-                f"write {how_quantized('online')} there if its weights are to be ternary"
-            )
-        if said.get("linear_class") != "autobitlinear":
-            raise UserError(
-                f"{where}: {QUANTIZATION}.linear_class {said.get('linear_class')!r} divides by the "
-                "scale and cannot be told from one that multiplies; take the folder with "
-                "'autobitlinear'"
-            )
-        if said.get("quantization_mode", "offline") not in MODES:
-            raise UserError(
-                f"{where}: {QUANTIZATION}.quantization_mode {said['quantization_mode']!r} is not "
-                f"one of {', '.join(MODES)}"
-            )
-        if said.get("use_rms_norm"):
-            raise UserError(
-                f"{where}: {QUANTIZATION}.use_rms_norm puts a norm before every projection, which "
-                "is not computed here"
-            )
-        kept = said.get("modules_to_not_convert") or ["lm_head"]
-        if kept != ["lm_head"]:
-            raise UserError(
-                f"{where}: {QUANTIZATION}.modules_to_not_convert {kept} leaves projections as "
-                "floats; all of them are ternary here"
-            )
-        return {}
 
 
 def is_packed(config: Json) -> bool:

@@ -6,51 +6,42 @@ transformers has no class with this head; as the encoder of any of its classes i
 Nor has it one with the mask decoder of Microsoft's generators, whose positions it leaves out.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from lmwright.models.hf.table import Json
+from lmwright.errors import UserError
+from lmwright.models.hf.embedder import VECTORS
+from lmwright.models.hf.over import Over
+from lmwright.models.hf.pairs import Json, only_written
+from lmwright.models.hf.table import ENDS
 from lmwright.models.text_part import MASK_DECODER
 
-DETECTORS = {"DebertaV2Model": "DebertaV2ForMaskedLM"}
-"""Architecture of a detector, and that of its encoder with the head over the vocabulary."""
 HEAD_PREFIX = "mask_predictions."
 HEAD_WEIGHTS = {
     f"detector.{ours}{end}": f"{HEAD_PREFIX}{theirs}.{kind}"
     for ours, theirs in {"norm": "LayerNorm", "dense": "dense", "out": "classifier"}.items()
-    for end, kind in (("", "weight"), ("_bias", "bias"))
+    for end, kind in ENDS.items()
 }
-
 POSITIONS = "deberta.embeddings.position_embeddings.weight"
 
 
-class DetectorHf:
-    """The Hugging Face form of a detector."""
+class _MaskDecoderOver(Over):
+    """Form that has the architecture of its encoder, and a key of its own."""
 
-    architectures = tuple(DETECTORS)
-
-    def __init__(self, model: Any):
-        self.name = model.encoder.hf.name
-        self.weights: Mapping[str, str] = {**model.encoder.hf.weights, **HEAD_WEIGHTS}
-
-    def config(self, model: Any) -> Json:
-        """config.json of a detector, tokenizer ids left out. Raises UserError for what it cannot
-        say."""
-        config = model.encoder.hf.config(model.encoder)
-        whole = {encoder: detector for detector, encoder in DETECTORS.items()}
-        return config | {"architectures": [whole[config["architectures"][0]]]}
+    def of_encoder(self, config: Json, where: str) -> Json | None:
+        """config.json of the encoder alone, None for one of another form. Raises UserError for
+        another decoder."""
+        if (kind := config.get(MASK_DECODER)) is None:
+            return None
+        if kind != "enhanced" or config["architectures"][0] not in self.encoders():
+            raise UserError(f"{where}: {MASK_DECODER} = {kind!r} is not known; remove it")
+        return {name: value for name, value in config.items() if name != MASK_DECODER}
 
 
-class MaskDecoderHf:
-    """The Hugging Face form of an encoder with a mask decoder; positions have Microsoft's name."""
-
-    architectures = ("DebertaV2ForMaskedLM",)
-
-    def __init__(self, model: Any):
-        self.name = model.encoder.hf.name
-        self.weights: Mapping[str, str] = {**model.encoder.hf.weights, "positions": POSITIONS}
-
-    def config(self, model: Any) -> Json:
-        """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot
-        say."""
-        return model.encoder.hf.config(model.encoder) | {MASK_DECODER: "enhanced"}
+DETECTOR = Over(
+    lambda table: table.detector,
+    lambda table: {**table.weights, **HEAD_WEIGHTS},
+    unless=VECTORS,
+)
+MASK_DECODER_FORM = _MaskDecoderOver(
+    lambda table: table.detector and table.architectures[0],
+    lambda table: {**table.weights, "positions": POSITIONS},
+    (only_written(**{MASK_DECODER: "enhanced"}),),
+)

@@ -6,34 +6,20 @@ DebertaV2Model                   without `deberta.`; of a detector, with it (`mo
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from lmwright.models.hf.table import Json
+from lmwright.models.hf.over import Over
+from lmwright.models.hf.pairs import Derived
 
-BODIES = {"EuroBertModel": "EuroBertForMaskedLM", "ModernBertModel": "ModernBertForMaskedLM",
-          "DebertaV2Model": "DebertaV2ForMaskedLM"}  # fmt: skip
-"""Architecture of an encoder without its head, and with the one over the vocabulary."""
+VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
 BODY = re.compile(r"^(model|deberta)\.")  # before the names of what is not the head
 
 TokenPooling = Literal["mean", "first"]
 Length = Literal["one", "any"]
 
 
-class EmbedderHf:
-    """The Hugging Face form of an embedding model."""
-
-    architectures = tuple(BODIES)
-
-    def __init__(self, model: Any):
-        self.name = model.encoder.hf.name
-        self.weights: Mapping[str, str] = {
-            ours: BODY.sub("", theirs) for ours, theirs in model.encoder.hf.weights.items()
-        }
-
-    def config(self, model: Any) -> Json:
-        """config.json of an embedding model, tokenizer ids left out. Raises UserError for what it
-        cannot say."""
-        config = model.encoder.hf.config(model.encoder)
-        (body,) = (body for body, whole in BODIES.items() if whole in config["architectures"])
-        return config | {"architectures": [body]}
+EMBEDDER = Over(
+    lambda table: table.body,
+    lambda table: {ours: BODY.sub("", theirs) for ours, theirs in table.weights.items()},
+    (Derived(lambda config, *_: {"length": "any", **config.get(VECTORS, {})}),),
+)

@@ -1,28 +1,18 @@
 """EuroBERT in Hugging Face (transformers 5.3 and later)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from lmwright.models.hf.table import ACT, BIAS, HEAD, ClassifierForm, Json, Table, Words
+from lmwright.models.hf.pairs import ACT, BIAS, HEAD, NO_IDS, Json, Pair
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import ClassifierForm, Table
 
 
 class EuroBertHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "EuroBERT"
-    words: ClassVar[tuple[Words, ...]] = (ACT, HEAD, BIAS)
+    pairs: ClassVar[tuple[Pair, ...]] = (ACT, HEAD, BIAS, ROPE, NO_IDS)
     model_types: ClassVar = {"EuroBertForMaskedLM": "eurobert"}
-    classifier: ClassVar = ClassifierForm(
-        "EuroBertForSequenceClassification",
-        "late",
-        {
-            "classifier.dense": "dense.weight",
-            "classifier.dense_bias": "dense.bias",
-            "classifier.out": "classifier.weight",
-            "classifier.out_bias": "classifier.bias",
-        },
-    )
+    body: ClassVar[str | None] = "EuroBertModel"
+    classifier: ClassVar = ClassifierForm("EuroBertForSequenceClassification", "late", "dense")
     defaults: ClassVar[Json] = {"tie_word_embeddings": False, "rms_norm_eps": 1e-5}
-
-    def own_config(self, model: Any, config: Json) -> Json:
-        """Ids that its class would fill in with those of the released models."""
-        return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))

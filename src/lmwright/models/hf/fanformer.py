@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from lmwright.models.hf.table import ACT, HEAD, KEYS, WEIGHTS, Table
+from lmwright.models.hf.table import KEYS, WEIGHTS, Table
 
 
 class FanformerHf(Table):
@@ -15,5 +15,4 @@ class FanformerHf(Table):
         "layers.fan_bias": "model.layers.{i}.self_attn.fan.bias",
     }
     keys = KEYS | {"periodic_fraction": "periodic_fraction"}
-    words = (ACT, HEAD)
     defaults: ClassVar = {"rms_norm_eps": 1e-6, "periodic_fraction": 0.125}

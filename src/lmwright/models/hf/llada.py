@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.eurobert import EuroBertHf
-from lmwright.models.hf.table import ACT, HEAD, Derived, Json, Words
+from lmwright.models.hf.pairs import ACT, HEAD, NO_IDS, Derived, Fixed, Json, Pair
+from lmwright.models.hf.rope import ROPE
 
 KEY = "masked_diffusion"
 PREDICTS = ("own", "next")
@@ -21,10 +22,22 @@ def _read_bias(config: Json, *_: Any) -> Json:
     return {"bias": "attention" if config.get("attention_bias") else "none"}
 
 
-def _write_bias(model: Any, architecture: str) -> Json:
+def _write_bias(model: Any, architecture: str, _: str) -> Json:
     if architecture == QWEN:
         return {"is_causal": False, "transformers_version": FIRST_RIGHT}
     return {"attention_bias": model.bias == "attention"}
+
+
+def _read_predicts(config: Json, _: Json, where: str) -> Json:
+    predicts = config[KEY].get("predicts", "own")
+    if predicts not in PREDICTS:
+        raise UserError(
+            f"{where}: {KEY}.predicts = {predicts!r} is neither {' nor '.join(PREDICTS)}"
+        )
+    return {"predicts": predicts}
+
+
+NO_WINDOW = "{key} is set, and masked diffusion has no windows; take a model without"
 
 
 class LladaHf(EuroBertHf):
@@ -32,28 +45,18 @@ class LladaHf(EuroBertHf):
 
     name = "masked diffusion"
     mark = KEY
-    words: ClassVar[tuple[Words, ...]] = (ACT, HEAD)
-    derived: ClassVar[tuple[Derived, ...]] = (Derived(_read_bias, _write_bias),)
+    body = None
+    pairs: ClassVar[tuple[Pair, ...]] = (
+        ACT,
+        HEAD,
+        Derived(_read_bias, _write_bias),
+        ROPE,
+        Derived(_read_predicts, lambda model, *_: {KEY: {"predicts": model.predicts}}),
+        Fixed("use_sliding_window", False, NO_WINDOW, same=(None,), written=False),
+        NO_IDS,
+    )
     model_types: ClassVar = EuroBertHf.model_types | {QWEN: "qwen2"}
 
     def architecture(self, model: Any) -> str:
         """Qwen 2 for its biases alone, EuroBERT for all others."""
         return QWEN if model.bias == "qkv" else super().architecture(model)
-
-    def own_config(self, model: Any, config: Json) -> Json:
-        """Beside EuroBERT's, which token the output at a place predicts."""
-        return super().own_config(model, config) | {KEY: {"predicts": model.predicts}}
-
-    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Which token the output at a place predicts. Raises UserError for windows."""
-        predicts = config[KEY].get("predicts", "own")
-        if predicts not in PREDICTS:
-            raise UserError(
-                f"{where}: {KEY}.predicts = {predicts!r} is neither {' nor '.join(PREDICTS)}"
-            )
-        if config.get("use_sliding_window"):
-            raise UserError(
-                f"{where}: use_sliding_window is set, and masked diffusion has no windows; take a "
-                "model without"
-            )
-        return super().own_fields(config, fields, where) | {"predicts": predicts}

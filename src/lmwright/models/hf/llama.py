@@ -3,7 +3,9 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.table import ACT, HEAD, Derived, Json, Table, Words
+from lmwright.models.hf.pairs import ACT, HEAD, Derived, Json, Words
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import Table
 from lmwright.models.hf.window import TYPES, reach_of, window_fields
 
 PLAIN_ACT = {"relu2": "relu2", "relu": "relu"}
@@ -17,13 +19,12 @@ def _act(architecture: str) -> Words:
     return PLAIN if architecture == "ArceeForCausalLM" else ACT
 
 
-def _read_act(config: Json, _: Json, where: str) -> Json:
-    return {"mlp": _act(config["architectures"][0]).read(config, where)}
+def _read_act(config: Json, fields: Json, where: str) -> Json:
+    return _act(config["architectures"][0]).read(config, fields, where)
 
 
-def _write_act(model: Any, architecture: str) -> Json:
-    act = _act(architecture)
-    return {act.theirs: act.write(model, LlamaHf.name)}
+def _write_act(model: Any, architecture: str, family: str) -> Json:
+    return _act(architecture).write(model, architecture, family)
 
 
 def _read_window(config: Json, fields: Json, where: str) -> Json:
@@ -42,7 +43,7 @@ def _read_window(config: Json, fields: Json, where: str) -> Json:
     return window_fields(window, ["local" if i >= first else "global" for i in range(num_layers)])
 
 
-def _write_window(model: Any, architecture: str) -> Json:
+def _write_window(model: Any, architecture: str, _: str) -> Json:
     own: Json = {}
     if architecture in ("MistralForCausalLM", *LAYER_TYPES):
         own["sliding_window"] = model.window
@@ -62,20 +63,26 @@ def _read_bias(config: Json, *_: Any) -> Json:
     return {"bias": next(ours for ours, theirs in BIASES.items() if theirs == biases)}
 
 
-def _write_bias(model: Any, _: str) -> Json:
+def _write_bias(model: Any, *_: str) -> Json:
     attention, mlp = BIASES.get(model.bias, (False, False))
     return {"attention_bias": attention, "mlp_bias": mlp}
+
+
+def _read_qk_norm(config: Json, *_: Any) -> Json:
+    return {"qk_norm": "head" if config["architectures"][0] == "Qwen3ForCausalLM" else "none"}
 
 
 class LlamaHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "llama"
-    words = (HEAD,)
-    derived = (
+    pairs = (
+        HEAD,
         Derived(_read_window, _write_window),
         Derived(_read_act, _write_act),
         Derived(_read_bias, _write_bias),
+        ROPE,
+        Derived(_read_qk_norm),  # which the architecture says
     )
     model_types: ClassVar = {
         "LlamaForCausalLM": "llama",
@@ -84,6 +91,11 @@ class LlamaHf(Table):
         "Qwen2ForCausalLM": "qwen2",
         "Qwen3ForCausalLM": "qwen3",
         "ArceeForCausalLM": "arcee",
+    }
+    gguf_types = ("llama", "mistral", "qwen2", "qwen3")
+    own_defaults: ClassVar = {
+        **{name: {"num_key_value_heads": None} for name in (*LAYER_TYPES, "MistralForCausalLM")},
+        "Qwen3ForCausalLM": {"num_key_value_heads": None, "head_dim": 128},
     }
 
     def architecture(self, model: Any) -> str:
@@ -105,14 +117,3 @@ class LlamaHf(Table):
             f"{model.qk_norm!r}, bias = {model.bias!r} and window = {model.window} together; "
             f"change one to export"
         )
-
-    def usual(self, config: Json, architecture: str) -> Json:
-        """Values that transformers fills in where config.json is silent."""
-        usual = super().usual(config, architecture)
-        if architecture not in ("LlamaForCausalLM", "ArceeForCausalLM"):
-            del usual["num_key_value_heads"]
-        return usual | ({"head_dim": 128} if architecture == "Qwen3ForCausalLM" else {})
-
-    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Norms of queries and keys, which Qwen 3 alone has."""
-        return {"qk_norm": "head" if config["architectures"][0] == "Qwen3ForCausalLM" else "none"}

@@ -2,7 +2,9 @@
 
 from typing import ClassVar
 
-from lmwright.models.hf.table import ACT, BIAS, HEAD, WEIGHTS, Table
+from lmwright.models.hf.pairs import ACT, BIAS, HEAD
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import WEIGHTS, Table
 
 
 class Olmo2Hf(Table):
@@ -15,4 +17,4 @@ class Olmo2Hf(Table):
         "layers.mlp_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
     }
     defaults: ClassVar = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
-    words = (ACT, HEAD, BIAS)
+    pairs = (ACT, HEAD, BIAS, ROPE)

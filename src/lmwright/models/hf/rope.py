@@ -4,9 +4,12 @@
 "rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, ...}
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from lmwright.errors import UserError
+from lmwright.models.hf.pairs import Derived, Json
+from lmwright.models.hf.window import TYPES
 from lmwright.nn.rope import DynamicRope, LongRope, ProportionalRope, RopeScaling
 
 SAME = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
@@ -26,7 +29,7 @@ BESIDE = {
 }  # fmt: skip
 
 
-def rope_fields(config: dict[str, Any], where: str, partial: bool = False) -> dict[str, Any]:
+def rope_fields(config: Json, where: str, partial: bool = False) -> Json:
     """`rope_theta` and `rope_scaling`, as plain values, of a config.json at `where`; with
     `partial` also `rotary_fraction`. Raises UserError for what is not computed."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -49,7 +52,7 @@ def rope_fields(config: dict[str, Any], where: str, partial: bool = False) -> di
     return fields | ({"rotary_fraction": float(part)} if partial else {})
 
 
-def _scaling(rope: dict[str, Any], config: dict[str, Any], where: str) -> dict[str, Any] | None:
+def _scaling(rope: Json, config: Json, where: str) -> Json | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "longrope" if kind == "su" else kind  # its first name
     rope = {name: value for name, value in rope.items() if value is not None}
@@ -63,7 +66,7 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any], where: str) -> dict[s
         raise UserError(f"{where}: rope scaling has {', '.join(unknown)}, which is not computed")
     if missing := [name for name in NEEDED[kind] if name not in rope]:
         raise UserError(f"{where}: rope scaling {kind!r} lacks {', '.join(missing)}; add them")
-    fields: dict[str, Any] = {"kind": kind} | {name: rope[name] for name in SAME if name in rope}
+    fields: Json = {"kind": kind} | {name: rope[name] for name in SAME if name in rope}
     if kind in ("linear", "proportional"):
         return fields
     context = config.get("max_position_embeddings") or 0
@@ -78,12 +81,12 @@ def _scaling(rope: dict[str, Any], config: dict[str, Any], where: str) -> dict[s
 
 def rope_config(
     theta: float, scaling: RopeScaling | None, seq_len: int, fraction: float | None = None
-) -> dict[str, Any]:
+) -> Json:
     """The keys of config.json that say the same, in both forms, and the context length."""
-    values: dict[str, Any] = {"rope_type": scaling.kind if scaling else "default"}
+    values: Json = {"rope_type": scaling.kind if scaling else "default"}
     values |= {n: v for n in SAME if (v := getattr(scaling, n, None)) is not None}
     values = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
-    config: dict[str, Any] = {"max_position_embeddings": seq_len, "rope_theta": theta}
+    config: Json = {"max_position_embeddings": seq_len, "rope_theta": theta}
     if fraction is not None:
         values["partial_rotary_factor"] = config["partial_rotary_factor"] = fraction
     if isinstance(scaling, ProportionalRope):
@@ -98,3 +101,40 @@ def rope_config(
         config[ORIGINAL] = scaling.original_seq_len
     config["rope_parameters"] = {**values, "rope_theta": theta}
     return config | ({"rope_scaling": {**values}} if scaling else {})
+
+
+ROPE = Derived(
+    lambda config, _, where: rope_fields(config, where),
+    lambda model, *_: rope_config(model.rope_theta, model.rope_scaling, model.seq_len),
+)
+
+
+SIDES = (TYPES["global"], TYPES["local"])
+
+
+def sides_config(model: Any, thetas: Iterable[str], before: bool) -> Json:
+    """Rotations by the reach of a layer; with `before` in the form before, too, whose keys are
+    `thetas`."""
+    config = rope_config(model.rope_theta, model.rope_scaling, model.seq_len)
+    whole, theta = config["rope_parameters"], model.local_rope_theta
+    local = whole if theta is None else {"rope_type": "default", "rope_theta": theta}
+    config |= {"rope_parameters": dict(zip(SIDES, (whole, local), strict=True))}
+    del config["rope_theta"]
+    if before:
+        return config | dict(zip(thetas, (model.rope_theta, theta), strict=True))
+    config.pop("rope_scaling", None)
+    return config
+
+
+def sides_fields(config: Json, whole: Json, local: Json, where: str, joint: bool = False) -> Json:
+    """Fields of the rotations of global and of local layers; with `joint` the latter have no theta
+    where both rotate alike. Raises UserError for scaling of local layers."""
+    context = {"max_position_embeddings": config["max_position_embeddings"]}
+    fields, own = (
+        rope_fields({**context, "rope_parameters": each}, where) for each in (whole, local)
+    )
+    if joint and own == fields:
+        return {**fields, "local_rope_theta": None}
+    if own["rope_scaling"] is not None:
+        raise UserError(f"{where}: rope scaling of sliding_attention layers is not supported")
+    return {**fields, "local_rope_theta": own["rope_theta"]}

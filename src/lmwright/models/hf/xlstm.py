@@ -3,13 +3,16 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.table import Derived, Json, Table, Words
+from lmwright.models.hf.pairs import Derived, Fixed, Json, Words
+from lmwright.models.hf.table import Table
 
 BLOCK = "backbone.blocks.{i}."
 ROUNDED = 64  # of the mlp's width, unless config.json says another
 FIXED = {
     "add_out_norm": True, "use_bias": False, "eps": 1e-6, "norm_reduction_force_float32": True,
 }  # fmt: skip
+REFUSAL = "{key} = {said} is not supported; it is {value} in released models"
+MODES = "{key} {said} is not supported; it is single or fused"
 FUSED = "fused"
 UNTIED = Words("head", "tie_word_embeddings", {"untied": False}, False, False)  # they tie nothing
 
@@ -25,10 +28,10 @@ def _read_mlp(config: Json, fields: Json, where: str) -> Json:
                                                multiple)}  # fmt: skip
 
 
-def _write_mlp(model: Any, _: str) -> Json:
+def _write_mlp(model: Any, _: str, family: str) -> Json:
     if model.mlp != "swiglu":
         raise UserError(
-            f"model.mlp: {model.mlp!r} does not exist in Hugging Face's {XlstmHf.name}; change it"
+            f"model.mlp: {model.mlp!r} does not exist in Hugging Face's {family}; change it"
         )
     d, wide = model.embed_dim, model.mlp_dim
     pairs = [(2.667, ROUNDED), (wide / d, 1), ((wide + 0.5) / d, 1)]
@@ -49,12 +52,27 @@ def _read_heads(config: Json, fields: Json, where: str) -> Json:
     return sizes
 
 
-def _write_heads(model: Any, _: str) -> Json:
+def _write_heads(model: Any, *_: str) -> Json:
     d, factors = model.embed_dim, {}
     for name, key in (("key_dim", "qk_dim_factor"), ("head_dim", "v_dim_factor")):
         whole = model.num_heads * getattr(model, name)
         factors[key] = whole / d if int(whole / d * d) == whole else (whole + 0.5) / d
     return factors
+
+
+def _twins(ours: str, theirs: str, twin: str, usual: int) -> Derived:
+    """A field that has two keys, one for the `xlstm` package."""
+
+    def read(config: Json, _: Json, where: str) -> Json:
+        said, same = (config.get(key) for key in (theirs, twin))
+        if None not in (said, same) and said != same:
+            raise UserError(
+                f"{where}: {theirs} = {said} and {twin} = {same} are the same thing; make them "
+                "equal"
+            )
+        return {ours: next((value for value in (said, same) if value is not None), usual)}
+
+    return Derived(read, lambda model, *_: dict.fromkeys((theirs, twin), getattr(model, ours)))
 
 
 class XlstmHf(Table):
@@ -84,60 +102,26 @@ class XlstmHf(Table):
         "layers.down": f"{BLOCK}ffn.proj_down.weight",
     }
     keys: ClassVar = {
-        "vocab_size": "vocab_size", "embed_dim": "hidden_size", "num_layers": "num_hidden_layers",
-        "num_heads": "num_heads", "seq_len": "max_position_embeddings", "norm_eps": "norm_eps",
-        "gate_soft_cap": "gate_soft_cap", "chunk_tokens": "chunk_size",
+        "vocab_size": "vocab_size", "num_heads": "num_heads", "norm_eps": "norm_eps",
+        "seq_len": "max_position_embeddings", "gate_soft_cap": "gate_soft_cap",
+        "chunk_tokens": "chunk_size",
     }  # fmt: skip
     optional: ClassVar = {"logits_soft_cap": "output_logit_soft_cap"}
-    words = (UNTIED,)
-    derived = (Derived(_read_heads, _write_heads), Derived(_read_mlp, _write_mlp))
+    pairs = (
+        UNTIED,
+        _twins("embed_dim", "hidden_size", "embedding_dim", 4096),
+        _twins("num_layers", "num_hidden_layers", "num_blocks", 32),
+        Derived(_read_heads, _write_heads),
+        Derived(_read_mlp, _write_mlp),
+        *(Fixed(key, value, REFUSAL) for key, value in FIXED.items()),
+        Fixed("weight_mode", "single", MODES, same=(FUSED,)),
+    )
     defaults: ClassVar = {
         "vocab_size": 50304, "num_heads": 8, "max_position_embeddings": 8192, "norm_eps": 1e-6,
         "gate_soft_cap": 15.0, "chunk_size": 64, "output_logit_soft_cap": 30.0,
         "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "ffn_proj_factor": 2.667,
         "ffn_round_up_to_multiple_of": ROUNDED, "tie_word_embeddings": False,
     }  # fmt: skip
-
-    def usual(self, config: Json, architecture: str) -> Json:
-        """Values that transformers fills in where config.json is silent."""
-        twins = {"hidden_size": "embedding_dim", "num_hidden_layers": "num_blocks"}
-        same = {name: config.get(twin) for name, twin in twins.items()}
-        size = {"hidden_size": 4096, "num_hidden_layers": 32}
-        return size | {k: v for k, v in same.items() if v is not None} | self.defaults
-
-    def rope_keys(self, model: Any) -> Json:
-        """None: tokens have no positions."""
-        return {}
-
-    def rope(self, config: Json, architecture: str, where: str) -> Json:
-        """None: tokens have no positions."""
-        return {}
-
-    def config(self, model: Any) -> Json:
-        """config.json of a model, with the twins of its keys that the `xlstm` package reads."""
-        config = super().config(model)
-        twins = {"embedding_dim": config["hidden_size"], "num_blocks": config["num_hidden_layers"]}
-        return config | twins | FIXED | {"weight_mode": "single"}
-
-    def own_fields(self, config: Json, fields: Json, where: str) -> Json:
-        """Nothing, but a UserError for what is not computed and for twins that differ."""
-        for key, value in FIXED.items():
-            if config.get(key, value) != value:
-                raise UserError(
-                    f"{where}: {key} = {config[key]!r} is not supported; it is {value!r} in "
-                    "released models"
-                )
-        for name, twin in (("hidden_size", "embedding_dim"), ("num_hidden_layers", "num_blocks")):
-            if config.get(twin, config[name]) not in (None, config[name]):
-                raise UserError(
-                    f"{where}: {name} = {config[name]} and {twin} = {config[twin]} are the same "
-                    "thing; make them equal"
-                )
-        if (mode := config.get("weight_mode", "single")) not in ("single", FUSED):
-            raise UserError(
-                f"{where}: weight_mode {mode!r} is not supported; it is single or fused"
-            )
-        return {}
 
 
 def fused_parts(config: Json, where: str) -> dict[str, tuple[tuple[str, int], ...]]:
