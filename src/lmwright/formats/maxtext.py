@@ -12,7 +12,7 @@ turns neighboring pairs; a gemma's table is multiplied by the root of the width 
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +27,6 @@ from lmwright.storage.bucket import is_bucket
 
 METADATA = "_METADATA"
 ITEMS = "items"
-KINDS = ("llama", "gemma")
-"""Of models: llama, mistral, qwen 2 and 3; gemma 2 and 3."""
 GEMMA3_CYCLE = 6  # layers that one step of its scan takes
 
 Key = tuple[str, ...]
@@ -47,18 +45,16 @@ QUERY_NORMS = {
     "self_attn.q_norm": ("self_attention", "query_norm"),
     "self_attn.k_norm": ("self_attention", "key_norm"),
 }
-NORMS = {
-    "llama": QUERY_NORMS | {
-        "input_layernorm": ("pre_self_attention_layer_norm",),
-        "post_attention_layernorm": ("post_self_attention_layer_norm",),
-    },
-    "gemma": QUERY_NORMS | {
-        "input_layernorm": ("pre_self_attention_norm",),
-        "post_attention_layernorm": ("post_self_attention_norm",),
-        "pre_feedforward_layernorm": ("pre_ffw_norm",),
-        "post_feedforward_layernorm": ("post_ffw_norm",),
-    },
-}  # fmt: skip
+LLAMA_NORMS = QUERY_NORMS | {
+    "input_layernorm": ("pre_self_attention_layer_norm",),
+    "post_attention_layernorm": ("post_self_attention_layer_norm",),
+}
+GEMMA_NORMS = QUERY_NORMS | {
+    "input_layernorm": ("pre_self_attention_norm",),
+    "post_attention_layernorm": ("post_self_attention_norm",),
+    "pre_feedforward_layernorm": ("pre_ffw_norm",),
+    "post_feedforward_layernorm": ("post_ffw_norm",),
+}
 TOP = {
     "model.embed_tokens.weight": ("token_embedder", "embedding"),
     "model.norm.weight": ("decoder", "decoder_norm", "scale"),
@@ -76,6 +72,68 @@ class Place:
     layer: int = 0
     layers: int = 0
     """Stacked in the array."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How MaxText keeps one kind of models."""
+
+    norms: Mapping[str, Key]
+    addresses: Callable[[Any, int, Key], Iterator[Place]]
+    """Places in which it keeps a tensor of a model's layer: stacked first, then apart."""
+    changed: Callable[[Any, str, np.ndarray, bool], np.ndarray]
+    """float32 numbers of the part of a model with its factors and order taken out; the flag says
+    that nothing is added to queries."""
+    divides_tied_logits: bool
+    """Whether it may; else the table's own factor and that of the last norm are each other's
+    inverse."""
+
+
+def _llama_addresses(model: Any, layer: int, inner: Key) -> Iterator[Place]:
+    yield Place(("decoder", "layers", *inner), 1, layer, model.num_layers)
+    yield Place(("decoder", f"layers_{layer}", *inner))
+
+
+def _gemma_addresses(model: Any, layer: int, inner: Key) -> Iterator[Place]:
+    count = model.num_layers
+    if model.qk_norm == "head":  # gemma 3
+        scanned = count - count % GEMMA3_CYCLE
+        turn, index = divmod(layer, GEMMA3_CYCLE)
+        if layer < scanned:
+            key = ("decoder", "layers", f"layers_{index}", *inner)
+            yield Place(key, 1, turn, scanned // GEMMA3_CYCLE)
+        else:
+            last = f"layers_{layer - scanned}"
+            yield Place(("decoder", "layers_remainder", last, *inner))
+        yield Place(("decoder", f"layers_{layer}", *inner))
+    else:  # gemma 2: a local and a global layer are one
+        half = "local" if layer % 2 == 0 else "global"
+        paired = (f"{inner[0]}_{half}", *inner[1:])
+        yield Place(("decoder", "layers", *paired), 1, layer // 2, count // 2)
+        yield Place(("decoder", f"layers_{layer // 2}", *paired))
+
+
+def _llama_changed(model: Any, part: str, array: np.ndarray, plain: bool) -> np.ndarray:
+    if part in ("q_proj", "k_proj") and getattr(model.rope_scaling, "kind", None) == "llama3":
+        array = np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1)
+    if part == "q_proj" and plain and model.qk_norm == "none":
+        array = array * np.float32(math.sqrt(model.head_dim))
+    return array
+
+
+def _gemma_changed(model: Any, part: str, array: np.ndarray, plain: bool) -> np.ndarray:
+    if part == "embed_tokens":
+        return array / np.float32(math.sqrt(model.embed_dim))
+    if part == "q_proj" and model.qk_norm == "none":
+        return array * np.float32(math.sqrt(model.query_dim or model.head_dim))
+    return array - np.float32(1) if array.ndim == 1 else array
+
+
+LAYOUTS = {
+    "llama": Layout(LLAMA_NORMS, _llama_addresses, _llama_changed, True),
+    "gemma": Layout(GEMMA_NORMS, _gemma_addresses, _gemma_changed, False),
+}
+"""By kind: llama, mistral, qwen 2 and 3; gemma 2 and 3."""
 
 
 def items_of(path: str | Path) -> Any | None:
@@ -101,9 +159,9 @@ class MaxTextTensors(Tensors):
     """
 
     def __init__(self, path: str | Path, model: Any, tied_logits: TiedLogits | None = None):
-        if model.kind not in KINDS:
+        if model.kind not in LAYOUTS:
             raise UserError(
-                f"{path}: of MaxText's checkpoints, those of {' and '.join(KINDS)} are read "
+                f"{path}: of MaxText's checkpoints, those of {' and '.join(LAYOUTS)} are read "
                 f"(llama: mistral and qwen, too), not model.kind = {model.kind!r}"
             )
         if (folder := items_of(path)) is None:
@@ -111,7 +169,7 @@ class MaxTextTensors(Tensors):
                 f"{path}: holds no checkpoint of MaxText (no {METADATA}); give the folder of one "
                 "step, such as checkpoints/0"
             )
-        self.path, self._model = str(path), model
+        self.path, self._model, self._layout = str(path), model, LAYOUTS[model.kind]
         self._arrays = Arrays(folder, str(path))
         self._shapes = {slot.name: slot.shape for slot in slots(model)}
         self._norm_factor = self._logits_factor(tied_logits)
@@ -122,9 +180,8 @@ class MaxTextTensors(Tensors):
     def _logits_factor(self, tied_logits: TiedLogits | None) -> float:
         """Factor of the last norm that does what MaxText does to tied logits."""
         width = self._model.embed_dim
-        if self._model.kind == "gemma":
-            return 1.0  # the table's own factor and this one are each other's inverse
-        if self._model.head == "untied" or TOP["lm_head.weight"] in self._arrays:
+        tied = self._model.head != "untied" and TOP["lm_head.weight"] not in self._arrays
+        if not (tied and self._layout.divides_tied_logits):
             return 1.0
         if tied_logits is None and not (self._model.qk_norm == "head" or self._has_bias()):
             raise UserError(
@@ -162,12 +219,11 @@ class MaxTextTensors(Tensors):
             return self._checked(name, Place(TOP[name]))
         _, _, number, rest = name.split(".", 3)
         part, _, leaf = rest.rpartition(".")
-        norms = NORMS[self._model.kind]
         if part in PRODUCTS:
             inner = (*PRODUCTS[part], "kernel" if leaf == "weight" else "bias")
         else:
-            inner = (*norms[part], "scale")
-        candidates = list(self._addresses(int(number), inner))
+            inner = (*self._layout.norms[part], "scale")
+        candidates = list(self._layout.addresses(self._model, int(number), inner))
         for place in candidates:
             if place.key in self._arrays:
                 return self._checked(name, place)
@@ -175,28 +231,6 @@ class MaxTextTensors(Tensors):
         raise UserError(
             f"{self.path}: {name} is missing (neither {keys}); name the model that was trained"
         )
-
-    def _addresses(self, layer: int, inner: Key) -> Iterator[Place]:
-        """Places in which MaxText keeps a tensor of a layer: stacked first, then apart."""
-        count = self._model.num_layers
-        if self._model.kind == "llama":
-            yield Place(("decoder", "layers", *inner), 1, layer, count)
-            yield Place(("decoder", f"layers_{layer}", *inner))
-        elif self._model.qk_norm == "head":  # gemma 3
-            scanned = count - count % GEMMA3_CYCLE
-            turn, index = divmod(layer, GEMMA3_CYCLE)
-            if layer < scanned:
-                key = ("decoder", "layers", f"layers_{index}", *inner)
-                yield Place(key, 1, turn, scanned // GEMMA3_CYCLE)
-            else:
-                last = f"layers_{layer - scanned}"
-                yield Place(("decoder", "layers_remainder", last, *inner))
-            yield Place(("decoder", f"layers_{layer}", *inner))
-        else:  # gemma 2: a local and a global layer are one
-            half = "local" if layer % 2 == 0 else "global"
-            paired = (f"{inner[0]}_{half}", *inner[1:])
-            yield Place(("decoder", "layers", *paired), 1, layer // 2, count // 2)
-            yield Place(("decoder", f"layers_{layer // 2}", *paired))
 
     def _checked(self, name: str, place: Place) -> Place:
         if place.key not in self._arrays:
@@ -246,29 +280,15 @@ class MaxTextTensors(Tensors):
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             rows = self._theirs(name).index(self._model.vocab_size)
             array = np.take(array, range(self._model.vocab_size), axis=rows)
-        made = self._changed(name, part, array.astype(np.float32))
+        plain = not self._has_bias()
+        made = self._layout.changed(self._model, part, array.astype(np.float32), plain)
+        if name == "model.norm.weight":
+            made = made * np.float32(self._norm_factor)
         shape = self._shapes[name]
         if len(shape) == 2 and name != "model.embed_tokens.weight":
             # products: [in..., out...] there, [out, in] here
             made = made.reshape(shape[::-1]).T
         return np.ascontiguousarray(made.reshape(shape)).astype(array.dtype)
-
-    def _changed(self, name: str, part: str, array: np.ndarray) -> np.ndarray:
-        """float32 numbers with MaxText's factors and order taken out."""
-        model = self._model
-        if model.kind == "llama":
-            plain = model.qk_norm == "none" and not self._has_bias()
-            scaled = getattr(model.rope_scaling, "kind", None) == "llama3"
-            if part in ("q_proj", "k_proj") and scaled:
-                array = np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1)
-            if part == "q_proj" and plain:
-                array = array * np.float32(math.sqrt(model.head_dim))
-            return array * np.float32(self._norm_factor) if name == "model.norm.weight" else array
-        if name == "model.embed_tokens.weight":
-            return array / np.float32(math.sqrt(model.embed_dim))
-        if part == "q_proj" and model.qk_norm == "none":
-            return array * np.float32(math.sqrt(model.query_dim or model.head_dim))
-        return array - np.float32(1) if array.ndim == 1 else array
 
 
 class Arrays(Mapping[Key, tuple[int, ...]]):
