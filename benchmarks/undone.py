@@ -60,7 +60,7 @@ def undo(names: list[str]) -> None:
     if {"attention", *OTHER_ATTENTION} & set(names):
         _replace(tpu_row_attention, "VECTOR_MEMORY", 0)
         _replace(tpu_attention, "TILE", NO_TILE)  # splash takes long rows, too
-    _replace(ternary, "INT8_UNITS", () if NO_INT8 in names else ternary.INT8_UNITS)
+    _replace(ternary, "chip_of", (lambda kind: None) if NO_INT8 in names else ternary.chip_of)
     if "matrices" in names:
         _replace(weight, "_heads_as_one", lambda eqn: None)
         _replace(weight, "added_up", lambda sums: jnp.sum(sums.astype(jnp.float32), axis=0))

@@ -9,10 +9,11 @@ from lmwright.cloud.compute_api import Compute, Refused
 from lmwright.cloud.disk_names import FILL, FULL, source_of
 from lmwright.cloud.spec import Offer, Spec
 from lmwright.errors import UserError
+from lmwright.hardware.chips import CHIPS
 
 STATE, STORE = "lmwright-state", "lmwright-store"
 FILLING, FILLED = "filling", "filled"
-HYPERDISK_ONLY = ("v6e",)
+HYPERDISK = "hyperdisk"
 
 
 def check_disks(spec: Spec) -> list[str]:
@@ -41,8 +42,10 @@ def _check_disk(name: str, zone: str, offer: Offer, there: dict[str, Any] | None
     if there.get("labels", {}).get(STATE) == FILLING:
         raise UserError(f"--disk: {name} in {zone} is not filled yet; go on with: {fill}")
     type = there.get("type", "").rpartition("/")[2]
-    hyper = offer.accelerator_type.startswith(HYPERDISK_ONLY)
-    if type and type.startswith("hyperdisk") != hyper:
+    names = [chip.cloud for chip in CHIPS.values() if chip.cloud]
+    takers = tuple(each.prefix for each in names if each.disks == HYPERDISK)
+    hyper = offer.accelerator_type.startswith(takers)
+    if type and type.startswith(HYPERDISK) != hyper:
         wanted = "hyperdisk-ml" if hyper else "pd-balanced"
         raise UserError(
             f"--disk: {name} is a {type}, which {offer.name} does not attach; make another: "

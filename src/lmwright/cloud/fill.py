@@ -18,7 +18,7 @@ from typing import Any
 
 from lmwright.cloud import vm as machines
 from lmwright.cloud.compute_api import Compute, Refused
-from lmwright.cloud.disk_check import FILLED, FILLING, STATE, STORE
+from lmwright.cloud.disk_check import FILLED, FILLING, HYPERDISK, STATE, STORE
 from lmwright.cloud.disk_names import NAME, mount_root
 from lmwright.cloud.spec import Cloud
 from lmwright.cloud.stage import stage
@@ -34,7 +34,6 @@ FILL_ROLE, VM_PREFIX = "fill", "lmwright-fill-"
 GIB = 2**30
 LEAST_GIB = 10
 SPARE = 1.06  # for the file system's own tables
-HYPERDISK = "hyperdisk"
 MACHINES = {True: "c3-standard-4", False: "e2-standard-4"}  # Hyperdisk is not for all
 SLOWEST_BYTES_PER_S = 20e6
 POLL_S = 5.0

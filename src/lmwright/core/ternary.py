@@ -24,9 +24,7 @@ from lmwright.core.rounding import int8_tokens, ternary
 from lmwright.core.sharding import device_kind
 from lmwright.core.weight import product as matmul
 from lmwright.core.weight import weight_gradient
-
-INT8_UNITS = ("TPU v5", "TPU v5p", "TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e")
-"""Device kinds whose matrix units multiply int8 at twice the rate of bfloat16."""
+from lmwright.hardware.devices import chip_of
 
 
 def in_codes(spec: Tree, w: Tree) -> Tree:
@@ -94,7 +92,7 @@ _product.defvjp(_fwd, _bwd)
 
 def _integers(eqn: str, xs: Array, ws: Array, dtype: Any) -> Array:
     """float32 product of int8 codes."""
-    if device_kind() in INT8_UNITS:
+    if (chip := chip_of(device_kind())) and chip.int8_units:
         sums = jnp.einsum(eqn, xs, ws, preferred_element_type=jnp.int32)
         return sums.astype(jnp.float32)
     return matmul(eqn, xs.astype(dtype), ws.astype(dtype))

@@ -129,6 +129,8 @@ class CloudNames:
     """Image of the host's operating system."""
     alone: tuple[int, ...] = (4,)
     """Chips of the slices that have a single host; larger ones have 4 on each."""
+    disks: str = "pd"
+    """Beginning of the types of disks that it attaches."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,10 @@ class Chip:
     price: Price
     power: Power | None = None
     """None where it is not published."""
+    int8_units: bool = False
+    """Whether its matrix units multiply int8 at twice the rate of bfloat16."""
+    strided_rotation: bool = True
+    """Whether it has a rotation that grows from row to row."""
     calibrated: bool = False
     """True if a published run fitted its constants."""
     cloud: CloudNames | None = None
@@ -222,7 +228,7 @@ _EVERY = (
         host_gib=101.75,
         network_bytes_per_s=6.25e9, price=Price(on_demand=3.22), calibrated=True,
         power=Power(90, 192, "measured, cloud.google.com/tpu/docs/v4"),
-        cloud=CloudNames("v4", "V4"),
+        cloud=CloudNames("v4", "V4"), strided_rotation=False,
         kubernetes="tpu-v4-podslice",
         splash={96: SplashCycles(fwd=9.4, bwd=13.3), 256: SplashCycles(fwd=18.03, bwd=26.47)},
         disentangled=(46.5, 84.9),
@@ -243,6 +249,7 @@ _EVERY = (
         host_gib=48,
         network_bytes_per_s=3.1e9, price=Price(on_demand=1.20), calibrated=True,
         cloud=CloudNames("v5litepod", "V5LITE_POD", "v2-alpha-tpuv5-lite", alone=(1, 4, 8)),
+        int8_units=True,
         kubernetes="tpu-v5-lite-podslice",
         splash={256: SplashCycles(fwd=13.43, bwd=21.70)},
         disentangled=(13.0, 28.2),
@@ -261,7 +268,7 @@ _EVERY = (
               cycles_share=1.254, cores=2, matmul_efficiency=0.929),
         host_gib=112,
         network_bytes_per_s=6.25e9, price=Price(on_demand=4.20, spot=0.93), calibrated=True,
-        cloud=CloudNames("v5p", "V5P", "v2-alpha-tpuv5"),
+        cloud=CloudNames("v5p", "V5P", "v2-alpha-tpuv5"), int8_units=True,
         kubernetes="tpu-v5p-slice",
         splash={128: SplashCycles(fwd=5.55, bwd=10.16)},
         disentangled=(13.1, 28.2),
@@ -281,7 +288,8 @@ _EVERY = (
               matmul_efficiency=0.685),
         host_gib=180,
         network_bytes_per_s=12.5e9, price=Price(on_demand=2.70, spot=0.57), calibrated=True,
-        cloud=CloudNames("v6e", "V6E", "v2-alpha-tpuv6e", alone=(1, 4, 8)),
+        cloud=CloudNames("v6e", "V6E", "v2-alpha-tpuv6e", alone=(1, 4, 8), disks="hyperdisk"),
+        int8_units=True,
         kubernetes="tpu-v6e-slice",
         splash={128: SplashCycles(fwd=4.09, bwd=6.35)},
         disentangled=(9.9, 22.2),

@@ -29,13 +29,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.core.sharding import device_kind
+from lmwright.hardware.devices import chip_of
 from lmwright.kernels.tpu_row_attention import VECTOR_MEMORY, Ref, Sums, block_of, dot
 from lmwright.nn.attention import MASKED
 from lmwright.nn.disentangled import Disentangled, rows_of
 
 SUBLANES = 8
-UNSTRIDED = ("TPU v4",)
-"""Chips without a rotation that grows from row to row."""
 FORWARD, BACKWARD = "disentangled_fwd", "disentangled_bwd"
 
 
@@ -371,6 +370,8 @@ def attention(
     pq = table(position_queries, distances)
     q, k, v = (a.transpose(0, 2, 3, 1) for a in (q, k, v))  # [B, N, H, T]
     k = (k.astype(jnp.float32) * scoring.scale).astype(k.dtype)
-    strided = device_kind() not in UNSTRIDED if strided is None else strided
+    if strided is None:
+        chip = chip_of(device_kind())
+        strided = chip is None or chip.strided_rotation
     out = attend(Call(strided, interpret), q, k, v, pk, pq, segment_ids).transpose(0, 3, 1, 2)
     return jnp.where((segment_ids > 0)[..., None, None], out, 0)
