@@ -11,7 +11,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 
 from lmwright.cloud import alone, host, metadata, vault
 from lmwright.cloud.book import id_of, label_of, read_book
-from lmwright.cloud.place import Place
+from lmwright.cloud.identity import HostIdentity
 from lmwright.cloud.spec import Limits, dump_spec
 from lmwright.cloud.tpu_api import Tpus
 from lmwright.errors import UserError
@@ -47,7 +47,7 @@ def place(spec, tpu, monkeypatch):
     server = Server(answer)
     monkeypatch.setenv("GCE_METADATA_HOST", server.address)
     monkeypatch.setattr(host, "Limits", lambda: SOON)
-    yield Place(url=spec.url, incarnation=id, slice_index=0, worker=0, address="127.0.0.1")
+    yield HostIdentity(url=spec.url, incarnation=id, slice_index=0, worker=0, address="127.0.0.1")
     server.shutdown()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmwright.cloud import metadata
 from lmwright.cloud.book import read_book, spent, usage
-from lmwright.cloud.place import Place
+from lmwright.cloud.identity import HostIdentity
 from lmwright.cloud.service import Away
 from lmwright.cloud.spec import OVER, Cloud, Limits, Spec
 from lmwright.errors import UserError
@@ -41,7 +41,7 @@ def state_of(bucket: Bucket) -> tuple[dict[str, Any], int] | None:
     return ({"status": ""}, 0) if there is None else (json.loads(there[0]), there[1].generation)
 
 
-async def watch(spec: Spec, place: Place, host: int) -> None:
+async def watch(spec: Spec, identity: HostIdentity, host: int) -> None:
     """Looks after the slice from within; raises Ended where its work here is over."""
     bucket, began = Bucket(spec.url), time.time()
     seen, heard, over = -1, time.monotonic(), 0
@@ -50,7 +50,7 @@ async def watch(spec: Spec, place: Place, host: int) -> None:
         try:
             there = await asyncio.to_thread(state_of, bucket)
             if host == 0:
-                await asyncio.to_thread(_keep_to_budget, spec, place, bucket, began)
+                await asyncio.to_thread(_keep_to_budget, spec, identity, bucket, began)
         except UserError:
             heard = time.monotonic()  # nobody can be heard
             continue
@@ -66,27 +66,29 @@ async def watch(spec: Spec, place: Place, host: int) -> None:
             raise Ended("nothing is heard of the leader", at_once=True)
 
 
-def _keep_to_budget(spec: Spec, place: Place, bucket: Bucket, began: float) -> None:
+def _keep_to_budget(spec: Spec, identity: HostIdentity, bucket: Bucket, began: float) -> None:
     """Asks the job to stop once its budget is spent."""
     assert spec.cloud is not None
     if not (spec.cloud.max_hours or spec.cloud.max_chip_hours or spec.cloud.max_cost):
         return
     book = read_book(bucket)
     for entry in book["made"]:
-        if entry["id"] == place.incarnation:
+        if entry["id"] == identity.incarnation:
             entry.setdefault("active", began)  # nobody has seen it become active
     reached = spent(spec.cloud, usage(spec, book))
     if reached and bucket.entry("stop") is None:
         bucket.write("stop", reached)
 
 
-async def leave(place: Place, limits: Limits, reason: str, *, at_once: bool = False) -> None:
+async def leave(
+    identity: HostIdentity, limits: Limits, reason: str, *, at_once: bool = False
+) -> None:
     """Deletes this slice, if it is still there after a while and its job has not begun again.
     Raises SystemExit if it has."""
     print(f"{reason}; this slice deletes itself if nobody else does", flush=True)
     if not at_once:
         await asyncio.sleep(limits.alone_s)
-        if await asyncio.to_thread(_goes_on, place):
+        if await asyncio.to_thread(_goes_on, identity):
             raise SystemExit("the job goes on")
     zone = (metadata.read("instance/zone") or "").rpartition("/")[2]
     project = metadata.read("project/project-id") or ""
@@ -95,9 +97,9 @@ async def leave(place: Place, limits: Limits, reason: str, *, at_once: bool = Fa
     tpus, end = Tpus(Cloud(project=project)), time.monotonic() + DELETE_S
     while True:
         try:
-            if tpus.request(zone, place.incarnation).state == "GONE":
+            if tpus.request(zone, identity.incarnation).state == "GONE":
                 return
-            tpus.delete(zone, place.incarnation)
+            tpus.delete(zone, identity.incarnation)
         except Away as error:
             if time.monotonic() > end:
                 raise
@@ -105,12 +107,12 @@ async def leave(place: Place, limits: Limits, reason: str, *, at_once: bool = Fa
         await asyncio.sleep(min(POLL_S, limits.alone_s))  # a delete may be refused for now
 
 
-def _goes_on(place: Place) -> bool:
+def _goes_on(identity: HostIdentity) -> bool:
     """True if the job is there, not over, and knows this slice as its own."""
-    bucket = Bucket(place.url)
+    bucket = Bucket(identity.url)
     try:
         there, book = state_of(bucket), read_book(bucket)
     except UserError:
         return False
-    known = place.incarnation in (entry["id"] for entry in book["made"])
+    known = identity.incarnation in (entry["id"] for entry in book["made"])
     return there is not None and there[0]["status"] not in OVER and known

@@ -1,6 +1,6 @@
 """Host: the agent of a host of a slice or of a pod, whose job lies in a bucket.
 
-    place --job, worker--> agent --logs, stacks, state--> bucket
+    identity --job, worker--> agent --logs, stacks, state--> bucket
                               ^-- stop, leader's address ---'
 
 Host 0 of a slice says in the bucket where its leader listens. A new slice has another incarnation,
@@ -22,9 +22,9 @@ from lmwright.cloud import metadata
 from lmwright.cloud.agent import Agent, lead
 from lmwright.cloud.alone import Ended, leave, watch
 from lmwright.cloud.book import MADE, fail_job
+from lmwright.cloud.identity import HostIdentity, find_identity
 from lmwright.cloud.ledger import slice_variable
 from lmwright.cloud.pieces import LogSender
-from lmwright.cloud.place import Place, find_place
 from lmwright.cloud.spec import (
     OVER,
     RUN_FILE,
@@ -100,50 +100,50 @@ class Carrier:
 
 async def main() -> None:
     """Serves the job that this host belongs to, until it is over; then its slice has to go."""
-    place, limits, at_once = find_place(), Limits(), False
+    identity, limits, at_once = find_identity(), Limits(), False
     try:
-        bucket = Bucket(place.url)
-        spec, offer = _spec(bucket, place.incarnation)
+        bucket = Bucket(identity.url)
+        spec, offer = _spec(bucket, identity.incarnation)
         limits = spec.limits
-        await _serve(spec, offer, place, bucket)
+        await _serve(spec, offer, identity, bucket)
         reason = "the job is over"
     except Ended as ended:
-        if place.in_pod:
+        if identity.in_pod:
             raise SystemExit(f"lmwright: error: {ended}") from None
         reason, at_once = f"{ended}", ended.at_once
     except UserError as error:
         raise SystemExit(f"lmwright: error: {error}") from None
-    if not place.in_pod:
+    if not identity.in_pod:
         try:
-            await leave(place, limits, reason, at_once=at_once)
+            await leave(identity, limits, reason, at_once=at_once)
         except UserError as error:  # it may not delete slices
             print(f"lmwright: error: {error}", flush=True)
 
 
-async def _serve(spec: Spec, offer: Offer, place: Place, bucket: Bucket) -> None:
+async def _serve(spec: Spec, offer: Offer, identity: HostIdentity, bucket: Bucket) -> None:
     """Runs the agent, and on host 0 the leader. Raises Ended where there is nothing to do."""
-    host = place.slice_index * offer.hosts_per_slice + place.worker
-    several = dict(place.several) if offer.num_slices > 1 else {}
+    host = identity.slice_index * offer.hosts_per_slice + identity.worker
+    several = dict(identity.several) if offer.num_slices > 1 else {}
     spec = replace(spec, hosts=offer.hosts, variables=_on_tpus(offer) | spec.variables | several)
-    address = await _leader_address(bucket, place, host)
+    address = await _leader_address(bucket, identity, host)
     spec = replace(spec, address=address)
     _keep(spec, bucket)
     secrets = _secrets(spec, bucket, host)
     with contextlib.suppress(OSError, UserError):  # it is compiled instead
         await asyncio.to_thread(receive_steps, bucket)
     spec = replace(spec, variables=spec.variables | secrets)  # in memory only
-    spec = replace(spec, variables=spec.variables | slice_variable(spec, place.incarnation))
+    spec = replace(spec, variables=spec.variables | slice_variable(spec, identity.incarnation))
     carrier = Carrier(spec, host, tuple(secrets.values()))
     agent = Agent(spec, host, functools.partial(asyncio.to_thread, carrier.close) if host else None)
     agent.notice(await asyncio.to_thread(metadata.notice) or "")
     beside = [_watch_notices(agent)]
-    beside += [] if place.in_pod else [watch(spec, place, host)]
+    beside += [] if identity.in_pod else [watch(spec, identity, host)]
     try:
         await _until_first(agent.run() if host else lead(spec, agent), *beside)
     finally:  # on host 0 last: its state tells that the job is over
         await asyncio.to_thread(carrier.close)
     if agent.told_to_end and read_state(spec)["status"] not in OVER:
-        if place.in_pod:  # at once: this exit code lets the cluster make the pod again
+        if identity.in_pod:  # at once: this exit code lets the cluster make the pod again
             os._exit(EXIT_TERMINATED)
         raise SystemExit("lmwright: told to end; the startup script starts it again if it can")
 
@@ -193,19 +193,19 @@ def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
         raise Ended(f"{error}") from None
 
 
-async def _leader_address(bucket: Bucket, place: Place, host: int) -> str:
+async def _leader_address(bucket: Bucket, identity: HostIdentity, host: int) -> str:
     """Address of host 0, which that host tells all others."""
     if host == 0:
-        if not place.in_pod:
-            facts = {"slice": place.incarnation, "address": place.address}
+        if not identity.in_pod:
+            facts = {"slice": identity.incarnation, "address": identity.address}
             bucket.write(LEADER, json.dumps(facts))
-        return place.address
-    if place.in_pod:
-        return place.leader
+        return identity.address
+    if identity.in_pod:
+        return identity.leader
     while True:
         there = await asyncio.to_thread(bucket.read, LEADER)
         facts = json.loads(there[0]) if there else {}
-        if facts.get("slice") == place.incarnation:
+        if facts.get("slice") == identity.incarnation:
             return facts["address"]
         await asyncio.sleep(POLL_S)
 

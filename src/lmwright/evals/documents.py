@@ -98,7 +98,7 @@ def of_tokens(
     return found
 
 
-class Place(NamedTuple):
+class DocumentPlace(NamedTuple):
     """Position of a document in a batch."""
 
     row: int
@@ -109,7 +109,7 @@ class Place(NamedTuple):
 
 def _batches(
     documents: Sequence[Sequence[int]], most: int, room: int
-) -> Iterator[tuple[Batch, dict[int, Place]]]:
+) -> Iterator[tuple[Batch, dict[int, DocumentPlace]]]:
     """Batches of packed rows, and the places of the documents in them."""
     lengths = np.array([len(ids) for ids in documents], np.int64)
     width = SHORTEST
@@ -124,7 +124,7 @@ def _batches(
 
 def rows_of(
     documents: Sequence[Sequence[int]], rows: np.ndarray, start: int, size: int, width: int
-) -> tuple[Batch, dict[int, Place]]:
+) -> tuple[Batch, dict[int, DocumentPlace]]:
     """Rows start..start+size-1, padded to that many, and the place of each document in them."""
     tokens, ids, positions = (np.zeros((size, width), np.int32) for _ in range(3))
     filled, count = np.zeros(size, int), np.zeros(size, int)
@@ -132,7 +132,7 @@ def rows_of(
     for number in np.flatnonzero((rows >= start) & (rows < start + size)).tolist():
         row, length = int(rows[number]) - start, len(documents[number])
         here = slice(filled[row], filled[row] + length)
-        places[number] = Place(row, int(count[row]), here)
+        places[number] = DocumentPlace(row, int(count[row]), here)
         count[row] += 1
         tokens[row, here], ids[row, here] = documents[number], count[row]
         positions[row, here] = np.arange(length)

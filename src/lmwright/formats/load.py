@@ -13,7 +13,7 @@ from lmwright.formats.card import facts_of_run
 from lmwright.formats.document_tokenizer import fit_tokenizer
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.loaded import LoadedModel, load_files
-from lmwright.formats.open import RUN, Place, open_place
+from lmwright.formats.open import RUN, Origin, open_place
 from lmwright.formats.tokenizer_files import (
     has_tokenizer,
     open_tokenizer,
@@ -44,7 +44,7 @@ def load_model(
     return replace(loaded, facts=facts)
 
 
-def _load_run(place: Place, adapter: str | None, part: str | None) -> LoadedModel:
+def _load_run(place: Origin, adapter: str | None, part: str | None) -> LoadedModel:
     path = place.path
     objective = place.run.objective
     if part is not None:

@@ -23,7 +23,7 @@ from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_read import open_tensors, read_config
 from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.maxtext import MaxTextTensors
-from lmwright.formats.open import GGUF, MAXTEXT, Place
+from lmwright.formats.open import GGUF, MAXTEXT, Origin
 from lmwright.formats.proof import Source
 from lmwright.formats.safetensors import refuse_pickles
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
@@ -109,7 +109,7 @@ class LoadedModel:
         return prompt_prefix(self.tokenizer) if self.prefix is None else self.prefix
 
 
-def load_files(place: Place) -> LoadedModel:
+def load_files(place: Origin) -> LoadedModel:
     """The model of a Hugging Face folder, a GGUF file or a checkpoint of MaxText; weights are read
     when they are asked for. Raises UserError where files are missing, damaged or do not agree."""
     if place.kind == MAXTEXT:
@@ -117,13 +117,13 @@ def load_files(place: Place) -> LoadedModel:
     return _open_gguf(place) if place.kind == GGUF else _open_folder(place)
 
 
-def _open_maxtext(place: Place) -> LoadedModel:
+def _open_maxtext(place: Origin) -> LoadedModel:
     tensors = MaxTextTensors(place.url or place.path, place.model)
     facts = Facts(name=place.path.name, origin="Imported from a checkpoint of MaxText.")
     return LoadedModel(place.model, tensors, None, facts, place.path)
 
 
-def _open_folder(place: Place) -> LoadedModel:
+def _open_folder(place: Origin) -> LoadedModel:
     path = place.path
     refuse_pickles(path)  # before what is wrong with a config.json that nobody needs
     model = place.model
@@ -144,7 +144,7 @@ def _open_folder(place: Place) -> LoadedModel:
     )
 
 
-def _open_gguf(place: Place) -> LoadedModel:
+def _open_gguf(place: Origin) -> LoadedModel:
     path = place.path
     file, model, tensors = open_gguf(path)
     if is_headless(model):

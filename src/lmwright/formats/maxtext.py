@@ -63,7 +63,7 @@ TOP = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where a tensor lies: its array, and its layer in a stacked one."""
 
     key: Key
@@ -79,7 +79,7 @@ class Layout:
     """How MaxText keeps one kind of models."""
 
     norms: Mapping[str, Key]
-    addresses: Callable[[Any, int, Key], Iterator[Place]]
+    addresses: Callable[[Any, int, Key], Iterator[Address]]
     """Places in which it keeps a tensor of a model's layer: stacked first, then apart."""
     changed: Callable[[Any, str, np.ndarray, bool], np.ndarray]
     """float32 numbers of the part of a model with its factors and order taken out; the flag says
@@ -89,28 +89,28 @@ class Layout:
     inverse."""
 
 
-def _llama_addresses(model: Any, layer: int, inner: Key) -> Iterator[Place]:
-    yield Place(("decoder", "layers", *inner), 1, layer, model.num_layers)
-    yield Place(("decoder", f"layers_{layer}", *inner))
+def _llama_addresses(model: Any, layer: int, inner: Key) -> Iterator[Address]:
+    yield Address(("decoder", "layers", *inner), 1, layer, model.num_layers)
+    yield Address(("decoder", f"layers_{layer}", *inner))
 
 
-def _gemma_addresses(model: Any, layer: int, inner: Key) -> Iterator[Place]:
+def _gemma_addresses(model: Any, layer: int, inner: Key) -> Iterator[Address]:
     count = model.num_layers
     if model.qk_norm == "head":  # gemma 3
         scanned = count - count % GEMMA3_CYCLE
         turn, index = divmod(layer, GEMMA3_CYCLE)
         if layer < scanned:
             key = ("decoder", "layers", f"layers_{index}", *inner)
-            yield Place(key, 1, turn, scanned // GEMMA3_CYCLE)
+            yield Address(key, 1, turn, scanned // GEMMA3_CYCLE)
         else:
             last = f"layers_{layer - scanned}"
-            yield Place(("decoder", "layers_remainder", last, *inner))
-        yield Place(("decoder", f"layers_{layer}", *inner))
+            yield Address(("decoder", "layers_remainder", last, *inner))
+        yield Address(("decoder", f"layers_{layer}", *inner))
     else:  # gemma 2: a local and a global layer are one
         half = "local" if layer % 2 == 0 else "global"
         paired = (f"{inner[0]}_{half}", *inner[1:])
-        yield Place(("decoder", "layers", *paired), 1, layer // 2, count // 2)
-        yield Place(("decoder", f"layers_{layer // 2}", *paired))
+        yield Address(("decoder", "layers", *paired), 1, layer // 2, count // 2)
+        yield Address(("decoder", f"layers_{layer // 2}", *paired))
 
 
 def _llama_changed(model: Any, part: str, array: np.ndarray, plain: bool) -> np.ndarray:
@@ -173,7 +173,7 @@ class MaxTextTensors(Tensors):
         self._arrays = Arrays(folder, str(path))
         self._shapes = {slot.name: slot.shape for slot in slots(model)}
         self._norm_factor = self._logits_factor(tied_logits)
-        self._places = {name: self._place(name) for name in self._shapes}
+        self._addresses = {name: self._address(name) for name in self._shapes}
         super().__init__(self._shapes)
         self.not_taken = self._check()
 
@@ -195,7 +195,7 @@ class MaxTextTensors(Tensors):
         return "model.layers.0.self_attn.q_proj.bias" in self._shapes
 
     def _check(self) -> tuple[NotTaken, ...]:
-        used = {place.key for place in self._places.values()}
+        used = {address.key for address in self._addresses.values()}
         left = [key for key in self._arrays if key not in used]
         seen = [key for key in left if key[0] == "vision_encoder"]
         if other := [".".join(key) for key in left if key[0] != "vision_encoder"]:
@@ -213,10 +213,10 @@ class MaxTextTensors(Tensors):
             taken.append(NotTaken("rows of the vocabulary beyond the model's", 1, size))
         return tuple(taken)
 
-    def _place(self, name: str) -> Place:
+    def _address(self, name: str) -> Address:
         """Where a tensor lies. Raises UserError where it does not, or has another shape."""
         if name in TOP:
-            return self._checked(name, Place(TOP[name]))
+            return self._checked(name, Address(TOP[name]))
         _, _, number, rest = name.split(".", 3)
         part, _, leaf = rest.rpartition(".")
         if part in PRODUCTS:
@@ -224,35 +224,35 @@ class MaxTextTensors(Tensors):
         else:
             inner = (*self._layout.norms[part], "scale")
         candidates = list(self._layout.addresses(self._model, int(number), inner))
-        for place in candidates:
-            if place.key in self._arrays:
-                return self._checked(name, place)
-        keys = " nor ".join(".".join(place.key) for place in candidates)
+        for address in candidates:
+            if address.key in self._arrays:
+                return self._checked(name, address)
+        keys = " nor ".join(".".join(address.key) for address in candidates)
         raise UserError(
             f"{self.path}: {name} is missing (neither {keys}); name the model that was trained"
         )
 
-    def _checked(self, name: str, place: Place) -> Place:
-        if place.key not in self._arrays:
+    def _checked(self, name: str, address: Address) -> Address:
+        if address.key not in self._arrays:
             raise UserError(
-                f"{self.path}: {'.'.join(place.key)} is missing; name the model that was trained"
+                f"{self.path}: {'.'.join(address.key)} is missing; name the model that was trained"
             )
-        have, want = list(self._arrays[place.key]), self._theirs(name)
-        if place.axis is not None:
+        have, want = list(self._arrays[address.key]), self._theirs(name)
+        if address.axis is not None:
             for axis in (1, 0):  # param_scan_axis is 1 unless set otherwise
-                if have == [*want[:axis], place.layers, *want[axis:]]:
-                    return replace(place, axis=axis)
-            want.insert(1, place.layers)
+                if have == [*want[:axis], address.layers, *want[axis:]]:
+                    return replace(address, axis=axis)
+            want.insert(1, address.layers)
         if name in ("model.embed_tokens.weight", "lm_head.weight"):  # padded vocabularies
             rows = want.index(self._model.vocab_size)
             if have[rows] >= want[rows]:
                 have[rows] = want[rows]
         if have != want:
             raise UserError(
-                f"{self.path}: {'.'.join(place.key)} is {list(self._arrays[place.key])}, and the "
-                f"model wants {want}; name the model that was trained"
+                f"{self.path}: {'.'.join(address.key)} is {list(self._arrays[address.key])}, and "
+                f"the model wants {want}; name the model that was trained"
             )
-        return place
+        return address
 
     def _theirs(self, name: str) -> list[int]:
         """Shape of one tensor in MaxText's layout."""
@@ -271,11 +271,11 @@ class MaxTextTensors(Tensors):
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape) of a tensor, which is not read."""
-        return self._arrays.dtype(self._places[name].key), self._shapes[name]
+        return self._arrays.dtype(self._addresses[name].key), self._shapes[name]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        place = self._places[name]
-        array = self._arrays.read(place)
+        address = self._addresses[name]
+        array = self._arrays.read(address)
         part = name.split(".")[-2]
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             rows = self._theirs(name).index(self._model.vocab_size)
@@ -333,15 +333,15 @@ class Arrays(Mapping[Key, tuple[int, ...]]):
         """Name of an array's dtype."""
         return self._open(key).dtype.name
 
-    def read(self, place: Place) -> np.ndarray:
-        """The array at a place, of a stacked one its layer alone."""
-        array = self._open(place.key)
-        if place.axis is not None:
-            array = array[(slice(None),) * place.axis + (place.layer,)]
+    def read(self, address: Address) -> np.ndarray:
+        """The array at an address, of a stacked one its layer alone."""
+        array = self._open(address.key)
+        if address.axis is not None:
+            array = array[(slice(None),) * address.axis + (address.layer,)]
         try:
             return np.asarray(array.read().result())
         except (ValueError, OSError) as error:
-            raise self._unreadable(place.key, error) from None
+            raise self._unreadable(address.key, error) from None
 
     def _open(self, key: Key) -> Any:
         import tensorstore

@@ -2,10 +2,10 @@
 
     run file                                            --load_run----> Run
     run directory, a checkpoint in it, Hugging Face
-    folder, GGUF file, PEFT folder, hf://owner/name     --open_place--> Place
+    folder, GGUF file, PEFT folder, hf://owner/name     --open_place--> Origin
     any of these but a PEFT folder, or a preset         --find_model--> model, without weights
 
-A Place reads what it is asked for and nothing else; `formats.load` adds the weights. Run files
+An Origin reads what it is asked for and nothing else; `formats.load` adds the weights. Run files
 are read here because `train.init_from` may name any place.
 """
 
@@ -46,7 +46,7 @@ MODEL_PLACES = "a run directory, a Hugging Face model folder, a .gguf file or hf
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """A place, read lazily."""
 
     kind: Literal[
@@ -107,8 +107,8 @@ class Place:
         return folder if has_tokenizer(folder) else None
 
 
-def open_place(name: str | Path, *, header: bool = False) -> Place:
-    """Place at a path or under a hub name, of which only config.json is fetched if only the
+def open_place(name: str | Path, *, header: bool = False) -> Origin:
+    """Origin at a path or under a hub name, of which only config.json is fetched if only the
     `header` is needed. Raises UserError if there is nothing that lmwright reads."""
     if is_hub_name(name):
         path, commit = fetch(str(name), only=["config.json"] if header else ())
@@ -122,7 +122,7 @@ def open_place(name: str | Path, *, header: bool = False) -> Place:
     return _open_path(usable(os.path.expanduser(name)))
 
 
-def open_origin(name: str | Path, model: Any, *, header: bool = False) -> Place:
+def open_origin(name: str | Path, model: Any, *, header: bool = False) -> Origin:
     """The place that `open_place` finds, or a checkpoint of MaxText, which holds a `model` of the
     caller's."""
     from lmwright.formats.maxtext import items_of
@@ -130,7 +130,7 @@ def open_origin(name: str | Path, model: Any, *, header: bool = False) -> Place:
     path = os.fspath(name)
     if "://" not in path or is_bucket(path):
         if items_of(os.path.expanduser(path)) is not None:
-            return Place(MAXTEXT, Path(path), url=path if is_bucket(path) else "", given=model)
+            return Origin(MAXTEXT, Path(path), url=path if is_bucket(path) else "", given=model)
     return open_place(name, header=header)
 
 
@@ -141,7 +141,7 @@ def gguf_folder(path: Path) -> bool:
     return path.is_dir() and next(path.rglob("*.gguf"), None) is not None
 
 
-def open_run(path: str | Path) -> Place:
+def open_run(path: str | Path) -> Origin:
     """The run directory at a path, or around the checkpoint there. Raises UserError for anything
     else."""
     local = fetched(path) if is_bucket(path) else usable(os.path.expanduser(path))
@@ -150,22 +150,22 @@ def open_run(path: str | Path) -> Place:
     return place
 
 
-def _run_at(path: Path) -> Place | None:
+def _run_at(path: Path) -> Origin | None:
     folder, step = path, None
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         folder, step = path.parent.parent, int(path.name)
-    return Place(RUN, folder, step) if (folder / "run.toml").exists() else None
+    return Origin(RUN, folder, step) if (folder / "run.toml").exists() else None
 
 
-def _open_path(path: Path) -> Place:
+def _open_path(path: Path) -> Origin:
     if (place := _run_at(path)) is not None:
         return place
     if path.suffix == ".gguf":
-        return Place(GGUF, path)
+        return Origin(GGUF, path)
     if (path / "config.json").exists():
-        return Place(HF, path)
+        return Origin(HF, path)
     if (path / ADAPTER_CONFIG).exists():
-        return Place(ADAPTER, path)
+        return Origin(ADAPTER, path)
     raise _nothing_at(path)
 
 

@@ -24,7 +24,7 @@ from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import byte_letters
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import on_devices
-from lmwright.formats.open import Place
+from lmwright.formats.open import Origin
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.weights import host_weights
 from lmwright.program.plan import Plan
@@ -32,7 +32,9 @@ from lmwright.program.plan import Plan
 VOCAB = "vocab"
 
 
-def weights_with_parts(plan: Plan, origin: Place, store: TokenStore) -> tuple[Tree, list[str], str]:
+def weights_with_parts(
+    plan: Plan, origin: Origin, store: TokenStore
+) -> tuple[Tree, list[str], str]:
     """The plan's weights on its devices, names of those that are fresh as a whole, and a sentence
     on rows of the vocabulary. Raises UserError for parts that one side does not have, or whose
     shapes differ."""
@@ -54,7 +56,7 @@ def weights_with_parts(plan: Plan, origin: Place, store: TokenStore) -> tuple[Tr
     return nest(weights.items()), sorted(ours.keys() - taken), said
 
 
-def parts_of(plan: Plan, origin: Place, store: TokenStore) -> tuple[set[str], np.ndarray | None]:
+def parts_of(plan: Plan, origin: Origin, store: TokenStore) -> tuple[set[str], np.ndarray | None]:
     """Paths of the weights that are taken, and the rows of the vocabulary as `matched` gives them;
     no weights are read. Raises UserError as `weights_with_parts`."""
     ours, theirs = dict(walk(plan.spec)), dict(walk(origin.spec))
@@ -106,7 +108,7 @@ def _refuse_shape(path: str, ours: Param, theirs: Param, by_token: bool, where: 
         )
 
 
-def _rows(plan: Plan, origin: Place, store: TokenStore) -> np.ndarray | None:
+def _rows(plan: Plan, origin: Origin, store: TokenStore) -> np.ndarray | None:
     """The other model's id for the token of each id of the run's vocabulary, -1 where it has none;
     None where both have the same tokenizer and as many rows."""
     if origin.tokenizer_dir is None:

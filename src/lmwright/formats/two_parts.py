@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from lmwright.core.param import Tree, first_difference, init_weights, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import from_hf, on_devices
-from lmwright.formats.open import RUN, Place
+from lmwright.formats.open import RUN, Origin
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.weights import load_run_weights
@@ -75,7 +75,7 @@ class Some(OverEncoder):
 
 
 def two_parts(
-    plan: Plan, origin: Place, generator: Place | None = None
+    plan: Plan, origin: Origin, generator: Origin | None = None
 ) -> tuple[Tree, list[str], str]:
     """The weights of both models on the plan's devices, names of those that start fresh, and where
     the generator is from. Raises UserError for weights that are not of this run's models."""
@@ -111,7 +111,7 @@ def two_parts(
     return build(own, jax.random.key(plan.run.seed)), fresh, said
 
 
-def read_parts(plan: Plan, place: Place) -> dict[str, Tree]:
+def read_parts(plan: Plan, place: Origin) -> dict[str, Tree]:
     """Weights of a place for each of the two models, on the plan's devices: the same for both, but
     from a run that trained both. Raises UserError where it is no model of this shape."""
     model = place.model
@@ -132,7 +132,7 @@ def read_parts(plan: Plan, place: Place) -> dict[str, Tree]:
     return parts
 
 
-def _of_run(place: Place, shardings: Mapping[str, Any]) -> dict[str, Tree]:
+def _of_run(place: Origin, shardings: Mapping[str, Any]) -> dict[str, Tree]:
     run, w = load_run_weights(place.path, place.step)
     names = (DISCRIMINATOR, GENERATOR) if run.objective.parts else ("",)
     trees = []
@@ -144,7 +144,7 @@ def _of_run(place: Place, shardings: Mapping[str, Any]) -> dict[str, Tree]:
     return {DISCRIMINATOR: trees[0], GENERATOR: trees[-1]}
 
 
-def _of_folder(place: Place, encoder: Any, shardings: Tree) -> Tree:
+def _of_folder(place: Origin, encoder: Any, shardings: Tree) -> Tree:
     where = str(place.path)
     tensors = TextTensors(TensorFiles(place.path), FORM, where)
     every, over = set(encoder.spec()), set(encoder.head_weights(encoder.spec())) - {TABLE}
@@ -157,7 +157,7 @@ def _of_folder(place: Place, encoder: Any, shardings: Tree) -> Tree:
     return from_hf(model, tensors, where, dtype=jnp.float32, shardings=where_to)
 
 
-def _refuse_other(place: Place, tree: Tree, spec: Tree) -> None:
+def _refuse_other(place: Origin, tree: Tree, spec: Tree) -> None:
     """UserError where weights of the same name have other shapes, but for the number of layers."""
     shapes = [
         {path: leaf.shape[stacked(path):] for path, leaf in walk(side)}

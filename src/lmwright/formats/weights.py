@@ -20,7 +20,7 @@ from lmwright.core.quantize import quantize
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.loaded import load_files
-from lmwright.formats.open import RUN, Place, open_origin, open_run
+from lmwright.formats.open import RUN, Origin, open_origin, open_run
 from lmwright.formats.tensor_hash import add_to_hash
 from lmwright.formats.train_state import pick, restore
 from lmwright.models.conversion import ADDING
@@ -35,7 +35,7 @@ from lmwright.storage.mirror import shown
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
+def refuse_unlike(place: Origin, spec: Tree, but: Collection[str] = ()) -> None:
     """UserError unless the weights of a place have the names and shapes of `spec`, `but` for some
     of its own."""
     there = {name: tree for name, tree in place.spec.items() if name not in but}
@@ -48,7 +48,7 @@ def refuse_unlike(place: Place, spec: Tree, but: Collection[str] = ()) -> None:
         )
 
 
-def refuse_unlike_base(place: Place, spec: Tree, fresh: Collection[str]) -> None:
+def refuse_unlike_base(place: Origin, spec: Tree, fresh: Collection[str]) -> None:
     """As `refuse_unlike`, of an objective with `fresh` weights or without a head: one of the
     place's own, over documents or over its vocabulary, is left out."""
     but = {*fresh, *left_out(encoder_of(place.model))} if fresh else ()
@@ -61,7 +61,7 @@ def headless_weights(plan: Plan) -> set[str]:
     return set(model.head_weights(model.spec())) - set(plan.spec)
 
 
-def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
+def fresh_weights(plan: Plan, origin: Origin) -> tuple[str, ...]:
     """Names of weights that start fresh around the origin's: of a head that it does not have, or
     that is for other classes."""
     objective = plan.run.objective
@@ -71,14 +71,14 @@ def fresh_weights(plan: Plan, origin: Place) -> tuple[str, ...]:
     return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
 
 
-def added_weights(plan: Plan, origin: Place) -> dict[str, Param]:
+def added_weights(plan: Plan, origin: Origin) -> dict[str, Param]:
     """The weights that start fresh because the origin is of a family without them, by path."""
     kinds = (getattr(origin.model, "kind", ""), plan.run.model.kind)
     names = ADDING.get(kinds, ())
     return {path: param for path, param in walk(plan.spec) if path.rpartition(".")[2] in names}
 
 
-def host_weights(place: Place) -> Tree:
+def host_weights(place: Origin) -> Tree:
     """Weights as float32 host arrays. Raises UserError where they cannot be read."""
     if place.kind == RUN:  # of which no tokenizer is wanted
         run, w = load_run_weights(place.path, place.step)
@@ -89,7 +89,7 @@ def host_weights(place: Place) -> Tree:
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), w)
 
 
-def placed_weights(place: Place, shardings: Tree) -> Tree:
+def placed_weights(place: Origin, shardings: Tree) -> Tree:
     """Weights as float32 arrays on devices, as `shardings` say or on the first device; files are
     read tensor by tensor, so that no host holds them all."""
     if place.kind != RUN:

@@ -1,4 +1,4 @@
-"""Advice: what bounds a step, and the change to the run that `advise` found for it.
+"""Advice: what bounds a step, and the change to the run that `planner.remedy` found for it.
 
 seconds by kind, by part --> "bound by arithmetic (74% of the step, most of it mlp); ..."
 """

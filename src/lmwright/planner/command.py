@@ -13,7 +13,6 @@ from lmwright.errors import EXIT_INTERRUPTED, UserError, install
 from lmwright.formats.open import is_run, load_run
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.advice import bound_of
-from lmwright.planner.advise import advise, too_large
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.tensors import Tensor
@@ -22,6 +21,7 @@ from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_
 from lmwright.planner.cost import RunCost, cost_of
 from lmwright.planner.page import write_page
 from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
+from lmwright.planner.remedy import advise, too_large
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
 from lmwright.planner.suggestions import larger_way, suggest

@@ -19,10 +19,10 @@ from lmwright.hardware.devices import PRICES_DATE, price_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.layout import WEIGHT_BYTES
 from lmwright.planner.analytic.machine import Machine
-from lmwright.planner.learned import pace_of
 from lmwright.planner.sessions import (
     course,
     limits_of,
+    pace_of,
     session_limit_s,
     steps_that_fit,
 )

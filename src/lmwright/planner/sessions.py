@@ -5,12 +5,24 @@
 
 One rule serves both the plan and the training loop: a step is begun only if it and a last save
 end before the limit, less a margin.
+
+    RUN/sessions.json, RUN/env.json --> Pace        (assumed times where there are none)
+
+Only sessions on the same kind of chip count. Of a run in a bucket, what was fetched last is used:
+`plan` asks no service.
 """
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 
 from lmwright.config.run import Limits, Run
+from lmwright.data.json_text import parse_json
+from lmwright.errors import UserError
+from lmwright.hardware.chips import CHIPS
+from lmwright.hardware.devices import GPUS
+from lmwright.report.goodput import SPENT, parse_sessions
+from lmwright.storage.mirror import mirror_folder
 
 ASSUMED_START_S = 180.0
 """Start-up time that a plan assumes: imports, compilation, restoring."""
@@ -86,3 +98,32 @@ def assumed_save_s(checkpoint_bytes: int) -> float:
 def limits_of(run: Run, hours: float | None) -> Limits:
     """The run's limits, with sessions of `hours` if given."""
     return run.limits if hours is None else replace(run.limits, session_hours=hours)
+
+
+def pace_of(run: Run, kind: str, step_s: float, checkpoint_bytes: int) -> tuple[Pace, int]:
+    """The pace of a run's next session on this kind of machine, and the number of sessions that it
+    was learned from."""
+    assumed = assumed_pace(step_s, checkpoint_bytes)
+    try:
+        folder = mirror_folder(run.dir)
+        env = parse_json(folder / "env.json")
+        sessions = parse_sessions((folder / "sessions.json").read_bytes())
+    except (OSError, ValueError, UserError):
+        return assumed, 0
+    spent = [entry[SPENT] for entry in sessions if isinstance(entry.get(SPENT), dict)]
+    starts = [float(parts.get("start", 0)) + float(parts.get("compile", 0)) for parts in spent]
+    if not starts or not isinstance(env, dict) or _kind(env) != kind:
+        return assumed, 0
+    saves = [float(entry["save_s"]) for entry in sessions if entry.get("save_s")]
+    save_s = statistics.median(saves) if saves else assumed.save_s
+    return Pace(step_s, save_s, statistics.median(starts)), len(starts)
+
+
+def _kind(env: dict) -> str:
+    """Kind of the machine that an env.json describes; empty if it is unknown."""
+    if env.get("device_platform") == "cpu":
+        return "cpu"
+    kind = str(env.get("device_kind", ""))
+    gpus = [name for name, gpu in GPUS.items() if gpu.device_kind == kind]
+    chips = [name for name, chip in CHIPS.items() if kind in chip.device_kinds]
+    return next(iter(gpus + chips), "")

@@ -21,7 +21,7 @@ from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.load import load_model, write_run_tokenizer
-from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Place, gguf_folder, open_place
+from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Origin, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
@@ -38,7 +38,7 @@ STALE = ("model*.safetensors", "model.safetensors.index.json")
 class Subject:
     """A place to be published, and as what."""
 
-    place: Place
+    place: Origin
     kind: str
     repo: str
     listing: Listing
@@ -63,18 +63,18 @@ class Staged:
     stale: Sequence[str]
 
 
-def open_source(name: str | Path) -> tuple[Place, str]:
+def open_source(name: str | Path) -> tuple[Origin, str]:
     """The place at a path, and its kind. Raises UserError where there is nothing to publish."""
     if is_hub_name(name):
         raise UserError(f"{name}: is on the hub already; give a run directory or a local folder")
     path = Path(os.path.expanduser(name))
     if gguf_folder(path):
-        return Place(GGUF, path), GGUF_FOLDER
+        return Origin(GGUF, path), GGUF_FOLDER
     place = open_place(name)
     return place, place.kind
 
 
-def stated(place: Place, kind: str) -> Any:
+def stated(place: Origin, kind: str) -> Any:
     """Metadata that the card at a place has already; empty if there is none."""
     folder = place.path if place.path.is_dir() else place.path.parent
     card = folder / CARD
@@ -162,7 +162,7 @@ def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:
     return Staged(title, metadata, stale)
 
 
-def _export_run(subject: Subject, place: Place, folder: Path, facts: Facts) -> str:
+def _export_run(subject: Subject, place: Origin, folder: Path, facts: Facts) -> str:
     """Exports a run; the text of a card that it has not written itself."""
     path = place.path if place.step is None else place.path / "checkpoints" / str(place.step)
     listing, names = subject.listing, subject.adapters

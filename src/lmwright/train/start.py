@@ -17,7 +17,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.open import Place, open_origin, open_place
+from lmwright.formats.open import Origin, open_origin, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import (
@@ -106,7 +106,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
     return state
 
 
-def _beside(plan: Plan, store: TokenStore) -> list[Place]:
+def _beside(plan: Plan, store: TokenStore) -> list[Origin]:
     """The places of weights that the objective names beside `train.init_from`."""
     places = []
     for field, path in plan.run.objective.starts_from.items():
@@ -119,7 +119,7 @@ def _beside(plan: Plan, store: TokenStore) -> list[Place]:
 
 
 def _started(
-    plan: Plan, origin: Place, store: TokenStore, beside: list[Place]
+    plan: Plan, origin: Origin, store: TokenStore, beside: list[Origin]
 ) -> tuple[Tree, dict[str, Any]]:
     """The state around the weights of places, and what is to be said of it."""
     if plan.run.train.init_parts:
@@ -142,7 +142,7 @@ def _write_down(plan: Plan, facts: dict[str, Any]) -> None:
         write_whole(mirror_folder(plan.run.dir) / INIT_FILE, json.dumps(facts, indent=1) + "\n")
 
 
-def state_from(plan: Plan, origin: Place) -> Tree:
+def state_from(plan: Plan, origin: Origin) -> Tree:
     """The state before the first step around the origin's weights, on the plan's devices.
 
     Weights of a head that it does not have start fresh. Raises UserError where the plan's model
@@ -201,7 +201,7 @@ def starting_note(run_dir: Path) -> str:
     return "; ".join([f"weights of {facts['path']}", *more]) if more else ""
 
 
-def refuse_tokenizer(origin: Place, store: TokenStore) -> None:
+def refuse_tokenizer(origin: Origin, store: TokenStore) -> None:
     """UserError unless every token of the origin's tokenizer has the same id in the store's;
     the store's may have more."""
     if origin.tokenizer_dir is None:

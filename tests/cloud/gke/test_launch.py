@@ -10,7 +10,7 @@ pytest.importorskip("kubernetes", reason="kubernetes is not installed")
 
 import yaml
 
-from lmwright.cloud import place
+from lmwright.cloud import identity
 from lmwright.cloud.checks import check
 from lmwright.cloud.gke import context
 from lmwright.cloud.gke.cluster import Cluster
@@ -43,14 +43,14 @@ def test_two_slices_and_all_that_may_be_asked_for(spec):
 def test_a_pod_knows_its_place_from_the_environment(spec, gke):
     two = replace(OFFER, num_slices=2, num_chips=16)
     Cluster(CLOUD, spec.url).create("j-1", "j", two, metadata(spec))
-    found = [place.find_place(pod.variables()) for pod in gke.pods["j-1"]]
+    found = [identity.find_identity(pod.variables()) for pod in gke.pods["j-1"]]
     assert [(p.slice_index, p.worker) for p in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert found[3].several["MEGASCALE_SLICE_ID"] == "1"
     assert found[3].several["MEGASCALE_NUM_SLICES"] == "2" and found[3].in_pod
     given = gke.pods["j-1"][0].variables() | {"MEGASCALE_COORDINATOR_ADDRESS": "by-gke"}
-    assert place.find_place(given).several["MEGASCALE_COORDINATOR_ADDRESS"] == "by-gke"
+    assert identity.find_identity(given).several["MEGASCALE_COORDINATOR_ADDRESS"] == "by-gke"
     with pytest.raises(SystemExit, match="no number of this pod"):
-        place.find_place({"LMWRIGHT_JOB_URL": "gs://b/j"})
+        identity.find_identity({"LMWRIGHT_JOB_URL": "gs://b/j"})
 
 
 def test_which_cluster_is_meant(gke, tmp_path):

@@ -12,7 +12,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from lmwright.cloud import place
+from lmwright.cloud import identity
 from lmwright.cloud.spec import Cloud, Gke, Offer
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
@@ -145,15 +145,15 @@ def _variables(
 ) -> list[dict[str, Any]]:
     """Environment of a pod; secrets are named, and the cluster puts them in."""
     fixed = {
-        place.JOB_URL: metadata["lmwright-job"],
-        place.CODE: metadata["lmwright-code"],
-        place.INCARNATION: id,
-        place.LEADER: f"{id}-{SLICE}-0-0.{id}",
-        place.NUM_SLICES: str(offer.num_slices),
+        identity.JOB_URL: metadata["lmwright-job"],
+        identity.CODE: metadata["lmwright-code"],
+        identity.INCARNATION: id,
+        identity.LEADER: f"{id}-{SLICE}-0-0.{id}",
+        identity.NUM_SLICES: str(offer.num_slices),
     }
     own = {
-        place.ADDRESS: "status.podIP",
-        place.SLICE_INDEX: f"metadata.labels['{JOB_INDEX}']",
+        identity.ADDRESS: "status.podIP",
+        identity.SLICE_INDEX: f"metadata.labels['{JOB_INDEX}']",
     }
     variables: list[dict[str, Any]] = [{"name": name, "value": v} for name, v in fixed.items()]
     for name, path in own.items():

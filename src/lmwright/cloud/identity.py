@@ -1,4 +1,4 @@
-"""Place: which host of which job this one is.
+"""Identity: which host of which job this one is.
 
     metadata server of a TPU slice    attributes lmwright-job, lmwright-slice, tpu-env
     environment of a pod              LMWRIGHT_JOB_URL, LMWRIGHT_INCARNATION, TPU_WORKER_ID, ...
@@ -21,7 +21,7 @@ SEVERAL_SLICES = "MEGASCALE_"  # variables of the runtime by which slices find e
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HostIdentity:
     """A host's place in its job, as it finds it."""
 
     url: str
@@ -43,17 +43,17 @@ class Place:
         return bool(self.leader)
 
 
-def find_place(variables: Mapping[str, str] = os.environ) -> Place:
-    """The place of this host. Raises SystemExit where it was not made by `lmwright launch`."""
+def find_identity(variables: Mapping[str, str] = os.environ) -> HostIdentity:
+    """The identity of this host. Raises SystemExit where it was not made by `lmwright launch`."""
     return _of_pod(variables) if variables.get(JOB_URL) else _of_slice()
 
 
-def _of_slice() -> Place:
+def _of_slice() -> HostIdentity:
     url, incarnation = metadata.attribute("lmwright-job"), metadata.attribute("lmwright-slice")
     if not url or not incarnation:
         raise SystemExit("lmwright: error: this host was not made by `lmwright launch`")
     facts = metadata.tpu_env()
-    return Place(
+    return HostIdentity(
         url=url,
         incarnation=incarnation,
         slice_index=int(facts.get("MEGASCALE_SLICE_ID", 0)),
@@ -63,7 +63,7 @@ def _of_slice() -> Place:
     )
 
 
-def _of_pod(variables: Mapping[str, str]) -> Place:
+def _of_pod(variables: Mapping[str, str]) -> HostIdentity:
     worker = next((variables[name] for name in WORKERS if variables.get(name)), "")
     index = variables.get(SLICE_INDEX, "")
     if not (worker.isdecimal() and index.isdecimal()):
@@ -78,7 +78,7 @@ def _of_pod(variables: Mapping[str, str]) -> Place:
         "MEGASCALE_SLICE_ID": index,
     }
     given = {name: value for name, value in variables.items() if name.startswith(SEVERAL_SLICES)}
-    return Place(
+    return HostIdentity(
         url=variables[JOB_URL],
         incarnation=variables[INCARNATION],
         slice_index=int(index),

@@ -1,4 +1,4 @@
-"""Advise: the change to a run by which the analytic model gains most."""
+"""Remedy: the change to a run by which the analytic model gains most."""
 
 from collections.abc import Mapping
 from dataclasses import replace
