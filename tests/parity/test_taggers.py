@@ -101,9 +101,10 @@ def test_logits_and_gradients(name, record_property):
 def test_a_config_is_read_as_it_was_written(name):
     _, model, _ = pair(name)
     assert model_from_config(model.hf.config(model), "config.json") == model
-    config = model.hf.config(model) | {"id2label": {"0": "O", "2": "B-PER"}}
-    with pytest.raises(UserError, match="does not number the tags from 0"):
-        model_from_config(config, "config.json")
+    for wrong in ({"0": "O", "2": "B-PER"}, ["O", "B-PER"], 3):
+        config = model.hf.config(model) | {"id2label": wrong}
+        with pytest.raises(UserError, match="does not number the tags from 0"):
+            model_from_config(config, "config.json")
 
 
 def test_rows_of_padding_alone_have_finite_gradients():

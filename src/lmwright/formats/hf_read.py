@@ -68,7 +68,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     architecture or a feature that lmwright does not compute."""
     config = text_config(config, where)
     architecture = architecture_of(config)
-    for kind in OVER if architecture != NONE else ():
+    for kind in OVER:
         if (alone := kind.hf.of_encoder(config, where)) is not None:
             return kind(**kind.hf.fields(config, model_from_config(alone, where), where))
     known = {

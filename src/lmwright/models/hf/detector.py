@@ -11,7 +11,7 @@ from lmwright.models.hf.embedder import VECTORS
 from lmwright.models.hf.over import Over
 from lmwright.models.hf.pairs import Json, only_written
 from lmwright.models.hf.table import ENDS
-from lmwright.models.text_part import MASK_DECODER
+from lmwright.models.text_part import MASK_DECODER, architecture_of
 
 HEAD_PREFIX = "mask_predictions."
 HEAD_WEIGHTS = {
@@ -30,7 +30,7 @@ class _MaskDecoderOver(Over):
         another decoder."""
         if (kind := config.get(MASK_DECODER)) is None:
             return None
-        if kind != "enhanced" or config["architectures"][0] not in self.encoders():
+        if kind != "enhanced" or architecture_of(config) not in self.encoders():
             raise UserError(f"{where}: {MASK_DECODER} = {kind!r} is not known; remove it")
         return {name: value for name, value in config.items() if name != MASK_DECODER}
 

@@ -8,6 +8,7 @@ from typing import Any
 from lmwright.errors import UserError
 from lmwright.models import TABLES
 from lmwright.models.hf.pairs import Json, Pair
+from lmwright.models.text_part import architecture_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Over:
     def of_encoder(self, config: Json, where: str) -> Json | None:
         """config.json of the encoder alone, None for one of another form. Raises UserError for
         what is not known."""
-        alone = self.encoders().get(config["architectures"][0])
+        alone = self.encoders().get(architecture_of(config))
         if alone is None or self.unless in config:
             return None
         return config | {"architectures": [alone]}
@@ -71,10 +72,11 @@ def read_labels(config: Json, called: str, where: str) -> tuple[str, ...]:
     """Classes or tags in the order of their numbers. Raises UserError where they do not begin with
     0."""
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    numbers = [str(i) for i in range(len(names))]
-    if not isinstance(names, Mapping) or sorted(map(str, names)) != sorted(numbers):
+    by_number = names if isinstance(names, Mapping) else {}
+    by_number = {str(number): str(label) for number, label in by_number.items()}
+    numbers = [str(i) for i in range(len(by_number))]
+    if not numbers or sorted(by_number) != sorted(numbers):
         raise UserError(f"{where}: id2label does not number the {called} from 0; correct it")
-    by_number = {str(number): str(label) for number, label in names.items()}
     return tuple(by_number[number] for number in numbers)
 
 
