@@ -61,7 +61,7 @@ def _read_qk_norm(config: Json, _: Json, where: str) -> Json:
 
 
 def _read_rope(config: Json, fields: Json, where: str) -> Json:
-    """Those of Gemma 3 are by the reach of a layer."""
+    """Rotations from a config.json, where Gemma 3 has one for each reach of a layer."""
     if config["architectures"][0] != NEWER:
         return ROPE.read(config, fields, where)
     rope = config.get("rope_parameters") or {}
