@@ -43,8 +43,9 @@ def _check_disk(name: str, zone: str, offer: Offer, there: dict[str, Any] | None
         raise UserError(f"--disk: {name} in {zone} is not filled yet; go on with: {fill}")
     type = there.get("type", "").rpartition("/")[2]
     names = [chip.cloud for chip in CHIPS.values() if chip.cloud]
-    takers = tuple(each.prefix for each in names if each.disks == HYPERDISK)
-    hyper = offer.accelerator_type.startswith(takers)
+    takers = [each for each in names if each.disks == HYPERDISK]
+    size_of = offer.accelerator_type.partition("-")[0]  # as in v6e-8; a topology has the API's word
+    hyper = any(size_of in (each.prefix, each.api_type) for each in takers)
     if type and type.startswith(HYPERDISK) != hyper:
         wanted = "hyperdisk-ml" if hyper else "pd-balanced"
         raise UserError(
