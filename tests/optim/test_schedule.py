@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,16 @@ from transformers import (
 
 from lmwright.errors import UserError
 from lmwright.optim.build import make_schedule
-from lmwright.optim.kinds import AdamW, Constant, Cosine, InverseSqrt, Linear, Schedule, Wsd
+from lmwright.optim.kinds import (
+    AdamW,
+    Constant,
+    Cosine,
+    Exponential,
+    InverseSqrt,
+    Linear,
+    Schedule,
+    Wsd,
+)
 
 PEAK = 3e-3
 
@@ -97,9 +107,30 @@ def test_constant_and_inverse_sqrt():
     np.testing.assert_allclose(ours(InverseSqrt(warmup_steps=9), 90), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("cooldown", [0, 12])
+def test_exponential(cooldown):
+    """As optax joins it of three pieces."""
+    last = 50 - cooldown
+    want = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, PEAK, 6),
+            optax.exponential_decay(PEAK, last - 6, 0.2, end_value=0.2 * PEAK),
+            optax.linear_schedule(0.2 * PEAK, 0.0 if cooldown else 0.2 * PEAK, max(cooldown, 1)),
+        ],
+        [6, last],
+    )
+    got = ours(Exponential(warmup_steps=6, floor_fraction=0.2, cooldown_steps=cooldown), 50)
+    np.testing.assert_allclose(got, want(np.arange(51)), atol=1e-6 * PEAK)
+
+
 @pytest.mark.parametrize(
     "schedule",
-    [Cosine(warmup_steps=40), Linear(warmup_steps=41), Wsd(warmup_steps=30, decay_steps=11)],
+    [
+        Exponential(warmup_steps=29, cooldown_steps=11),
+        Cosine(warmup_steps=40),
+        Linear(warmup_steps=41),
+        Wsd(warmup_steps=30, decay_steps=11),
+    ],
 )
 def test_what_does_not_fit_is_an_error(schedule):
     with pytest.raises(UserError, match=r"optim\.schedule\.warmup_steps.*train\.steps = 40"):

@@ -27,7 +27,17 @@ from lmwright.config.registry import Registry
 from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
-from lmwright.optim.kinds import Constant, Cosine, InverseSqrt, Linear, Optim, TwoStage, Wsd
+from lmwright.optim.kinds import (
+    Constant,
+    Cosine,
+    Exponential,
+    InverseSqrt,
+    Linear,
+    Optim,
+    Schedule,
+    TwoStage,
+    Wsd,
+)
 from lmwright.optim.rule import Rule, Slot, Slots
 
 if TYPE_CHECKING:
@@ -238,9 +248,7 @@ def make_schedule(optim: Optim, total_steps: int) -> Rate:
     return rate
 
 
-def _tail(
-    kind: Constant | Linear | Cosine | Wsd | InverseSqrt | TwoStage, total_steps: int
-) -> Rate:
+def _tail(kind: Schedule, total_steps: int) -> Rate:
     """Schedule after the warm-up, as a fraction of the highest rate."""
     match kind:
         case Constant():
@@ -251,6 +259,8 @@ def _tail(
             return _fall(kind, kind.shape, kind.decay_steps, total_steps)
         case TwoStage():
             return _two_falls(kind, total_steps)
+        case Exponential():
+            return _exponential(kind, total_steps)
         case _:
             return _fall(kind, kind.kind, total_steps - kind.warmup_steps, total_steps)
 
@@ -264,6 +274,18 @@ def _two_falls(kind: TwoStage, total_steps: int) -> Rate:
         before = 1 + (kind.first_floor_fraction - 1) * first
         after = kind.second_fraction + (kind.floor_fraction - kind.second_fraction) * second
         return jnp.where(step < switch, before, after)
+
+    return tail
+
+
+def _exponential(kind: Exponential, total_steps: int) -> Rate:
+    cooldown = kind.cooldown_steps
+    last = total_steps - cooldown
+
+    def tail(step: Array) -> Array:
+        progress = jnp.clip((step - kind.warmup_steps) / (last - kind.warmup_steps), 0, 1)
+        rest = 1 - (step - last) / cooldown if cooldown else jnp.ones_like(step)
+        return kind.floor_fraction**progress * jnp.clip(rest, 0, 1)
 
     return tail
 

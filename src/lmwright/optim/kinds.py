@@ -35,6 +35,8 @@ class WarmUp:
     def refuse(self, num_steps: int) -> None:
         """Raises UserError where the schedule does not fit into the steps of a run."""
         fall_steps = self.decay_steps if isinstance(self, Wsd) else self.least_fall
+        if isinstance(self, Exponential):
+            fall_steps += self.cooldown_steps
         if isinstance(self, TwoStage):
             fall_steps = num_steps - int(num_steps * self.switch_fraction) + 1
         if self.warmup_steps + fall_steps > num_steps:
@@ -120,8 +122,23 @@ class TwoStage(WarmUp):
     """Rate at the end, as a share of `learning_rate`."""
 
 
+@section
+class Exponential(WarmUp):
+    """Warm-up, exponential decay to the floor, then a linear cool-down to zero
+    (https://arxiv.org/abs/2503.13427)."""
+
+    least_fall: ClassVar[int] = 1
+    kind: Literal["exponential"] = "exponential"
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear rise from zero."""
+    floor_fraction: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Rate at the end of the exponential decay, as a share of `learning_rate`."""
+    cooldown_steps: NonNegativeInt = 0
+    """Steps of linear fall to zero at the end of the run."""
+
+
 Schedule = Annotated[
-    Constant | Linear | Cosine | Wsd | InverseSqrt | TwoStage,
+    Constant | Linear | Cosine | Wsd | InverseSqrt | TwoStage | Exponential,
     Field(discriminator="kind"),
 ]
 

@@ -53,14 +53,17 @@ def pretrain() -> dict[str, Any]:
 
 def pretrain_xlstm() -> dict[str, Any]:
     """Causal pretraining of xLSTM with the rate of the 7B (https://arxiv.org/abs/2503.13427),
-    4e-4; 1.3B had 7e-4, the smallest 1e-3. Theirs fell exponentially to a tenth and then linearly
-    to zero, in 500,000 steps of 4.2 M tokens. The model, the data and the length are the run
+    4e-4; 1.3B had 7e-4, the smallest 1e-3. It falls exponentially to a tenth and then linearly to
+    zero, there in 500,000 steps of 4.2 M tokens. The model, the data and the length are the run
     file's."""
     run = pretrain()
     run["objective"] = {"kind": "clm"}
     run["optim"] |= {
         "learning_rate": 4e-4, "clip_norm": 0.5,
-        "schedule": {"kind": "cosine", "warmup_steps": 3000, "floor_fraction": 0.1},
+        "schedule": {
+            "kind": "exponential", "warmup_steps": 3000, "floor_fraction": 0.1,
+            "cooldown_steps": 2000,
+        },
     }  # fmt: skip
     return run
 
