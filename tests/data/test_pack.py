@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lmwright.data.manifest import files_below, hash_file, read_manifest
 from lmwright.data.rows import pack as pack_module
-from lmwright.data.rows.pack import best_fit_rows
+from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.rows.record import row_dtype, unpack_rows
 from lmwright.errors import UserError
 from tests.data.small_store import corpus, pack

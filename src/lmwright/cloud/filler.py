@@ -19,6 +19,7 @@ from lmwright.cloud import metadata
 from lmwright.cloud.disk_names import mount_root
 from lmwright.cloud.disks import LABEL_LETTERS, MARK, find_device, is_mounted, run_tool
 from lmwright.data.manifest import MANIFEST, altered_error, hash_file
+from lmwright.data.portions import PORTIONS
 from lmwright.data.rows.store import verify_store
 from lmwright.data.stored import Stored, read_stored
 from lmwright.errors import UserError
@@ -114,6 +115,8 @@ def _copy(stored: Stored, target: Path, report: Report) -> None:
         path = target / stage / MANIFEST
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
+    if stored.portions:
+        (target / PORTIONS).write_bytes(stored.portions)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
+from lmwright.config.portions import check_portions
 from lmwright.config.rows import PLAIN, ROW_PARTS
 from lmwright.config.run import Chat, Run, Source, Tokenizer, seq_len_of
 from lmwright.errors import UserError
@@ -34,6 +35,7 @@ def check_run(run: Run) -> None:
         _check_checkpoint,
         _check_tokenizer,
         _check_sources,
+        check_portions,
         _check_prices,
         _check_limits,
         _check_profile,

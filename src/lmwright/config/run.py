@@ -188,6 +188,8 @@ class Data:
     """Share of documents kept for evaluation, by their hash; above 0 some of each source."""
     workers: Free[PositiveInt | None] = None
     """Processes that prepare; all cores if unset. The output never depends on it."""
+    portions: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Prepares the samples in so many pieces; training can start after the first."""
     cache_gib: Free[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = 20.0
     """Disk for copies of shards, where `dir` is a URL; 0 reads from there alone."""
     tokenizer: Tokenizer = field(default_factory=Tokenizer)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lmwright.config.run import Run
 from lmwright.data.manifest import MANIFEST
+from lmwright.data.portions import PORTIONS
 from lmwright.data.prepare import prepare_command
 from lmwright.data.room import text_bytes
 from lmwright.errors import UserError
@@ -25,7 +26,8 @@ def prepare_missing(run: Run) -> bool:
     so that nobody waits for it unasked. True if it prepared something.
     """
     data = run.data
-    if "://" in data.dir or not data.sources or (Path(data.dir) / "pack" / MANIFEST).exists():
+    begun = any((Path(data.dir) / name).exists() for name in (f"pack/{MANIFEST}", PORTIONS))
+    if "://" in data.dir or not data.sources or begun:
         return False  # whatever else is wrong there, opening it says
     if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
         return False

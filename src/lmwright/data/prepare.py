@@ -17,8 +17,10 @@ from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.dropped import LAST_READ_BY, DroppedError, drop, restore
 from lmwright.data.manifest import STAGES, Manifest, read_manifest
+from lmwright.data.portions import PORTIONS, Portion
 from lmwright.data.progress import Progress, console_progress
 from lmwright.data.room import room_line
+from lmwright.data.stored import read_small
 from lmwright.data.summary import Summary, notes, print_summary
 from lmwright.errors import UserError
 
@@ -36,6 +38,7 @@ def prepare(
     workers: int | None = None,
     progress: Progress | None = None,
     keep: Keep = "all",
+    portion: Portion | None = None,
 ) -> Summary:
     """Runs the named stages in their order, or all of them.
 
@@ -44,12 +47,25 @@ def prepare(
     `data.workers` if None, else all cores. The output never depends on it. labels: the classes of
     labeled texts; none of them where their labels are numbers. windows: of questions, the tokens of
     one and those that it shares with the next. keep: "store" removes the files of a stage when the
-    next one has read them; what needs them later makes it again. Raises UserError for an unknown
+    next one has read them; what needs them later makes it again. portion: the one that is made, of
+    data in portions (`prepare_portions` makes all of them). Raises UserError for an unknown
     stage, bad input, and a stage whose predecessor is missing.
     """
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}")
+    if data.portions is not None:
+        from lmwright.data.prepare_portions import prepare_portions
+
+        if stages:
+            raise UserError("data.portions: each takes all stages; leave --stage out")
+        sizes = {"model_vocab_size": model_vocab_size, "workers": workers}
+        return prepare_portions(prepare, data, seq_len, progress=progress, keep=keep, **sizes)
+    if portion is None and read_small(data.dir, PORTIONS) is not None:
+        raise UserError(
+            f"data.dir: {data.dir} holds a store in portions; set data.portions as before, remove "
+            "the folder, or choose another"
+        )
     from lmwright.data.tokens.hub_tokenizer import asked_once
     from lmwright.data.tokens.vocabulary import check_imported
 
@@ -60,7 +76,7 @@ def prepare(
         if has_chats(data):
             data = with_template(data)
         with working_folder(data.dir) as folder:
-            options = model_vocab_size, labels, windows, workers, progress
+            options = model_vocab_size, labels, windows, workers, progress, portion
             length = data.pack.seq_len or seq_len
             made = _make(replace(data, dir=folder), stages, keep, length, *options)
     return Summary(data.dir, made)
@@ -89,10 +105,11 @@ def _make_once(
     windows: tuple[int, int] | None,
     workers: int | None,
     progress: Progress | None,
+    portion: Portion | None,
 ) -> dict[str, Manifest]:
     from lmwright.data.tokens.vocabulary import check_size
 
-    run = _stages(data, seq_len, model_vocab_size, labels, windows, workers, progress)
+    run = _stages(data, seq_len, model_vocab_size, labels, windows, workers, progress, portion)
     made: dict[str, Manifest] = {}
     for stage in _order(data):
         if not stages or stage in stages:
@@ -168,6 +185,7 @@ def _stages(
     windows: tuple[int, int] | None,
     workers: int | None,
     progress: Progress | None,
+    portion: Portion | None,
 ) -> dict[str, Callable[[], Manifest]]:
     # imported here, so that `--help` stays quick
     from lmwright.data.rows.lengths import wanted_lengths
@@ -197,7 +215,7 @@ def _stages(
     if classes or related:
         refuse_splitting(data.pack)
     return {
-        "normalize": lambda: normalize(data, **options),
+        "normalize": lambda: normalize(data, portion=portion, **options),
         "tokenizer": lambda: make_tokenizer(
             data.dir, data.tokenizer, model_vocab_size=model_vocab_size, progress=progress
         ),
@@ -210,7 +228,13 @@ def _stages(
             group_tokens=seq_len if related else None,
             **options,
         ),
-        "pack": lambda: pack_tokens(data.dir, seq_len=seq_len, pack=data.pack, **options),
+        "pack": lambda: pack_tokens(
+            data.dir,
+            seq_len=seq_len,
+            pack=data.pack,
+            rows=portion.rows if portion is not None else None,
+            **options,
+        ),
         "shuffle": lambda: shuffle_rows(data.dir, data.shuffle, weights, **options),
     }
 
@@ -261,6 +285,8 @@ def prepare_command(run: Run, stages: Sequence[str] = (), keep: Keep = "all") ->
     for note in notes(run, summary):
         console.print(note, markup=False, soft_wrap=True)
     made = ", ".join(summary.stages)
+    if run.data.portions is not None:
+        made = f"{run.data.portions} portions"
     state = "" if progress.begun is not None else "up to date: "
     console.print(f"in {summary.dir}: {state}{made}", markup=False, soft_wrap=True)
     return summary

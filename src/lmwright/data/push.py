@@ -9,12 +9,14 @@ sent again, so a push that was interrupted goes on where it was.
 import base64
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
 
 from lmwright.data.manifest import MANIFEST, STAGES, altered_error, file_pieces, read_manifest
+from lmwright.data.portions import PORTIONS, folder_of, parse_portions
+from lmwright.data.stored import read_small
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket, Entry, is_bucket
 
@@ -41,12 +43,27 @@ def push_store(source: str | os.PathLike, url: str) -> list[Pushed]:
         raise UserError(f"{url}: is not a bucket; write gs://BUCKET/FOLDER, or disk:NAME")
     if is_bucket(source):
         raise UserError(f"{source}: is in a bucket already; give a folder of this machine")
+    portions = read_small(folder, PORTIONS)
+    if portions is not None:
+        return _push_portions(folder, url, portions)
     stages = [stage for stage in STAGES if (folder / stage / MANIFEST).exists()]
     if not stages:
         raise UserError(f"{folder} holds no finished stage; run `lmwright prepare` to make them")
     bucket = Bucket(url)
     there = bucket.entries()
     return [_push_stage(folder, stage, bucket, there) for stage in stages]
+
+
+def _push_portions(folder: Path, url: str, raw: bytes) -> list[Pushed]:
+    """Copies the finished portions, and then the list of them."""
+    names = map(folder_of, range(len(parse_portions(raw, str(folder)).finished)))
+    pushed = [
+        replace(one, stage=f"{name}/{one.stage}")
+        for name in names
+        for one in push_store(folder / name, f"{url.rstrip('/')}/{name}")
+    ]
+    Bucket(url).write(PORTIONS, raw)
+    return pushed
 
 
 def _push_stage(folder: Path, stage: str, bucket: Bucket, there: dict[str, Entry]) -> Pushed:

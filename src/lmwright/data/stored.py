@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmwright.data.manifest import MANIFEST, STAGES, parse_manifest
+from lmwright.data.portions import PORTIONS, folder_of, parse_portions, refuse_unfinished
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket, is_bucket
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The finished stages below a folder or a URL."""
+    """The finished stages below a folder or a URL, or below each of its portions."""
 
     url: str
     manifests: dict[str, bytes]
     """Content of manifest.json by stage."""
     files: dict[str, dict]
     """`bytes` and `xxh3_128` of each file, by its path below the folder."""
+    portions: bytes = b""
+    """portions.json of a store in portions."""
 
     @property
     def size_bytes(self) -> int:
@@ -31,17 +34,21 @@ class Stored:
         digest = hashlib.sha256()
         for stage, raw in self.manifests.items():
             digest.update(stage.encode() + b"\0" + raw)
+        digest.update(self.portions)
         return digest.hexdigest()[:32]
 
 
 def read_stored(source: str | os.PathLike) -> Stored:
-    """The finished stages below a folder or a URL. Raises UserError where no stage is finished, or
-    a manifest is damaged."""
+    """Finished stages below a folder or a URL. Raises UserError where no stage or not every portion
+    is finished, or a manifest is damaged."""
     url = os.fspath(source).rstrip("/")
+    portions = read_small(url, PORTIONS)
+    if portions is not None:
+        return _read_portions(url, portions)
     manifests: dict[str, bytes] = {}
     files: dict[str, dict] = {}
     for stage in STAGES:
-        raw = _read(url, f"{stage}/{MANIFEST}")
+        raw = read_small(url, f"{stage}/{MANIFEST}")
         if raw is not None:
             manifests[stage] = raw
             entries = parse_manifest(raw, f"{url}/{stage}").files
@@ -51,7 +58,20 @@ def read_stored(source: str | os.PathLike) -> Stored:
     return Stored(url, manifests, files)
 
 
-def _read(url: str, name: str) -> bytes | None:
+def _read_portions(url: str, raw: bytes) -> Stored:
+    told = parse_portions(raw, url)
+    refuse_unfinished(told, url, "what is stored for good is stored once")
+    manifests: dict[str, bytes] = {}
+    files: dict[str, dict] = {}
+    for name in map(folder_of, range(told.count)):
+        own = read_stored(f"{url}/{name}")
+        manifests |= {f"{name}/{stage}": one for stage, one in own.manifests.items()}
+        files |= {f"{name}/{file}": entry for file, entry in own.files.items()}
+    return Stored(url, manifests, files, raw)
+
+
+def read_small(url: str, name: str) -> bytes | None:
+    """Bytes of a file below a folder or the URL of a bucket; None if it is missing."""
     if is_bucket(url):
         there = Bucket(url).read(name)
         return there[0] if there else None

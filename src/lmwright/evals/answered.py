@@ -17,7 +17,7 @@ from lmwright.config.run import Run
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
-from lmwright.data.rows.pack import best_fit_rows
+from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.rows.store import TokenStore, spread
 from lmwright.data.tokens.answers import (
     Context,

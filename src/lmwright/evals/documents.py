@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from lmwright.core.contract import Batch
-from lmwright.data.rows.pack import best_fit_rows
+from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.tokens.around import ids_around, ids_between
 from lmwright.data.tokens.classes import joined

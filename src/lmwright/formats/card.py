@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -374,9 +375,12 @@ def _datasets(config: dict[str, Any]) -> dict[str, str]:
 def _sources(data_dir: str | None) -> Rows:
     """Documents, tokens and bytes of each source of the prepared data, where it is at hand."""
     from lmwright.data.dropped import read_made
+    from lmwright.data.manifest import add_counts
+    from lmwright.data.portions import local_folders
 
     try:
-        counts = read_made(Path(data_dir or "") / "tokenize").counts["sources"]
+        folders = [folder / "tokenize" for folder in local_folders(data_dir or "")]
+        counts = reduce(add_counts, (read_made(f).counts["sources"] for f in folders), {})
     except (UserError, KeyError):
         return ()
     return tuple(

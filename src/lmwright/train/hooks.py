@@ -1,11 +1,12 @@
 """Hooks: what is done beside the training, at its moments.
 
     at_start --> step --> after_step --> log --> after_log --> evaluate --> after_evaluate
-                      --> before_save --> save --> after_save ... --> at_end
+        before_step       --> before_save --> save --> after_save ... --> at_end
 
 A hook overrides what it wants, and is given to `train(run, hooks=[...])`.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from lmwright.core.contract import Batch
@@ -13,7 +14,7 @@ from lmwright.core.param import Tree
 from lmwright.evals.loss import SourceLoss
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Trainee
-from lmwright.train.parts import Display, Metrics, Values
+from lmwright.train.parts import Clock, Display, Metrics, Values
 from lmwright.train.signals import StopRequest
 
 HOOKS: list["Hook"] = []
@@ -39,6 +40,7 @@ class Running(Protocol):
     display: Display
     metrics: Metrics
     stop: StopRequest
+    budget: Clock
 
     @property
     def steps(self) -> int:
@@ -51,12 +53,20 @@ class Running(Protocol):
     def meta(self) -> dict[str, Any]:
         """Facts that go with a saved state."""
 
+    def paused(self, part: str) -> AbstractContextManager[None]:
+        """Context in which time belongs to no step, but to a part such as "save"."""
+
 
 class Hook:
     """Base of hooks: every method does nothing. `step` counts the steps that are done."""
 
     def at_start(self, session: Running, step: int) -> None:
         """The first step of the session is about to be compiled."""
+
+    def before_step(self, session: Running, step: int) -> bool:
+        """The next step is about to read its rows, and may not be compiled yet; False ends the
+        session before it."""
+        return True
 
     def after_step(self, session: Running, step: int) -> None:
         """A step was started; its values may not be there yet."""

@@ -84,11 +84,12 @@ class Loop:
     values: Values = field(init=False, default_factory=dict)
     _compiled: Step | None = field(init=False, default=None)
     _save_due: bool = field(init=False, default=False)
+    _saved: int = field(init=False)
     _eval_s: float = field(init=False, default=0.0)
     _blocked_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self.at = self.start
+        self.at = self._saved = self.start
 
     @property
     def active(self) -> tuple[Trainee, ...]:
@@ -122,6 +123,8 @@ class Loop:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
         done = self._passed_over(self.start)
+        if not self._may_step(done):
+            return self._stopped(done)
         with self.budget.apart("compile"):
             for hook in self.hooks:
                 hook.at_start(self, done)
@@ -129,6 +132,8 @@ class Loop:
         self.stop.starting = False
         while done < self.steps:
             done = self._passed_over(done)
+            if not self._may_step(done):
+                return self._stopped(done)
             self.profiler.before(done + 1, self.state)
             compiled = self._ready_step()
             values = self._step(compiled, done)
@@ -153,8 +158,16 @@ class Loop:
             if done >= self.steps or stopping or (self._save_due and not any(skipped(values))):
                 self._save(done)
             if stopping and done < self.steps:
-                return self._end(done, self.stop.exit_code or EXIT_INTERRUPTED)
+                return self._stopped(done)
         return self._end(done, 0)
+
+    def _may_step(self, done: int) -> bool:
+        return all(hook.before_step(self, done) for hook in self.hooks)
+
+    def _stopped(self, step: int) -> Outcome:
+        if self._saved != step:
+            self._save(step)
+        return self._end(step, self.stop.exit_code or EXIT_INTERRUPTED)
 
     def _passed_over(self, done: int) -> int:
         """The step to go on after: `done`, or the last of the passed steps that follow it."""
@@ -224,7 +237,7 @@ class Loop:
         beat("eval")
         self.losses = []
         for trainee in self._trained():
-            with self._paused("evaluate"):
+            with self.paused("evaluate"):
                 losses = self.evaluator.evaluate(step, self.state, trainee.name)
             self.losses += losses
             tokens = sum(loss.tokens for loss in losses)
@@ -247,10 +260,10 @@ class Loop:
             hook.before_save(self, step)
         beat("save", saved=self.checkpoints.newest() or 0)
         began, state = time.monotonic(), saved(self.state)
-        with self._paused("save"):
+        with self.paused("save"):
             refuse_state(self.plan, self.checkpoints, step, state)
             self.checkpoints.save(step, state, self.meta())
-        self._save_due = False
+        self._save_due, self._saved = False, step
         self._blocked_s = time.monotonic() - began
         self.metrics.event("checkpoint", step=step, blocked_s=self._blocked_s)
         self.display.saved(step)
@@ -263,7 +276,8 @@ class Loop:
         return self.facts | {"trainees": watches, "passed": self.passed.ranges}
 
     @contextmanager
-    def _paused(self, part: str) -> Iterator[None]:
+    def paused(self, part: str) -> Iterator[None]:
+        """Context in which time belongs to no step, but to a part such as "save"."""
         compiled = self._compiled
         with self.budget.apart(part), compiled.paused() if compiled else nullcontext():
             yield

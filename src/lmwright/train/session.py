@@ -5,7 +5,7 @@ run --> plan, data, checkpoints, state --> `train.loop` --> outcome
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from lmwright.train.loop import Loop, Outcome
 from lmwright.train.memory import keeping
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.passed import PassedSteps
+from lmwright.train.portions import waiting
 from lmwright.train.profile import Profiler
 from lmwright.train.publishing import publishing
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
@@ -84,8 +85,9 @@ def train(
         metrics = stack.enter_context(MetricsWriter(path, run, start or None))
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
         _describe(plan, stores, display, "" if start else starting_note(path))
-        skips = Skips(plan, checkpoints, frozen, passed)
-        own = (GradientErrors(plan, stores), KeepClaim(folder), skips, *checking(plan))
+        facts = _facts(run, stores, frozen)
+        own = (*waiting(stores, meta, facts), GradientErrors(plan, stores), KeepClaim(folder))
+        own = (*own, Skips(plan, checkpoints, frozen, passed), *checking(plan))
         loop = Loop(
             plan=plan,
             state=state,
@@ -93,7 +95,7 @@ def train(
             counts=counts,
             watches=_watches(trainees, meta),
             passed=passed,
-            facts=_facts(run, stores, frozen),
+            facts=facts,
             compile=partial(CompiledStep.of, plan, stores),
             evaluator=HeldOutOfAll(plan, stores, metrics, display),
             checkpoints=checkpoints,
@@ -104,8 +106,7 @@ def train(
             stop=stop,
             hooks=(*own, *keeping(run, tier), *publishing(run, path, stack), *HOOKS, *hooks),
         )
-        stack.callback(loop.close)
-        return loop.run()
+        return stack.enter_context(closing(loop)).run()
 
 
 def _left(trainees: Sequence[Trainee], counts: dict[str, int]) -> int:

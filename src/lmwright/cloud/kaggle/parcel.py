@@ -26,6 +26,7 @@ from lmwright.config.fields import to_plain
 from lmwright.config.run import Run
 from lmwright.config.text import join_keys
 from lmwright.data.manifest import MANIFEST
+from lmwright.data.portions import PORTIONS, local_folders, parse_portions, refuse_unfinished
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.storage.bucket import is_bucket
@@ -146,6 +147,10 @@ def _refuse(run: Run) -> None:
         if not path.exists():
             cure = "run `lmwright prepare` first" if keys[-1] in ("dir", "data") else "check it"
             raise UserError(f"{name}: {place} is not here, and cannot be sent to Kaggle; {cure}")
+        if keys[-1] in ("dir", "data") and (path / PORTIONS).exists():
+            told = parse_portions((path / PORTIONS).read_bytes(), place)
+            refuse_unfinished(told, f"{name}: {place}", "Kaggle gets them once")
+            continue
         if keys[-1] in ("dir", "data") and not (path / "shuffle" / MANIFEST).exists():
             raise UserError(
                 f"{name}: {place} is not prepared; run `lmwright prepare` here first, since "
@@ -182,7 +187,9 @@ def _is_local(place: str) -> bool:
 def _place_archive(keys: tuple[str | int, ...], place: str, number: int) -> Archive:
     path = Path(place).expanduser()
     if keys[-1] in ("dir", "data"):
-        return _archive("data", path, f"data-{number}", STAGES)
+        folders = [folder.relative_to(path) for folder in local_folders(path)]
+        below = [str(folder / stage) for folder in folders for stage in STAGES]
+        return _archive("data", path, f"data-{number}", (PORTIONS, *below))
     return _archive("init", path, f"init-{number}")
 
 
@@ -192,7 +199,8 @@ def _archive(kind: str, place: Path, folder: str, below: tuple[str, ...] = ()) -
         files = [(place, place.name)]
     else:
         roots = [place / name for name in below] or [place]
-        members = (path for root in roots for path in root.rglob("*") if path.is_file())
+        below_roots = (path for root in roots for path in (root, *root.rglob("*")))
+        members = (path for path in below_roots if path.is_file())
         files = sorted((path, path.relative_to(place).as_posix()) for path in members)
     digest = xxhash.xxh3_128()
     for path, name in files:

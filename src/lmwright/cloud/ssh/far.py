@@ -103,8 +103,10 @@ def marked(folder: str, token: str) -> Answer:
 
 
 def store(folder: str) -> Answer:
-    """Digest of the manifests of prepared data; empty where there are none."""
-    manifests = sorted(Path(folder).glob("*/manifest.json"))
+    """Digest of the manifests of prepared data, or of its first portion; empty where there are
+    none."""
+    below = ("*/manifest.json", "portion-000/*/manifest.json")
+    manifests = sorted(path for names in below for path in Path(folder).glob(names))
     data = b"".join(path.read_bytes() for path in manifests)
     return {"digest": hashlib.sha256(data).hexdigest() if manifests else ""}
 

@@ -86,7 +86,8 @@ class Loader:
         for other in [s for s in self._coming if s not in wanted]:
             self._coming.pop(other).cancel()
         for s in wanted:
-            if s not in self._coming:
+            ready = s == step or self.store.there((s + 1) * self.global_batch_size)
+            if s not in self._coming and ready:
                 self._coming[s] = self._pool.submit(self._make, s)
 
     def _make(self, step: int) -> dict[str, np.ndarray]:

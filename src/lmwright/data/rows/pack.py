@@ -9,7 +9,7 @@ segment of its own. One shard of rows is one part of the stage.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from lmwright.config.run import Pack
 from lmwright.data.dropped import read_dropped, read_made
 from lmwright.data.manifest import Manifest, add_counts
 from lmwright.data.progress import Progress
+from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.rows.record import row_dtype
 from lmwright.data.stage import run_stage
 from lmwright.data.text.chat_encode import BEGINS, LEARNED, LIKED
@@ -99,8 +100,10 @@ def pack_tokens(
     workers: int | None = None,
     progress: Progress | None = None,
     shard_tokens: int = SHARD_TOKENS,
+    rows: Mapping[str, int] | None = None,
 ) -> Manifest:
-    """Packs `<data_dir>/tokenize` into `<data_dir>/pack`, rows of `seq_len` tokens.
+    """Packs `<data_dir>/tokenize` into `<data_dir>/pack`, rows of `seq_len` tokens; of the training
+    text of each source the first `rows`, if given.
 
     Files: `<split>/<source>/shard-00000.bin`, records of `record.row_dtype`. Facts: what is
     needed to read them, and `efficiency` (real tokens / slots) per split and source.
@@ -112,7 +115,8 @@ def pack_tokens(
         tokenized.check_sizes()
     wanted = {"method": pack.method, "seq_len": seq_len, "attention": pack.attention}
     wanted |= {"shard_tokens": shard_tokens}
-    shards = plan_shards(tokenized, pack.method, seq_len, shard_tokens)
+    wanted |= {} if rows is None else {"rows": dict(rows)}
+    shards = plan_shards(tokenized, pack.method, seq_len, shard_tokens, rows)
     if not shards:
         raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text")
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
@@ -160,7 +164,11 @@ def refuse_splitting(pack: Pack) -> None:
 
 
 def plan_shards(
-    tokenized: Manifest, method: str, seq_len: int, shard_tokens: int
+    tokenized: Manifest,
+    method: str,
+    seq_len: int,
+    shard_tokens: int,
+    rows: Mapping[str, int] | None = None,
 ) -> tuple[Shard, ...]:
     """Splits the stream of every source into shards; depends on sizes only."""
     dtype = np.dtype(tokenized.facts["dtype"])
@@ -176,6 +184,8 @@ def plan_shards(
     shards = []
     for (split, source), files in streams.items():
         size = files[-1].start + files[-1].tokens if files else 0
+        if rows is not None and split == "train":
+            size = _first_rows(size, rows[source], seq_len, f"{tokenized.folder}: {source}")
         for number, start in enumerate(range(0, size, step)):
             stop = min(start + step, size)
             touched = tuple(f for f in files if f.start < stop and start < f.start + f.tokens)
@@ -186,6 +196,16 @@ def plan_shards(
             kinds = *kinds, facts.get("tagged", False)
             shards.append(Shard(split, source, *shape, touched, *kinds))
     return tuple(shards)
+
+
+def _first_rows(size: int, rows: int, seq_len: int, what: str) -> int:
+    """Tokens of the first rows of a stream of `size` tokens. Raises UserError for a shorter one."""
+    if size < rows * seq_len:
+        raise UserError(
+            f"{what}: {size:,} tokens do not fill the {rows:,} rows that were declared; remove the "
+            "folder and prepare again"
+        )
+    return rows * seq_len
 
 
 def pack_shard(shard: Shard, tmp_dir: Path) -> dict[str, Any]:
@@ -331,34 +351,6 @@ def _best_fit_pieces(
     doc, start, stop, row = doc[by_row], start[by_row], stop[by_row], row[by_row]
     label = None if stream.labels is None else stream.labels[doc]
     return Pieces(start, stop - start, stream.share(doc, start, stop), row, label)
-
-
-def best_fit_rows(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Row of each piece by best-fit decreasing; int64 [P], rows numbered from 0.
-
-    lengths: int64 [P], 1..capacity. The longest piece goes first, each into the fullest row
-    that has room; a bit set of the rooms there are finds it in one step.
-    """
-    row = np.empty(len(lengths), np.int64)
-    by_length = np.argsort(-lengths, kind="stable")
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = rows = 0
-    for piece, length in zip(by_length.tolist(), lengths[by_length].tolist(), strict=True):
-        fitting = rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            place = with_room[room].pop()
-            if not with_room[room]:
-                rooms ^= 1 << room
-        else:
-            room, place = capacity, rows
-            rows += 1
-        row[piece] = place
-        left = room - length
-        if left:
-            with_room[left].append(place)
-            rooms |= 1 << left
-    return row
 
 
 def _build(window: Window, pieces: Pieces, shard: Shard) -> Iterator[np.ndarray]:

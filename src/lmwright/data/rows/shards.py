@@ -54,6 +54,13 @@ class LocalPlace:
         except FileNotFoundError:
             return None
 
+    def read(self, file: str) -> bytes | None:
+        """Bytes of a small file as it is now; None if it is missing."""
+        try:
+            return (self.folder / file).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def pieces(self, file: str) -> Iterator[bytes]:
         """Bytes of a file, a few MiB at a time."""
         return file_pieces(self.folder / file)
@@ -121,6 +128,13 @@ class RemotePlace:
         except FileNotFoundError:
             return None
 
+    def read(self, file: str) -> bytes | None:
+        self.fs.invalidate_cache()  # which is shared, and may hold an earlier listing
+        try:
+            return self.fs.cat_file(self._path(file))
+        except FileNotFoundError:
+            return None
+
     def pieces(self, file: str) -> Iterator[bytes]:
         with self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f:
             yield from iter(lambda: f.read(HASH_PIECE_BYTES), b"")
@@ -152,6 +166,8 @@ class RemotePlace:
 
 
 Place = LocalPlace | RemotePlace
+Watched = tuple[Place, str, str]
+"""A file of a store: its place, its path below that, and its xxh3_128 (hex)."""
 
 
 def _ranges(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +25,18 @@ from lmwright.config.rows import (
     TAGGED_WORDS,
 )
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
+from lmwright.data.portions import PORTIONS, folder_of, parse_portions
 from lmwright.data.rows.cached import GIB, CachedPlace
+from lmwright.data.rows.portioned import Portioned
 from lmwright.data.rows.record import mask_predicted, row_dtype, unpack_rows
-from lmwright.data.rows.shards import Place, RemotePlace, Shards, check_files, open_place
+from lmwright.data.rows.shards import (
+    Place,
+    RemotePlace,
+    Shards,
+    Watched,
+    check_files,
+    open_place,
+)
 from lmwright.data.rows.shuffle import flat_rows, order_of, source_files, train_shards
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.data.tokens.tokenizer import load_tokenizer
@@ -99,10 +108,11 @@ class TokenStore:
         cache_gib: disk of this machine for copies of the shards of a URL.
         Written epochs can be opened without the packed train rows; reading past them cannot.
         """
-        text = os.fspath(path).rstrip("/")
-        if text.endswith("/shuffle"):
-            text = text.removesuffix("/shuffle")
+        text = os.fspath(path).rstrip("/").removesuffix("/shuffle")
         place = open_place(text)
+        if place.read(PORTIONS) is not None:
+            own = functools.partial(cls.open, verify=verify, cache_gib=cache_gib)
+            return PortionedStore(Portioned(text, place, own), verify)
         if cache_gib and isinstance(place, RemotePlace):
             place = CachedPlace(text, int(cache_gib * GIB))
         packed, shuffled = place.manifest("pack"), place.manifest("shuffle")
@@ -140,6 +150,15 @@ class TokenStore:
         facts = {n: self.shuffled.facts[n] for n in ("rows_per_source", "weights", "seed")}
         facts |= {"block_rows": self.order.block_rows, "kind": self.order.kind}
         return digest(f"{self.packed.hash} {json.dumps(facts, sort_keys=True)}".encode())
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """All that the portions of a store have in common."""
+        names = ("seq_len", "attention", "tokenizer_fingerprint", "dtype", "sources")
+        order = {
+            name: getattr(self.order, name) for name in ("weights", "seed", "block_rows", "kind")
+        }
+        return {name: getattr(self, name) for name in names} | order
 
     def check_batch(self, global_batch_size: int) -> None:
         """Raises UserError if a batch has more rows than an epoch."""
@@ -206,13 +225,22 @@ class TokenStore:
             return None
         return TokenBytes(load_tokenizer(self.tokenizer_dir))
 
-    def files(self) -> list[tuple[str, str]]:
-        """Path below the folder and xxh3_128 (hex) of every file that the first pass reads."""
+    def there(self, stop: int) -> bool:
+        """True if the rows before `stop` can be read now."""
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """True if `files` names all files that there will be."""
+        return True
+
+    def files(self) -> list[Watched]:
+        """Place, path below it and xxh3_128 (hex) of every file that the first pass reads."""
         split = "eval/" if self._written.rows else ""
         entries = [(f"shuffle/{n}", e) for n, e in sorted(self.shuffled.files.items())]
         packed = sorted(self.packed.files.items())
         entries += [(f"pack/{n}", e) for n, e in packed if n.startswith(split)]
-        return [(name, entry["xxh3_128"]) for name, entry in entries]
+        return [(self.place, name, entry["xxh3_128"]) for name, entry in entries]
 
     def _open(self, manifest: Manifest, files: Sequence[str]) -> Shards:
         check_files(self.place, manifest, files, self.verify == "hashes")
@@ -223,6 +251,34 @@ class TokenStore:
         names = [n for n in self.packed.files if n.startswith("train/")]
         check_files(self.place, self.packed, names, self.verify == "hashes")
         return train_shards(self.place, self.packed)
+
+
+class PortionedStore(TokenStore):
+    """Rows of all portions in order, of which later ones may not be there yet. Evaluation rows,
+    tokenizer and all else are those of the first one."""
+
+    def __init__(self, portions: Portioned, verify: Verify):
+        first = portions.open(0)
+        super().__init__(first.place, first.packed, first.shuffled, verify)
+        self.portions, self.epoch_rows = portions, portions.epoch_rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of what was declared, and of the first portion."""
+        return self.portions.fingerprint
+
+    @property
+    def whole(self) -> bool:
+        return self.portions.whole
+
+    def there(self, stop: int) -> bool:
+        return self.portions.there(stop)
+
+    def records(self, start: int, stop: int) -> np.ndarray:
+        return self.portions.records(start, stop)
+
+    def files(self) -> list[Watched]:
+        return self.portions.files()
 
 
 def spread(count: int, most: int | None) -> np.ndarray:
@@ -256,7 +312,14 @@ def verify_store(path: str | os.PathLike) -> list[Verified]:
 
     Raises UserError naming the first file that is missing, cut or altered.
     """
-    place = open_place(os.fspath(path).rstrip("/"))
+    place, url = open_place(os.fspath(path).rstrip("/")), os.fspath(path).rstrip("/")
+    if (portions := place.read(PORTIONS)) is not None:
+        names = map(folder_of, range(len(parse_portions(portions, url).finished)))
+        return [
+            replace(one, stage=f"{name}/{one.stage}")
+            for name in names
+            for one in verify_store(f"{url}/{name}")
+        ]
     verified = []
     for stage in STAGES:
         if place.size(f"{stage}/{MANIFEST}") is None:

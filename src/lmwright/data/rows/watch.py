@@ -14,6 +14,7 @@ import time
 import xxhash
 
 from lmwright.data.manifest import altered_error
+from lmwright.data.rows.shards import Place
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 
@@ -21,6 +22,7 @@ from lmwright.errors import UserError
 # and all of it for as long as a run waits at its end.
 SHARE = 0.25
 LAST_WAIT_S = 10.0
+LOOK_S = 10.0
 
 
 class HashWatch:
@@ -30,10 +32,9 @@ class HashWatch:
     """
 
     def __init__(self, store: TokenStore, index: int = 0, count: int = 1):
-        self.place = store.place
-        self._files = store.files()[index::count]
+        self._store, self._mine = store, slice(index, None, count)
         self._found: UserError | None = None
-        self._stop = threading.Event()
+        self._stop, self._ending = threading.Event(), threading.Event()
         self._share = SHARE
         self._thread = threading.Thread(target=self._run, name="lmwright-hashes", daemon=True)
         self._thread.start()
@@ -47,32 +48,40 @@ class HashWatch:
         """Waits a little for files that are not checked yet, which are all in a short run. Raises
         UserError naming a file that was found altered."""
         self._share = 1.0
+        self._ending.set()
         self._thread.join(LAST_WAIT_S)
         self.check()
 
     def close(self) -> None:
         """Ends the thread; remaining files stay unchecked."""
         self._stop.set()
+        self._ending.set()
         self._thread.join()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        for file, wanted in self._files:
-            # a file that cannot be read ends the training where it is needed
-            with contextlib.suppress(OSError):
-                if (have := self._hash(file)) is not None and have != wanted:
-                    self._found = altered_error(
-                        self.place.name(file), "its hash is not the manifest's"
-                    )
-            if self._found or self._stop.is_set():
+        seen = 0
+        while True:
+            ended, files = self._ending.is_set() or self._store.whole, self._store.files()
+            for place, file, wanted in files[self._mine][seen:]:
+                # a file that cannot be read ends the training where it is needed
+                with contextlib.suppress(OSError):
+                    if (have := self._hash(place, file)) is not None and have != wanted:
+                        what = "its hash is not the manifest's"
+                        self._found = altered_error(place.name(file), what)
+                if self._found or self._stop.is_set():
+                    return
+                seen += 1
+            if ended:
                 return
+            self._ending.wait(LOOK_S)  # for files that are yet to come
 
-    def _hash(self, file: str) -> str | None:
+    def _hash(self, place: Place, file: str) -> str | None:
         """xxh3_128 of a file, hex; None if asked to stop."""
         h = xxhash.xxh3_128()
         begun = time.monotonic()
-        for piece in self.place.pieces(file):
+        for piece in place.pieces(file):
             h.update(piece)
             worked = time.monotonic() - begun
             if self._stop.wait(worked * (1 / self._share - 1)):

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from lmwright.config.rows import PLAIN
-from lmwright.config.run import Data
+from lmwright.config.run import Data, Source
 from lmwright.data.bad_examples import (
     QUARANTINE,
     REASONS_SHOWN,
@@ -32,6 +32,7 @@ from lmwright.data.bad_examples import (
     read_bad,
 )
 from lmwright.data.manifest import Manifest, add_counts, save_array, total
+from lmwright.data.portions import Portion
 from lmwright.data.progress import Progress
 from lmwright.data.sources.columns import Bad, content_columns, list_needed_columns, names_of
 from lmwright.data.sources.file import RECORDS, Slice
@@ -61,6 +62,7 @@ def normalize(
     workers: int | None = None,
     progress: Progress | None = None,
     part_bytes: int = PART_BYTES,
+    portion: Portion | None = None,
 ) -> Manifest:
     """Reads every source into `<data.dir>/normalize`: parquet parts and quarantine.jsonl.
 
@@ -69,7 +71,7 @@ def normalize(
     read, an empty corpus, a wrong column, more bad rows than allowed.
     """
     folder = Path(data.dir).absolute()
-    parts = plan_parts(data, part_bytes)
+    parts = plan_parts(data, part_bytes, portion)
     draw = SampleDraw(parts) if is_sampled(data) else None
     exact = data.normalize.dedup == "exact"
     # a new token or signature of a URL makes no new data, and is nothing to write down
@@ -92,20 +94,16 @@ def normalize(
             used = [parts[number] for number in draw.chosen] if draw else parts
             facts = gather_samples(parts, counts)
             facts |= _finish(used, counts, folder / name, temp, limit)
-            if not exact:
+            if portion is not None:
+                facts |= portion.ends(used, counts)
+            elif not exact:
                 hold_out(used, counts, folder / name, temp)
             return facts
 
         done = run_stage(
-            name,
-            folder / name,
-            parts,
-            write_part,
-            fingerprint=fingerprint,
-            finish=finish,
-            draw=draw,
-            **options,
-        )
+            name, folder / name, parts, write_part, fingerprint=fingerprint, finish=finish,
+            draw=draw, **options,
+        )  # fmt: skip
         if exact:
             done = drop_duplicates(folder, done, parts, fingerprint, options)
     if exact:
@@ -125,13 +123,19 @@ def _described(part: Part) -> dict[str, Any]:
         del described["source"]["sample_tokens"], described["source"]["sample_seed"]
     else:  # any route gives the same ids, and the folder may be a mirror
         del described["counting"]["folder"], described["counting"]["route"]
+    if part.portion is None:  # as before there were portions
+        del described["portion"], described["skip_rows"]
+    else:  # the lengths say which documents are counted
+        limits = ("min_tokens", "max_tokens")
+        described["lengths"] = [getattr(part.source, name) for name in limits]
     if not part.source.prompts:  # as before there were any
         del described["source"]["prompts"]
     return described
 
 
-def plan_parts(data: Data, part_bytes: int) -> list[Part]:
-    """Parts of all sources in their order; depends on the sources and their files only."""
+def plan_parts(data: Data, part_bytes: int, portion: Portion | None = None) -> list[Part]:
+    """Parts of all sources in their order; depends on the sources and their files only. Of a
+    portion, those from its beginning on."""
     if not data.sources:
         raise UserError("data.sources is empty; name at least one file, folder or dataset")
     if "://" in data.dir:
@@ -139,6 +143,7 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
             f"data.dir: {data.dir} is a URL; prepare in a local folder and copy it there"
         )
     parts: list[Part] = []
+    own = data.dir if portion is None else os.path.dirname(data.dir)  # holds no sources
     counting = counting_of(data, Path(data.dir).absolute())
     names = source_names(data.sources)
     for name, source in zip(names, data.sources, strict=True):
@@ -147,15 +152,24 @@ def plan_parts(data: Data, part_bytes: int) -> list[Part]:
                 f"data.sources: {name!r} has a weight but use = 'eval'; a weight is a share of "
                 "training, so drop one of them"
             )
-        files = find_files(source, data.dir)
         source = replace(source, weight=None, name=name)
         most = source.sample_tokens
-        cut = draw_parts if most else cut_parts
-        for slices in cut(files, source, part_bytes):
+        sample: tuple[Any, ...] = (most, counting) if most else ()
+
+        def cut(source: Source = source) -> list[tuple[Slice, ...]]:
+            made = draw_parts if source.sample_tokens else cut_parts
+            return list(made(find_files(source, own), source, part_bytes))
+
+        first, skip = 0, 0
+        if portion is not None:
+            sample = (most, counting, portion.number)
+            first, skip = portion.starts.get(name, (0, 0))
+        for slices in portion.order(name, cut)[first:] if portion is not None else cut():
             settings = (data.normalize.unicode, data.holdout_fraction)
             hashes = data.normalize.dedup == "exact"
-            sample = (most, counting) if most else ()
-            parts.append(Part(len(parts), name, source, slices, *settings, hashes, *sample))
+            part = Part(len(parts), name, source, slices, *settings, hashes, *sample)
+            parts.append(replace(part, skip_rows=skip))
+            skip = 0
     return parts
 
 
@@ -180,16 +194,16 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
                 tally["empty"] += 1
                 continue
             raw = text.encode()
-            digest = xxhash.xxh3_128_digest(raw)
-            held_out = int.from_bytes(digest[:8], "big") < part.holdout_fraction * 2.0**64
-            split = "eval" if held_out or part.source.use == "eval" else "train"
+            split = "eval" if part.holds_out(text) else "train"
+            if split == "eval" and part.portion:
+                continue
             kind = part.source.rows if part.source.rows in PLAIN else "chat"
             table.write((row.id, text, part.name, row.meta, split, kind), len(raw))
             entry = counts.setdefault(split, {}).setdefault(part.name, {"docs": 0, "bytes": 0})
             entry["docs"] += 1
             entry["bytes"] += len(raw)
             if part.hashes:
-                hashes.append(digest)
+                hashes.append(xxhash.xxh3_128_digest(raw))
     if part.hashes:
         digests = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         (tmp_dir / "hashes").mkdir()
@@ -198,12 +212,12 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
 
 
 def _documents(part: Part) -> Iterator[Document]:
-    for piece in part.slices:
-        for row in read_rows(piece, part.source):
-            text = None if isinstance(row, Bad) else row.text
-            if text is not None and part.unicode == "nfc":
-                text = unicodedata.normalize("NFC", text)
-            yield Document(piece, row, text if text is not None and text.strip() else None)
+    rows = ((piece, row) for piece in part.slices for row in read_rows(piece, part.source))
+    for piece, row in itertools.islice(rows, part.skip_rows, None):
+        text = None if isinstance(row, Bad) else row.text
+        if text is not None and part.unicode == "nfc":
+            text = unicodedata.normalize("NFC", text)
+        yield Document(piece, row, text if text is not None and text.strip() else None)
 
 
 def _bad_entry(part: Part, piece: Slice, row: Bad) -> dict[str, Any]:

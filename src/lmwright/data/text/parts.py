@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from lmwright.config.run import Source
 from lmwright.data.sources.file import Slice
@@ -46,6 +47,17 @@ class Part:
     most_tokens: int | None = None
     """Tokens after which it ends, where its source is sampled."""
     counting: Counting | None = None
+    portion: int | None = None
+    """Number of the portion, whose training documents alone are counted. Held-out documents are
+    those of the first one."""
+    skip_rows: int = 0
+    """Rows that belong to an earlier portion."""
+
+    def holds_out(self, text: str) -> bool:
+        """True for a document that is kept for evaluation."""
+        digest = xxhash.xxh3_128_digest(text.encode())
+        held_out = int.from_bytes(digest[:8], "big") < self.holdout_fraction * 2.0**64
+        return held_out or self.source.use == "eval"
 
 
 def part_file(number: int) -> str:

@@ -8,6 +8,7 @@ up to the document with which the sample is complete.
 
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +115,11 @@ class SampleDraw:
             have += usual
             if have >= wanted:
                 return None
+        if complete and parts[0].portion is not None:
+            raise UserError(
+                f"data.sources: {parts[0].name}: portion {parts[0].portion + 1} has only "
+                f"{int(have):,} of its {wanted:,} tokens, and no text is left; lower sample_tokens"
+            )
         if complete:
             raise UserError(
                 f"data.sources: {parts[0].name}: sample_tokens = {wanted:,}, but all of it has "
@@ -188,11 +194,21 @@ class Sampler:
     def _sizes(self, encoder: Encoder, batch: Sequence[Document]) -> np.ndarray:
         """Tokens of each document with those around it; int64 [documents]."""
         sizes = np.zeros(len(batch), np.int64)
-        texts = [i for i, document in enumerate(batch) if document.text is not None]
+        texts = [i for i, document in enumerate(batch) if self._counts(document)]
         with one_thread():
             ids = encoder.encode_batch([batch[i].text for i in texts])
         sizes[texts] = [len(each) + self._part.counting.around for each in ids]
+        if self._part.portion is not None:  # whose rows are known before
+            fewest, most = self._part.source.min_tokens, self._part.source.max_tokens
+            sizes[sizes < (fewest or 0)] = 0
+            sizes[sizes > (most or sys.maxsize)] = 0
         return sizes
+
+    def _counts(self, document: Document) -> bool:
+        """True for a text that is trained on; unless a portion is made, also a held-out one."""
+        if document.text is None:
+            return False
+        return self._part.portion is None or not self._part.holds_out(document.text)
 
     def counts(self) -> dict[str, Any]:
         if self._part.most_tokens is None:
