@@ -184,7 +184,9 @@ class RunFiles:
         train = merged.values.get("train")
         path = train.get("init_from") if isinstance(train, dict) else None
         model = merged.values.get("model", {})
-        if not isinstance(path, str) or path == UNSET or not isinstance(model, dict):
+        if path == UNSET:  # a folder of that name is written ./none
+            path = train["init_from"] = None
+        if not isinstance(path, str) or not isinstance(model, dict):
             return
         kind = model.get("kind")
         if kind is not None and kind not in self.kinds["model"]:
@@ -195,7 +197,7 @@ class RunFiles:
         try:
             found = self.origin(path, merged.values.get("dir"), None if whole else kind)
         except UserError:
-            if whole:
+            if whole and not merged.values.get("data", {}).get("sources"):
                 return  # planned where the weights are not
             raise
         for section, fields in found.items():

@@ -76,7 +76,8 @@ def fetch_file(path: str) -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(root, "lmwright", "kaggle", dataset.owner, dataset.slug, str(dataset.version))
     place = folder / name
-    if name not in dataset.files or ".." in name.split("/"):
+    outside = name.startswith("/") or ".." in name.split("/")  # as a listing may say
+    if name not in dataset.files or outside:
         raise UserError(f"{path}: there is no such file in the dataset; look at its page")
     size = dataset.files[name]
     if place.exists() and (not size or place.stat().st_size == size):

@@ -42,7 +42,7 @@ from lmwright.train.publishing import publishing
 from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
 from lmwright.train.signals import StopRequest
 from lmwright.train.skips import Skips
-from lmwright.train.start import refuse_parts, restore_or_init, starting_note
+from lmwright.train.start import refuse_start, restore_or_init, starting_note
 from lmwright.train.stores import open_stores
 from lmwright.train.watch import Watch
 
@@ -69,7 +69,7 @@ def train(
         stores = open_stores(plan)  # before the claim: a refusal leaves no folder behind
         trainees = plan.training.trainees
         Lanes.of(plan, trainees)  # refuses rows that do not divide
-        refuse_parts(plan, stores[trainees[0].name])
+        refuse_start(plan, stores[trainees[0].name])
         frozen = load_frozen(plan)
         folder = stack.enter_context(claim(run, plan))
         path = folder.path

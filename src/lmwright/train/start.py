@@ -2,7 +2,7 @@
 `train.init_from` or randomly initialized ones."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved_shardings
 from lmwright.program.trainee import Frozen
+from lmwright.storage.bucket import Bucket, is_bucket
 from lmwright.storage.mirror import mirror_folder
 from lmwright.train.passed import PassedSteps
 from lmwright.train.stores import refuse_other_data
@@ -63,17 +64,32 @@ def restore_or_init(
     return state, meta
 
 
-def refuse_parts(plan: Plan, store: TokenStore) -> None:
-    """UserError for `train.init_parts` that do not fit, before a new run directory is made."""
-    train, folder = plan.run.train, mirror_folder(plan.run.dir)
-    if not train.init_parts or (folder / "run.toml").exists():
+def refuse_start(plan: Plan, store: TokenStore) -> None:
+    """UserError for a place of `train.init_from` whose weights or tokenizer do not fit, before a
+    new run directory is made. Frozen weights are read before that, too."""
+    train = plan.run.train
+    if train.init_from is None or plan.training.freezes or _is_begun(plan.run.dir):
         return
-    from lmwright.formats.part_weights import parts_of
-
     try:
-        parts_of(plan, open_origin(train.init_from, plan.run.model), store)
+        origin = open_origin(train.init_from, plan.run.model)
+        if train.init_parts:
+            from lmwright.formats.part_weights import parts_of
+
+            parts_of(plan, origin, store)
+            return
+        refuse_tokenizer(origin, store)
+        if plan.run.objective.kind != "rtd":
+            _taken(plan, origin, fresh_weights(plan, origin), added_weights(plan, origin))
     except UserError as error:
-        raise error.at("train.init_parts") from error
+        where = "init_parts" if train.init_parts else "init_from"
+        raise error.at(f"train.{where}") from error
+
+
+def _is_begun(run_dir: str) -> bool:
+    """True for a run directory that is there."""
+    if is_bucket(run_dir):
+        return Bucket(run_dir).entry("run.toml") is not None
+    return Path(run_dir, "run.toml").exists()
 
 
 def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
@@ -150,13 +166,7 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
     """
     fresh = fresh_weights(plan, origin)
     added = added_weights(plan, origin)
-    old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
-    old = nest((path, param) for path, param in walk(old) if path not in added)
-    headless = headless_weights(plan)
-    if fresh or headless:  # and a head that is no part of the model
-        headless |= set(origin.spec) - set(plan.run.model.spec()) - set(plan.spec)
-    refuse_unlike_base(origin, old, {*fresh, *headless})
-
+    old = _taken(plan, origin, fresh, added)
     with jax.set_mesh(plan.mesh):
         weights = placed_weights(origin, plan.shardings)
         weights = {name: tree for name, tree in weights.items() if name in old}
@@ -167,6 +177,17 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
             own = ((path, whole[path]) for path in added)
             weights = nest((*walk(weights), *own))
         return _state_around(plan, weights)
+
+
+def _taken(plan: Plan, origin: Place, fresh: Collection[str], added: Collection[str]) -> Tree:
+    """Spec of the weights that are taken from the origin. Raises UserError where it has others."""
+    old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
+    old = nest((path, param) for path, param in walk(old) if path not in added)
+    headless = headless_weights(plan)
+    if fresh or headless:  # and a head that is no part of the model
+        headless |= set(origin.spec) - set(plan.run.model.spec()) - set(plan.spec)
+    refuse_unlike_base(origin, old, {*fresh, *headless})
+    return old
 
 
 def _state_around(plan: Plan, weights: Tree) -> Tree:

@@ -171,3 +171,11 @@ TRAIN = '[train]\ninit_from = "kaggle://acme/llama/base"\n'
 
 def _weights(folder):
     return {path.name: path.read_bytes() for path in Path(folder).glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../up.jsonl", "text/../../up.jsonl"])
+def test_a_listing_names_no_file_outside_its_folder(monkeypatch, name):
+    listed = kaggle.Dataset("acme", "words", 3, {name: 2})
+    monkeypatch.setattr(kaggle, "find_dataset", lambda path: (listed, name))
+    with pytest.raises(UserError, match="there is no such file in the dataset"):
+        kaggle.fetch_file(f"kaggle://acme/words@3/{name}")
