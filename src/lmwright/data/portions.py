@@ -10,7 +10,7 @@ the second one is begun.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +92,11 @@ class Portions:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Facts that hold from the first portion on; later ones change nothing of them."""
-        named = asdict(replace(self, finished=()))
-        return {**named, "first": self.finished[0].fingerprint if self.finished else ""}
+        """Facts that hold from the first portion on; later ones change nothing of them. All
+        settings are in the first one's fingerprint."""
+        first = self.finished[0].fingerprint if self.finished else ""
+        facts = {"count": self.count, "rows": self.rows, "drawn": self.drawn, "first": first}
+        return {"format": FORMAT, **facts}
 
     def to_json(self) -> bytes:
         body = asdict(self) | {"format": FORMAT}

@@ -11,10 +11,11 @@ import functools
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lmwright.config.fields import to_plain
 from lmwright.config.run import Data
 from lmwright.data.manifest import MANIFEST, Manifest, add_counts, digest, dump_json
 from lmwright.data.portions import (
@@ -70,7 +71,9 @@ def declare(data: Data, seq_len: int) -> Portions:
     """All portions before the first is begun."""
     from lmwright.data.sources.files import source_names
 
-    settings = asdict(replace(data, dir="", workers=None, cache_gib=0.0)) | {"seq_len": seq_len}
+    # fields that a later version adds, and that are not set, change nothing
+    own = replace(data, dir="", workers=None, cache_gib=0.0)
+    settings = to_plain(own, defaults="omit") | {"seq_len": seq_len}
     named = zip(source_names(data.sources), data.sources, strict=True)
     return Portions(
         count=data.portions,
