@@ -62,13 +62,10 @@ def texts_of(folder, split="train"):
     return found
 
 
-@pytest.mark.parametrize("part_bytes", [1 << 26, 1500])
-def test_the_portions_are_one_sample_cut_where_documents_end(
-    corpus, tmp_path, part_bytes, monkeypatch
-):
+def test_the_portions_are_one_sample_cut_where_documents_end(corpus, tmp_path, monkeypatch):
     normalize = normalize_module.normalize
-    monkeypatch.setattr(
-        normalize_module, "normalize", lambda *a, **k: normalize(*a, **k, part_bytes=part_bytes)
+    monkeypatch.setattr(  # a part for each file
+        normalize_module, "normalize", lambda *a, **k: normalize(*a, **k, part_bytes=1500)
     )
     prepare(data_of(corpus, tmp_path / "data"), T)
     more = {n: t + 600 for n, t in TOKENS.items()}
@@ -215,7 +212,7 @@ def test_a_preparation_that_is_killed_goes_on(corpus, whole, tmp_path, monkeypat
 
 def test_files_that_changed_between_portions_are_refused(corpus, tmp_path, part):
     own = shutil.copytree(corpus, tmp_path / "own")
-    data = data_of(own, tmp_path / "data")
+    data = data_of(own, tmp_path / "data", portions=2)
     prepare(data, T)
     told = module.parse_portions((tmp_path / "data" / PORTIONS).read_bytes(), "")
     one = replace(told, finished=told.finished[:1])
@@ -243,7 +240,7 @@ def test_a_portion_that_is_not_the_listed_one_is_refused(corpus, whole, part, tm
     with pytest.raises(UserError, match=r"portion-001: is not the portion that"):
         store.records(end, end + 1)
     other = tmp_path / "other"
-    prepare(data_of(corpus, other, order="none"), T)
+    prepare(data_of(corpus, other, portions=2), T)
     store = TokenStore.open(part(1))
     shutil.copy(other / PORTIONS, part(1) / PORTIONS)
     with pytest.raises(UserError, match="was prepared anew with other settings or text"):
@@ -267,7 +264,7 @@ def test_a_store_of_the_other_kind_is_not_written_over(corpus, tmp_path):
     prepare(data, T)
     with pytest.raises(UserError, match="holds a store without portions"):
         prepare(replace(data, portions=COUNT), T)
-    prepare(data_of(corpus, tmp_path / "cut"), T)
+    prepare(data_of(corpus, tmp_path / "cut", portions=2), T)
     with pytest.raises(UserError, match="holds a store in portions"):
         prepare(replace(data, dir=str(tmp_path / "cut")), T)
 
