@@ -179,7 +179,7 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
         return _state_around(plan, weights)
 
 
-def _taken(plan: Plan, origin: Place, fresh: Collection[str], added: Collection[str]) -> Tree:
+def _taken(plan: Plan, origin: Origin, fresh: Collection[str], added: Collection[str]) -> Tree:
     """Spec of the weights that are taken from the origin. Raises UserError where it has others."""
     old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
     old = nest((path, param) for path, param in walk(old) if path not in added)
