@@ -78,6 +78,8 @@ class Work:
     """Mesh axes over which the model cannot be cut."""
     normed: frozenset[str] = frozenset()
     """Own names of the weights whose product a norm takes in, which its backward pass needs."""
+    forward_only: bool = False
+    """Whether it is frozen and takes no gradient, as a teacher."""
 
     def flops_per_token(self, per_weight: int = 6, forward_passes: int = 0) -> float:
         """`per_weight` for each matmul weight of a token, 12 N H for each key that a query sees,
@@ -87,6 +89,8 @@ class Work:
         once = 2 * weights + self.mixing_flops
         if (of := self.attention) is not None:
             once += 4 * of.keys(self.seq_len) * of.num_heads * of.head_dim
+        if self.forward_only:
+            return once
         return (per_weight - 6) * weights + (3 + forward_passes) * once
 
 

@@ -11,6 +11,7 @@ from lmwright.guard.files import write_whole
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.analytic.machine import machine_of
+from lmwright.planner.analytic.memory import teacher_lines
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.step_time import error_share
 from lmwright.planner.analytic.tensors import Tensor, tensor_lines, tensors_json
@@ -106,9 +107,14 @@ class Report:
         return largest_buffers(self.program) if self.program else []
 
     @cached_property
+    def quick(self) -> Quick:
+        """Answer of the analytic model."""
+        return Quick.of(self.run, machine_of(self.where))
+
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """Tensors that the backward pass reads, by the shapes of the run."""
-        return Quick.of(self.run, machine_of(self.where)).tensors
+        return self.quick.tensors
 
     def chart(self) -> Chart | None:
         """The memory over a step; None where nothing was compiled."""
@@ -170,6 +176,7 @@ class Report:
         ]
         per_device = "a device" if where.family.devices_per_chip > 1 else "a chip"
         lines += [f"  {memory_size(c.peak_bytes, width=8)}  {per_device}, by the TPU compiler"]
+        lines += teacher_lines(self.quick.layouts)
         lines += [*host_lines(c.host_bytes, self.host_memory_bytes), *self._bus(), ""]
         lines += tensor_lines(self.tensors)
         lines += buffer_lines(self.buffers)

@@ -126,6 +126,8 @@ class Layout:
     """Devices along each mesh axis."""
     seq_len: int
     kernels: str = "tpu"
+    more_passes: int = 0
+    """Forward passes beside those of the objective."""
 
     @classmethod
     def of(cls, plan: Plan) -> tuple["Layout", ...]:
@@ -142,7 +144,7 @@ class Layout:
     @property
     def extra_passes(self) -> int:
         """Forward passes of a microbatch beside the one that is differentiated."""
-        return self.run.objective.passes_of(self.run.train.num_microbatches)
+        return self.more_passes + self.run.objective.passes_of(self.run.train.num_microbatches)
 
     @property
     def attention(self) -> Attention | None:

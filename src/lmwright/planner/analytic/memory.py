@@ -23,6 +23,7 @@ from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
 from lmwright.kernels.ring_attention import QUERIES
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.stock import Weight
+from lmwright.planner.units import memory_size
 
 BEFORE_NORM = " before its norm"
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
@@ -99,18 +100,28 @@ def _memory_of(layout: Layout, ahead: bool) -> Memory:
     if layout.run.train.ema_decay is not None:
         optimizer += trained
     size = layout.activation_bytes
+    cast = (held["cast"] + held["turned"]) * size if size != WEIGHT_BYTES else 0.0
+    if layout.work.forward_only:
+        saved, temporaries = forward_bytes(layout)
+        return Memory(held["bytes"], 0.0, cast, 0.0, saved, temporaries)
     sums = trained if layout.run.train.num_microbatches > 1 else 0.0
     moments = (head_bytes(layout), loss_bytes(layout)), (trained, layer_bytes(layout, ahead))
     gradients, temporaries = max(moments, key=sum)
     return Memory(
         weights=held["bytes"],
         optimizer=optimizer,
-        cast=(held["cast"] + held["turned"]) * size if size != WEIGHT_BYTES else 0.0,
+        cast=cast,
         gradients=sums + gradients,
         saved=saved_bytes(layout),
         host=saved_bytes(layout, on_host=True) + layout.host_optimizer_bytes,
         temporaries=temporaries,
     )
+
+
+def teacher_lines(layouts: Sequence[Layout]) -> list[str]:
+    """The line of a report about the weights of models that only run forward; none without."""
+    held = sum(layout.held["bytes"] for layout in layouts if layout.work.forward_only)
+    return [f"  {memory_size(held, width=8)}  of the weights are the teacher's"] if held else []
 
 
 @dataclass(frozen=True)
@@ -279,6 +290,14 @@ def loss_bytes(layout: Layout) -> float:
         return first + head * WEIGHT_BYTES + streams
     then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
     return max(first, then) + streams
+
+
+def forward_bytes(layout: Layout) -> tuple[float, float]:
+    """Of a model that only runs forward: its last residual stream and a chunk of its logits, beside
+    the other model's, and one layer."""
+    share = min(layout.run.train.loss_chunk_tokens / layout.seq_len, 1.0)
+    logits = layout.tokens * share * layout.work.vocab_size / layout.ways("batch", "seq", "vocab")
+    return layout.stream_bytes() + logits * WEIGHT_BYTES, layer_bytes(layout) / 2
 
 
 def layer_bytes(layout: Layout, ahead: bool = True) -> float:

@@ -14,9 +14,10 @@ from lmwright.config.run import Run
 from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import Machine
-from lmwright.planner.analytic.memory import Memory, memory
-from lmwright.planner.analytic.step_time import HOST, Timing, error_share, timing
+from lmwright.planner.analytic.memory import Memory, memory, teacher_lines
+from lmwright.planner.analytic.step_time import HOST, error_share, timing
 from lmwright.planner.analytic.tensors import Tensor, tensor_lines, tensors, tensors_json
+from lmwright.planner.analytic.timing import Timing
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.units import (
@@ -166,6 +167,7 @@ class Quick:
         parts = self.memory.parts()
         peak = self.memory.peak
         lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
+        lines += teacher_lines(self.layouts)
         lines += host_lines(self.memory.host, self.machine.host_memory_bytes)
         took = self.timing
         if took.host_bytes:

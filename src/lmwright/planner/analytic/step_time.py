@@ -13,9 +13,8 @@ No compiler is asked, so what it merges, splits or moves is not seen. How often 
 and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 
@@ -43,6 +42,7 @@ from lmwright.planner.analytic.memory import (
     scores_share,
 )
 from lmwright.planner.analytic.stock import Weight, stocks_of
+from lmwright.planner.analytic.timing import Timing
 from lmwright.planner.compiler.kernel_cost import (
     row_attention_cycles,
     splash_s,
@@ -67,45 +67,23 @@ GATHER_BYTES, REDUCE_BYTES = 2, 4  # of an element: weights travel as bfloat16
 GATHERS_EXPOSED = 0.35
 REDUCTIONS_EXPOSED = 0.9  # of gradients; partial sums of activations are waited for
 HOST = "exposed host transfers"
+LINKS, NETWORK = COLLECTIVES = "exposed collectives", "network"
 HOST_EXPOSED = 0.6  # of activations; as the compiler schedules examples/gemma2-9b-32k.toml
 NETWORK_EXPOSED = 0.5  # of what crosses slices or nodes
 
 
-@dataclass
-class Timing:
-    """Seconds of one step on one device, and where they go."""
-
-    by_kind: Counter = field(default_factory=Counter)
-    """Seconds by kind of work, adding up to `step_s`."""
-    by_part: Counter = field(default_factory=Counter)
-    """Seconds of products and attention by part of the model."""
-    hidden_s: float = 0.0
-    """Seconds of collectives that arithmetic hides."""
-    host_bytes: float = 0.0
-    """Bytes to and from the memory of the host."""
-
-    @property
-    def step_s(self) -> float:
-        return sum(self.by_kind.values())
-
-    def times(self, factor: float) -> "Timing":
-        """The timing with every time multiplied by `factor`."""
-        kinds, parts = (
-            Counter({name: factor * seconds for name, seconds in counts.items()})
-            for counts in (self.by_kind, self.by_part)
-        )
-        return Timing(kinds, parts, factor * self.hidden_s, self.host_bytes)
-
-    def plus(self, other: "Timing") -> "Timing":
-        """Sum of two timings."""
-        kinds, parts = self.by_kind + other.by_kind, self.by_part + other.by_part
-        hidden, moved = self.hidden_s + other.hidden_s, self.host_bytes + other.host_bytes
-        return Timing(kinds, parts, hidden, moved)
-
-
 def timing(layouts: Sequence[Layout], machine: Machine) -> Timing:
     """The time of a step of a plan's models on the machine, one after the other."""
-    return reduce(Timing.plus, (_timing(layout, machine) for layout in layouts))
+    return reduce(Timing.plus, (_timing_of(layout, machine) for layout in layouts))
+
+
+def _timing_of(layout: Layout, machine: Machine) -> Timing:
+    took = _timing(layout, machine)
+    if not layout.work.forward_only:
+        return took
+    # what one more forward pass takes, and one of the two times that its weights are gathered
+    forward = _timing(replace(layout, more_passes=1), machine).minus(took)
+    return forward.plus(took.of(COLLECTIVES).times(1 / GATHERS))
 
 
 def _timing(layout: Layout, machine: Machine) -> Timing:
@@ -311,8 +289,8 @@ def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
                 reductions += moved / rate(machine, near)
     sums = pieces * (activation_sums_s(layout, machine) + exchange_s(layout, machine))
     exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums
-    timing.by_kind["exposed collectives"] = exposed
-    timing.by_kind["network"] = NETWORK_EXPOSED * crossing
+    timing.by_kind[LINKS] = exposed
+    timing.by_kind[NETWORK] = NETWORK_EXPOSED * crossing
     timing.hidden_s += gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
 
 

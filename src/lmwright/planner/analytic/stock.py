@@ -88,7 +88,8 @@ class _Key:
 
     @classmethod
     def of(cls, run: Run) -> "_Key":
-        parts = run.model, run.objective, run.optim, run.lora, run.train.global_batch_size
+        batch = run.train.global_batch_size
+        parts = run.model, run.objective, run.optim, run.lora, run.qat, batch, run.train.precision
         return cls(f"{parts!r} {seq_len_of(run)}", run)
 
 
@@ -107,9 +108,11 @@ def _stocks(key: _Key) -> tuple[Stock, ...]:
             path = name.partition(".")[2]  # of the weight; empty for the count of steps
             slots.append((path, slot.param, np.dtype(slot.dtype).itemsize, slot.on_host))
     stocks = []
-    for name, work in run.objective.works(run.model, seq_len_of(run)).items():
+    works = run.objective.works(run.model, seq_len_of(run))
+    named = tuple(f"{name}." for name in works if name)
+    for name, work in works.items():
         inside = f"{name}." if name else ""
-        mine = [weight for weight in held if weight.path.startswith(inside)]
+        mine = [w for w in held if w.path.startswith(inside or named) == bool(inside)]
         arrays = [(p.axes, p.shape, *rest) for path, p, *rest in slots if path.startswith(inside)]
         weights = [_weight(work, held, held.path.removeprefix(inside)) for held in mine]
         stocks.append(Stock(work, tuple(_with_signs(run, weights)), tuple(arrays)))

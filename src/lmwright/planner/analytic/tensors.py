@@ -57,7 +57,8 @@ class Tensor:
 
 def tensors(layouts: Sequence[Layout]) -> list[Tensor]:
     """Every tensor of a plan's models, the largest first."""
-    every = [tensor for layout in layouts for tensor in _tensors(layout)]
+    backward = (layout for layout in layouts if not layout.work.forward_only)
+    every = [tensor for layout in backward for tensor in _tensors(layout)]
     some = [tensor for tensor in every if tensor.chip_bytes + tensor.host_bytes > 0]
     return sorted(some, key=lambda t: (-t.chip_bytes - t.host_bytes, t.name))
 
