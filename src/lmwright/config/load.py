@@ -51,6 +51,8 @@ class RunFiles:
     origin: Callable[[str, Any, str | None], Mapping[tuple[str, ...], Layer]]
     """Function that returns {section: fields} that follow from train.init_from, the run's dir, and
     the kind of model that it is to become."""
+    teacher: Callable[[str], Layer]
+    """Function that returns the fields of the model at a place."""
     epoch_rows: EpochRows
     sources: Mapping[str, Layer] = field(default_factory=dict)
     """Fields of ready sources of data, by name."""
@@ -125,6 +127,7 @@ class RunFiles:
         self._put_sources(merged)
         _forget_training(merged)
         self._put_origin(merged)
+        self._put_teacher(merged)
         notes = fit_schedule(merged, self.epoch_rows)
         run = self._validated(merged)
         check_run(run)
@@ -211,6 +214,16 @@ class RunFiles:
                 for key in reversed(section):
                     layer = {key: layer}
                 merged.merge(layer, f"train.init_from {path}")
+
+    def _put_teacher(self, merged: Merged) -> None:
+        """Fills in the model of the teacher that a distillation names, where it is not set."""
+        objective = merged.values.get("objective")
+        if not isinstance(objective, dict) or objective.get("kind") != "distill":
+            return
+        path = objective.get("teacher")
+        if isinstance(path, str) and path != UNSET and "teacher_model" not in objective:
+            layer = {"objective": {"teacher_model": self.teacher(path)}}
+            merged.merge(layer, f"objective.teacher {path}")
 
     def _validated(self, merged: Merged) -> Run:
         values = with_unset(Run, merged.values, self.kinds)

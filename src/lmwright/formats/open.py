@@ -261,6 +261,15 @@ def init_fields(
     return fields
 
 
+def teacher_fields(path: str) -> dict[str, Any]:
+    """Fields of the model that a run with objective.teacher = `path` learns from."""
+    try:
+        model = open_place(path, header=True).model
+    except UserError as error:
+        raise error.at("objective.teacher") from error
+    return to_plain(getattr(model, "encoder", model), defaults="omit")
+
+
 RUN_FILES = RunFiles(
     kinds={
         "model": models.KINDS,
@@ -273,6 +282,7 @@ RUN_FILES = RunFiles(
     recipes=presets.all_recipes(),
     dial=dial,
     origin=init_fields,
+    teacher=teacher_fields,
     epoch_rows=epoch_rows,
     sources=source_fields(),
 )

@@ -97,6 +97,11 @@ def _refuse_other_frozen(plan: Plan, frozen: Frozen, meta: dict[str, Any]) -> No
             f"{plan.run.dir} were trained on ({base.get('path') or base.get('hash')}); "
             f"point to that one"
         )
+    if frozen.teacher and base.get("teacher", frozen.teacher) != frozen.teacher:
+        raise UserError(
+            f"objective.teacher: has other weights than the teacher that {plan.run.dir} learned "
+            "from; point to that one"
+        )
 
 
 def by_name(tree: Mapping[str, Any]) -> dict[str, Any]:

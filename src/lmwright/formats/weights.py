@@ -3,7 +3,7 @@
 Adapters lie beside a base, whose place may be the run directory of other adapters, and so on.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xxhash
+from jax.sharding import Mesh as JaxMesh
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Mesh, Run
+from lmwright.core.leaves import Storage
 from lmwright.core.param import Param, Tree, first_difference, nest, walk
 from lmwright.core.quantize import quantize
 from lmwright.errors import UserError
@@ -151,8 +153,8 @@ def _saved_state(plan: Plan, folder: Path, step: int | None) -> tuple[Frozen, Tr
 
 
 def load_frozen(plan: Plan) -> Frozen:
-    """The frozen weights, made or read, as the run keeps them. Raises UserError where they are
-    another model's."""
+    """The frozen weights, made or read, as the run keeps them, without a teacher. Raises UserError
+    where they are another model's."""
     path = plan.run.train.init_from
     if not plan.training.freezes:
         return Frozen({})
@@ -161,6 +163,7 @@ def load_frozen(plan: Plan) -> Frozen:
     shapes = plan.training.abstract_frozen(plan.mesh)  # refuses before anything is read
     shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     params, places = dict(walk(frozen_spec(plan.run))), dict(walk(shardings))
+    kinds = storages(plan.run)
     try:
         place = open_origin(path, plan.run.model)
         but = {*plan.run.objective.new_weights, *headless_weights(plan)}
@@ -169,15 +172,28 @@ def load_frozen(plan: Plan) -> Frozen:
         weights = host_weights(place)
     except UserError as error:
         raise error.at("train.init_from") from error
-    digest, kinds, leaves = xxhash.xxh3_128(), storages(plan.run), []
-    for name, array in _some(weights, params):
-        add_to_hash(digest, name, array)
-        keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
-        with jax.set_mesh(plan.mesh):
-            leaves.append((name, keep(array, params[name], kinds[name])))
+    leaves, digest = keep_frozen(plan.mesh, _some(weights, params), params, kinds, places)
     whole = {k: weights[k] for k in plan.run.objective.new_weights if k not in fresh}
     read = lambda: nest(_some(host_weights(place), params))  # noqa: E731
-    return Frozen(nest(leaves), path, digest.hexdigest(), read, whole)
+    return Frozen(leaves, path, digest, read, whole)
+
+
+def keep_frozen(
+    mesh: JaxMesh,
+    weights: Iterable[tuple[str, Any]],
+    params: Mapping[str, Param],
+    kinds: Mapping[str, Storage],
+    places: Mapping[str, Any],
+) -> tuple[Tree, str]:
+    """Host weights by path on the mesh, stored as `kinds` say and placed as `places`, and their
+    hash."""
+    digest, leaves = xxhash.xxh3_128(), []
+    for name, array in weights:
+        add_to_hash(digest, name, array)
+        keep = jax.jit(quantize, static_argnums=(1, 2), out_shardings=places[name])
+        with jax.set_mesh(mesh):
+            leaves.append((name, keep(array, params[name], kinds[name])))
+    return nest(leaves), digest.hexdigest()
 
 
 def _some(weights: Tree, paths: Collection[str]) -> list[tuple[str, Any]]:

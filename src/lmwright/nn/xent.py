@@ -150,13 +150,13 @@ def chunked_xent(
     ways = context_ways()
     local = x.shape[1] // ways
     chunk = min(-(-chunk // ways), local)
-    padded = partial(_padded, ways=ways, size=-(-local // chunk) * chunk)
+    padded = partial(padded_tokens, ways=ways, size=-(-local // chunk) * chunk)
     x, targets, weights = (padded(a) for a in (x, targets, weights))
     extra = (z_loss, smoothing, 0 if vocab_first else -1)
     return _xent(logits_fn, chunk * ways, extra, sum_once, w, x, targets, weights)
 
 
-def _padded(a: Array, ways: int, size: int) -> Array:
+def padded_tokens(a: Array, ways: int, size: int) -> Array:
     """[B, T, ...] with each of its pieces along T filled up with zeros to `size`."""
     local = a.shape[1] // ways
     if local == size:

@@ -7,6 +7,7 @@ KINDS = Registry(
     {
         "clm": "clm.Clm",
         "sft": "sft.Sft",
+        "distill": "distill.Distill",
         "dpo": "preference.Dpo",
         "orpo": "preference.Orpo",
         "kto": "kto.Kto",

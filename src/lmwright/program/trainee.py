@@ -56,6 +56,8 @@ class Frozen:
     """Rereads the original weights from disk as float32 host arrays; None for a run's own."""
     whole: Tree = field(default_factory=dict)
     """Weights beside them that trainees start with in place of fresh ones, on the host."""
+    teacher: str = ""
+    """Hash of a teacher among the weights; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ TRAININGS = Registry(
     {
         "full": "trainee.FullTraining", "lora": "lora_training.LoraTraining",
         "qat": "qat_training.QatTraining", "lora in qat": "qat_training.LowRankQatTraining",
+        "distill": "distill_training.DistillTraining",
     },
 )  # fmt: skip
 
@@ -190,6 +193,6 @@ TRAININGS = Registry(
 def training_of(run: Run) -> Training:
     """The trainees of a run; the one place that decides them. Raises UserError for adapters that
     do not fit the run."""
-    if run.qat is not None:
-        return TRAININGS["qat" if run.lora is None else "lora in qat"](run)
-    return TRAININGS["full" if run.lora is None else "lora"](run)
+    kinds = ("full", "lora") if run.qat is None else ("qat", "lora in qat")
+    training = TRAININGS[kinds[run.lora is not None]](run)
+    return TRAININGS["distill"](run, training) if run.objective.kind == "distill" else training

@@ -70,7 +70,7 @@ def train(
         trainees = plan.training.trainees
         Lanes.of(plan, trainees)  # refuses rows that do not divide
         refuse_start(plan, stores[trainees[0].name])
-        frozen = load_frozen(plan)
+        frozen = _frozen(plan, stores[trainees[0].name])
         folder = stack.enter_context(claim(run, plan))
         path = folder.path
         keep_tokenizer(path, stores[trainees[0].name])
@@ -109,6 +109,16 @@ def train(
         return stack.enter_context(closing(loop)).run()
 
 
+def _frozen(plan: Plan, store: TokenStore) -> Frozen:
+    """The frozen weights, with a teacher where there is one."""
+    frozen = load_frozen(plan)
+    if plan.run.objective.kind != "distill":
+        return frozen
+    from lmwright.train.teacher import with_teacher
+
+    return with_teacher(plan, frozen, store)
+
+
 def _left(trainees: Sequence[Trainee], counts: dict[str, int]) -> int:
     """Steps until the last trainee ends."""
     return max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
@@ -121,9 +131,10 @@ def _watches(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str, Wat
 
 def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str, Any]:
     """Facts that go with every saved state."""
+    teacher = {"teacher": frozen.teacher} if frozen.teacher else {}
     return {
         "stores": {name: store.fingerprint for name, store in stores.items()},
-        "frozen": {"path": frozen.path, "hash": frozen.hash},
+        "frozen": {"path": frozen.path, "hash": frozen.hash} | teacher,
         "run": dump_toml(run),
     }
 

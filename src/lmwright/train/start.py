@@ -119,7 +119,7 @@ def first_state(plan: Plan, store: TokenStore, frozen: Frozen) -> Tree:
         "tokenizer_fingerprint": store.tokenizer_fingerprint,
     }
     _write_down(plan, known | facts)
-    return state
+    return state | {"frozen": frozen.weights}
 
 
 def _beside(plan: Plan, store: TokenStore) -> list[Origin]:
