@@ -239,6 +239,9 @@ class Objective(Protocol):
     takes_adapters: ClassVar[bool] = True
     """True if LoRA may train its models."""
 
+    has_teacher: ClassVar[bool] = False
+    """True if its loss reads a frozen teacher beside the model."""
+
     whole_batch: ClassVar[bool] = False
     """True if rows are compared with each other: `loss` takes all microbatches, [A, B, T]."""
 
@@ -257,6 +260,11 @@ class Objective(Protocol):
     def starts_from(self) -> Mapping[str, str]:
         """Places of weights to start from beside `train.init_from`, by their field."""
         return {}
+
+    @property
+    def places(self) -> Mapping[str, str | None]:
+        """Places of all weights that it reads, by their field."""
+        return self.starts_from
 
     def spec(self, model: Model) -> Tree:
         """The weights of the run: the model's, or those of several models below their names."""

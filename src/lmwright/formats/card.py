@@ -343,7 +343,7 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in config.items()
-        if name.startswith(SECTIONS)
+        if name.startswith(SECTIONS) and not name.startswith("objective.teacher_model.")
         if name.rpartition(".")[2] not in places or is_hub_name(str(value))
     }
 

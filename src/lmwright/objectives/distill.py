@@ -46,6 +46,13 @@ class Distill(Objective):
     temperature: Positive = 1.0
     """Both models' logits are divided by it where they are compared."""
 
+    has_teacher: ClassVar[bool] = True
+
+    @property
+    def places(self) -> Mapping[str, str | None]:
+        """The place of the teacher."""
+        return {"objective.teacher": self.teacher}
+
     def __post_init__(self) -> None:
         if self.teacher_model is not None and self.teacher is None:
             raise UserError(

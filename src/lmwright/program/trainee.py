@@ -195,4 +195,4 @@ def training_of(run: Run) -> Training:
     do not fit the run."""
     kinds = ("full", "lora") if run.qat is None else ("qat", "lora in qat")
     training = TRAININGS[kinds[run.lora is not None]](run)
-    return TRAININGS["distill"](run, training) if run.objective.kind == "distill" else training
+    return TRAININGS["distill"](run, training) if run.objective.has_teacher else training

@@ -112,7 +112,7 @@ def train(
 def _frozen(plan: Plan, store: TokenStore) -> Frozen:
     """The frozen weights, with a teacher where there is one."""
     frozen = load_frozen(plan)
-    if plan.run.objective.kind != "distill":
+    if not plan.run.objective.has_teacher:
         return frozen
     from lmwright.train.teacher import with_teacher
 

@@ -162,7 +162,7 @@ def _places(plain: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]
     """Fields of a run whose files training reads."""
     fields: list[tuple[str | int, ...]] = [("data", "dir"), ("train", "init_from")]
     lora = plain.get("lora") or {}
-    fields += [("lora", "init_from"), ("objective", "generator_from")]
+    fields += [("lora", "init_from"), ("objective", "generator_from"), ("objective", "teacher")]
     for number in range(len(lora.get("adapters") or ())):
         fields += [("lora", "adapters", number, "data"), ("lora", "adapters", number, "init_from")]
     for keys in fields:
