@@ -183,7 +183,7 @@ def _offer(where: Slice, zone: str, spot: bool) -> Offer:
 
 def weights_of(run: Run) -> list[tuple[str, str]]:
     """Fields of a run that name weights to read, and the places there."""
-    every = {"train.init_from": run.train.init_from, **run.objective.places}
+    every = {"train.init_from": run.train.init_from, **run.objective.reads_from}
     return [(field, place) for field, place in every.items() if place]
 
 

@@ -252,8 +252,7 @@ class Objective(Protocol):
 
     @property
     def windows(self) -> tuple[int, int] | None:
-        """Tokens of a window on a context, and those that it shares with the next; None where
-        texts have no windows."""
+        """Tokens of a window on a context, and of its overlap with the next; None without windows."""
         return None
 
     @property
@@ -262,7 +261,7 @@ class Objective(Protocol):
         return {}
 
     @property
-    def places(self) -> Mapping[str, str | None]:
+    def reads_from(self) -> Mapping[str, str | None]:
         """Places of all weights that it reads, by their field."""
         return self.starts_from
 

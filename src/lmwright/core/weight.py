@@ -83,8 +83,7 @@ def _heads_as_one(eqn: str) -> str | None:
 
 
 def name_of(eqn: str) -> str:
-    """Name by which rematerialization policies know the result of `eqn`, unless another is
-    given."""
+    """Default name by which rematerialization policies know the result of `eqn`."""
     return WIDE_MATMUL if eqn.endswith("f") else MATMUL
 
 
@@ -188,8 +187,7 @@ def before_products(x: Array) -> Array:
 
 @jax.custom_vjp
 def compute_once(x: Array) -> Array:
-    """Puts x behind an optimization barrier on CPUs, so that XLA does not recompute it for each
-    matmul that reads it."""
+    """Puts x behind a barrier on CPUs, so that XLA does not recompute it for each matmul of it."""
     return cpu_barrier(x)[0]
 
 

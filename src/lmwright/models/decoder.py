@@ -128,8 +128,7 @@ class Decoder(BlockFields):
         return {"reasoning": self.reasoning.experts} if self.reasoning else {}
 
     def active_share(self, path: str, param: Param) -> float:
-        """Fraction of a weight that each token meets: all of it, but of experts only those it is
-        sent to."""
+        """Fraction of a weight that each token meets: all of it, of experts the chosen ones."""
         if "experts" not in param.batch:
             return 1.0
         own = path.rpartition(".")[2].startswith("reasoning_")

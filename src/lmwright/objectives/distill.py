@@ -10,7 +10,7 @@ is trained, saved, measured and exported is the student.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -49,7 +49,7 @@ class Distill(Objective):
     has_teacher: ClassVar[bool] = True
 
     @property
-    def places(self) -> Mapping[str, str | None]:
+    def reads_from(self) -> Mapping[str, str | None]:
         """The place of the teacher."""
         return {"objective.teacher": self.teacher}
 

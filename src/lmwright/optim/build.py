@@ -28,16 +28,8 @@ from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.optim.kinds import (
-    Constant,
-    Cosine,
-    Exponential,
-    InverseSqrt,
-    Linear,
-    Optim,
-    Schedule,
-    TwoStage,
-    Wsd,
-)
+    Constant, Cosine, Exponential, InverseSqrt, Linear, Optim, Schedule, TwoStage, Wsd,
+)  # fmt: skip
 from lmwright.optim.rule import Rule, Slot, Slots
 
 if TYPE_CHECKING:
@@ -116,8 +108,7 @@ def build_optimizer(
 
 
 def is_on_host(optim: Optim, param: Param) -> bool:
-    """True if the moments of a weight are in the host's memory: those of matrices, by
-    `optim.offload`."""
+    """True if `optim.offload` keeps the moments of this weight, a matrix, on the host."""
     return optim.offload == "moments" and param.is_matrix
 
 
@@ -147,8 +138,7 @@ def through_host(direction: Callable[..., Any], sound: Array | bool) -> Callable
 
 
 def gradient_norm(grads: Tree, spec: Tree) -> Array:
-    """Global norm of the gradients of the loss, float32; gradients that only carry counts are left
-    out."""
+    """Global norm of the gradients of the loss, float32, without those that only carry counts."""
     import optax
 
     params = dict(walk(spec))
@@ -279,8 +269,7 @@ def _two_falls(kind: TwoStage, total_steps: int) -> Rate:
 
 
 def _exponential(kind: Exponential, total_steps: int) -> Rate:
-    cooldown = kind.cooldown_steps
-    last = total_steps - cooldown
+    last = total_steps - (cooldown := kind.cooldown_steps)
 
     def tail(step: Array) -> Array:
         progress = jnp.clip((step - kind.warmup_steps) / (last - kind.warmup_steps), 0, 1)

@@ -81,7 +81,7 @@ class DistillTraining(Training[Any]):
 
     @property
     def flops_per_weight(self) -> int:  # type: ignore[override]
-        """Those of the other kind."""
+        """FLOPs of the training that the student has."""
         return self.inner.flops_per_weight
 
     @property
@@ -91,7 +91,7 @@ class DistillTraining(Training[Any]):
 
     @property
     def trainees(self) -> tuple[Trainee, ...]:
-        """Those of the other kind."""
+        """The students."""
         return self.inner.trainees
 
     @property

@@ -130,8 +130,7 @@ def refuse_rows(plan: Plan, rows: int, field: str, what: str) -> None:
 
 
 def refuse_chunks(plan: Plan) -> None:
-    """Raises UserError where `train.mlp_chunk_tokens` has no effect, or does not divide over the
-    mesh."""
+    """Raises UserError where `train.mlp_chunk_tokens` has no effect or does not divide."""
     chunk = plan.run.train.mlp_chunk_tokens
     assert chunk is not None
     params = [param for _, param in walk(plan.spec)]
