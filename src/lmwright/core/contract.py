@@ -252,7 +252,7 @@ class Objective(Protocol):
 
     @property
     def windows(self) -> tuple[int, int] | None:
-        """Tokens of a window on a context, and of its overlap with the next; None without windows."""
+        """Tokens of a window on a context, and of its overlap with the next; None without."""
         return None
 
     @property

@@ -26,10 +26,8 @@ from jax.typing import ArrayLike
 from lmwright.config.registry import Registry
 from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.errors import UserError
-from lmwright.optim import KINDS
-from lmwright.optim.kinds import (
-    Constant, Cosine, Exponential, InverseSqrt, Linear, Optim, Schedule, TwoStage, Wsd,
-)  # fmt: skip
+from lmwright.optim import KINDS, kinds
+from lmwright.optim.kinds import Optim, Schedule
 from lmwright.optim.rule import Rule, Slot, Slots
 
 if TYPE_CHECKING:
@@ -241,21 +239,21 @@ def make_schedule(optim: Optim, total_steps: int) -> Rate:
 def _tail(kind: Schedule, total_steps: int) -> Rate:
     """Schedule after the warm-up, as a fraction of the highest rate."""
     match kind:
-        case Constant():
+        case kinds.Constant():
             return jnp.ones_like
-        case InverseSqrt():
+        case kinds.InverseSqrt():
             return lambda step: (jnp.maximum(step, 1) / kind.warmup_steps) ** -0.5
-        case Wsd():
+        case kinds.Wsd():
             return _fall(kind, kind.shape, kind.decay_steps, total_steps)
-        case TwoStage():
+        case kinds.TwoStage():
             return _two_falls(kind, total_steps)
-        case Exponential():
+        case kinds.Exponential():
             return _exponential(kind, total_steps)
         case _:
             return _fall(kind, kind.kind, total_steps - kind.warmup_steps, total_steps)
 
 
-def _two_falls(kind: TwoStage, total_steps: int) -> Rate:
+def _two_falls(kind: kinds.TwoStage, total_steps: int) -> Rate:
     switch = int(total_steps * kind.switch_fraction)
 
     def tail(step: Array) -> Array:
@@ -268,7 +266,7 @@ def _two_falls(kind: TwoStage, total_steps: int) -> Rate:
     return tail
 
 
-def _exponential(kind: Exponential, total_steps: int) -> Rate:
+def _exponential(kind: kinds.Exponential, total_steps: int) -> Rate:
     last = total_steps - (cooldown := kind.cooldown_steps)
 
     def tail(step: Array) -> Array:
@@ -279,7 +277,9 @@ def _exponential(kind: Exponential, total_steps: int) -> Rate:
     return tail
 
 
-def _fall(kind: Linear | Cosine | Wsd, shape: str, fall_steps: int, total_steps: int) -> Rate:
+def _fall(
+    kind: kinds.Linear | kinds.Cosine | kinds.Wsd, shape: str, fall_steps: int, total_steps: int
+) -> Rate:
     """Decay from one to the floor over the last `fall_steps` of the run."""
     start, floor = total_steps - fall_steps, kind.floor_fraction
 
