@@ -37,6 +37,8 @@ KERNELS = Registry(
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",
         "disentangled attention": "disentangled_attention.attend_by",
+        "mlstm": "mlstm_by.mix_by",
+        "tpu mlstm": "tpu_mlstm.mlstm",
         "mlp by chunks": "mlp_chunks.by_chunks",
         "relu product": "relu_signs.relu_dot",
     },
@@ -98,6 +100,11 @@ def attend(compute: Compute) -> Callable[..., Array]:
 def disentangled_attention(compute: Compute) -> Callable[..., Array]:
     """Self-attention with scores of distances; signature of `nn.disentangled.attention`."""
     return KERNELS["disentangled attention"](compute)
+
+
+def mlstm(compute: Compute) -> Callable[..., Array]:
+    """mLSTM of whole rows; signature of `nn.mlstm.mlstm`."""
+    return KERNELS["mlstm"](compute)
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:

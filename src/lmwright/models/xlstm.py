@@ -20,20 +20,21 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
-from lmwright.core.compute import ATTENTION, HEADS
-from lmwright.core.contract import Work
+from lmwright.core.compute import HEADS, Compute
+from lmwright.core.contract import Batch, Work
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
 from lmwright.errors import UserError
+from lmwright.kernels import select
 from lmwright.models.block import feed_forward, mlp_spec, output
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import Attend
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
-from lmwright.nn.mlstm import empty, mlstm, mlstm_from
+from lmwright.nn.mlstm import empty, mlstm_from
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.xent import soft_capped
 
@@ -131,6 +132,10 @@ class Xlstm(Decoder):
         logits, cap = super().logits(w, hidden), self.logits_soft_cap
         return logits if cap is None else soft_capped(logits, cap)
 
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """Residual stream after the last norm, [B, T, D], by the platform's mLSTM."""
+        return self.hidden_by(select.mlstm(compute), w, batch, compute)
+
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
@@ -146,14 +151,12 @@ class Xlstm(Decoder):
         by_head = "btd,dnh->btnh"
         *qkv, gate = dots(x, *((by_head, w[name]) for name in ("q", "k", "v", "output_gate")))
         qkv = [constrain(a, "batch seq heads head_dim") for a in qkv]
-        arrays = (*qkv, *(self._gate(w, x, name) for name in GATES))
-        q, k, v, i, f = (name_result(a, HEADS) for a in arrays)
+        i, f = (name_result(self._gate(w, x, name), HEADS) for name in GATES)
         size, ids = self.chunk_tokens, attend.ids
         h = attend.carry(
-            lambda: mlstm(q, k, v, i, f, ids, size),
-            lambda memory: mlstm_from(memory, q, k, v, i, f, ids, chunk_tokens=size),
+            lambda: attend(*qkv, i, f, size),
+            lambda memory: mlstm_from(memory, *qkv, i, f, ids, chunk_tokens=size),
         )  # [B, T, N, H]
-        h = name_result(h, ATTENTION)
         unit = layer_norm(h, jnp.ones(self.head_dim), None, self.norm_eps)
         return output(w, jax.nn.sigmoid(gate) * unit * w["memory_norm"].astype(h.dtype))
 

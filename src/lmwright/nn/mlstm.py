@@ -22,6 +22,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from lmwright.core.compute import ATTENTION
 
 EPS = 1e-6  # of the denominator, as in the papers' code
 
@@ -59,7 +62,8 @@ def _from_empty(chunk_tokens: int, *inputs: Array) -> Array:
 def _fwd(
     q: Array, k: Array, v: Array, i: Array, f: Array, ids: Array, chunk_tokens: int
 ) -> tuple[Array, tuple[Array, ...]]:
-    return _from_empty(chunk_tokens, q, k, v, i, f, ids), (q, k, v, i, f, ids)
+    h = checkpoint_name(_from_empty(chunk_tokens, q, k, v, i, f, ids), ATTENTION)
+    return h, (q, k, v, i, f, ids)
 
 
 def _bwd(chunk_tokens: int, inputs: tuple[Array, ...], g: Array) -> tuple[Array | None, ...]:

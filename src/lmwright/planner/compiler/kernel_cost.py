@@ -10,7 +10,7 @@ diagonal in full; behind a window, none:
 With attention both ways it visits all blocks, or those within reach.
 
 The cost of a kernel is that of the compiler's own schedule, as `benchmarks/attention_schedule.py`
-reads it (`long_attention` has that of long rows), and never less than the matrix units need for the
+reads it (`long_attention` has that of long rows, `mlstm_cost` that of mLSTM), and never less than the matrix units need for the
 products. Our own kernel (`kernels/tpu_row_attention.py`) costs so much by score below the diagonal,
 and by token for all else (`hardware.chips`); JAX's splash kernel by score of the blocks that it
 visits, forward, and backward in one kernel or in two. Which blocks are visited is read from the
@@ -28,7 +28,7 @@ from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
 from lmwright.kernels.tpu_splash import BOTH_WAYS
 from lmwright.nn.intervals import Reach, causal_reach
-from lmwright.planner.compiler import long_attention
+from lmwright.planner.compiler import long_attention, mlstm_cost
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
 _SPANS = re.compile(r'(block|span)_(q|kv)\\?": (\d+)')
@@ -48,8 +48,10 @@ ROW_PRODUCTS = (PRODUCTS["fwd"], PRODUCTS["bwd"])
 
 
 def attention_s(step: Instruction, holder: Computation, generation: str, rates: Rates) -> float:
-    """Seconds of an attention kernel on a device: from its queries [..., N, T, H], where the batch
-    is left out if it is one row, its name and its blocks; 0 for other kernels."""
+    """Seconds of an attention or mLSTM kernel on a device: from its queries [..., N, T, H], where
+    the batch is left out if it is one row, its name and its blocks; 0 for other kernels."""
+    if (recurrent := mlstm_cost.way_of(step)) is not None:
+        return mlstm_cost.of_call(step, holder, recurrent, generation, rates)
     called = step.name + step.op_name
     which = next(
         (w for w in (*_SPLASH, *_ROW, *_DISENTANGLED, *long_attention.WAYS) if w in called), None

@@ -1,0 +1,64 @@
+"""Cost of `kernels/tpu_mlstm.py`: chunks times the cycles of one.
+
+Cycles are those of the compiler's own schedule, as `benchmarks/mlstm_schedule.py` reads and fits
+them; never less than the matrix units need for a chunk's products, nor than the memory needs for
+what a kernel reads and writes.
+"""
+
+import math
+
+from lmwright.hardware.chips import CHIPS, Rates
+from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
+
+WAYS = ("mlstm_fwd", "mlstm_states", "mlstm_bwd")
+CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
+    "v5e": {
+        "mlstm_fwd": (674, 3.92, 0.732),
+        "mlstm_states": (271, 0.0, 1.37),
+        "mlstm_bwd": (652, 5.08, 0.805),
+    },
+}
+"""By generation and kernel (a, b, c): cycles of one core for a chunk of L tokens are
+a + b L^2 / 1000 + c times the least."""
+
+
+def least_cycles(generation: str, way: str, size: int, key_dim: int, head_dim: int) -> float:
+    """Cycles of the matrix units of one core for the products of a chunk."""
+    pairs, memory = size**2 * (key_dim + head_dim), size * key_dim * head_dim
+    products = {"mlstm_fwd": pairs + 2 * memory, "mlstm_states": memory,
+                "mlstm_bwd": size**2 * (3 * key_dim + 2 * head_dim) + 4 * memory}[way]  # fmt: skip
+    rates = CHIPS[generation].rates
+    return 2 * products * rates.clock_hz * rates.cores / CHIPS[generation].peak.bf16_flops
+
+
+def way_of(step: Instruction) -> str | None:
+    """The kernel that an instruction runs; None for others."""
+    return next((way for way in WAYS if way in step.name + step.op_name), None)
+
+
+def of_call(
+    step: Instruction, holder: Computation, way: str, generation: str, rates: Rates
+) -> float:
+    """Seconds of a kernel on a device, from its marks [..., chunks, 8, L] and the queries or keys
+    and the values behind them, [..., T, K] and [..., T, H]."""
+    given = [holder.by_name[name] for name in step.operands if name in holder.by_name]
+    *several, _, size = arrays(given[0].shape)[0][1]
+    values = 2 if way == "mlstm_states" else 3
+    key_dim, head_dim = (arrays(given[i].shape)[0][1][-1] for i in (1, values))
+    moved = step.nbytes + sum(each.nbytes for each in given)
+    return mlstm_s(generation, rates, way, math.prod(several), size, key_dim, head_dim, moved)
+
+
+def mlstm_s(
+    generation: str, rates: Rates, way: str, chunks: int, size: int, key_dim: int, head_dim: int,
+    moved_bytes: float,
+) -> float:  # fmt: skip
+    """Seconds of a kernel for `chunks` chunks of all heads and rows. Raises ValueError for a chip
+    that does not run it."""
+    if generation not in CYCLES:
+        raise ValueError(f"{generation}: no kernel of mLSTM")
+    a, b, c = CYCLES[generation][way]
+    least = least_cycles(generation, way, size, key_dim, head_dim)
+    cycles = max(a + b * size**2 / 1000 + c * least, least)
+    by_cycles = chunks * cycles / (rates.kernel_share * rates.clock_hz * rates.cores)
+    return max(by_cycles, moved_bytes / rates.hbm_bytes_per_s)
