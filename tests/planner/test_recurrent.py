@@ -25,7 +25,7 @@ def test_the_example_is_planned(capsys):
     """By the user's command; what the TPU compiler said of it is in docs/xlstm.md."""
     assert main(["plan", EXAMPLE, "--on", "v5e-16", "--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["fits"] and found["step_s"] == pytest.approx(6.51, rel=0.2)
+    assert found["fits"] and found["step_s"] == pytest.approx(5.32, rel=0.1)
     assert found["peak_bytes"] == pytest.approx(13.27 * 2**30, rel=0.2)
 
 

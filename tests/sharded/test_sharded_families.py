@@ -16,6 +16,7 @@ from lmwright.models.modernbert import ModernBert
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
 from lmwright.models.xlstm import Xlstm
+from lmwright.models.xlstm_blocks import XlstmBlocks
 from lmwright.nn.rope import LinearRope, LongRope, YarnRope
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
@@ -49,6 +50,10 @@ MODELS = {
     "xlstm": Xlstm(
         **{k: v for k, v in SIZES.items() if k != "num_kv_heads"}, key_dim=4, chunk_tokens=8,
     ),
+    "xlstm-blocks": XlstmBlocks(
+        **{k: v for k, v in SIZES.items() if k not in ("num_kv_heads", "head_dim", "embed_dim")},
+        embed_dim=64, chunk_tokens=8, block_pattern=("mlstm", "slstm"),
+    ),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(
@@ -56,6 +61,7 @@ MODELS = {
         ),
     ),
 }  # fmt: skip
+RECURRENT = ("xlstm", "xlstm-blocks")  # whose rows are not cut
 ROWS_WHOLE = {"data": 2, "fsdp": 2, "tensor": 2}
 MESH = {"fsdp": 2, "context": 2, "tensor": 2}
 STAGES = {"stage": 2, "fsdp": 2, "tensor": 2}
@@ -90,27 +96,30 @@ def slow_but(*quick, without=()):
     return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
-@pytest.mark.parametrize("name", ["deberta", "xlstm"])
+@pytest.mark.parametrize(
+    "name", ["deberta", "xlstm", pytest.param("xlstm-blocks", marks=pytest.mark.slow)]
+)
 def test_rows_and_heads_cut(name):
     check(name, ROWS_WHOLE, num_microbatches=2)
 
 
 @pytest.mark.slow
-def test_stages_of_layers_with_memories():
-    check("xlstm", STAGES, num_microbatches=4, remat="dots")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_stages_of_layers_with_memories(name):
+    check(name, STAGES, num_microbatches=4, remat="dots")
 
 
-@pytest.mark.parametrize("name", slow_but("gemma2", without=("deberta", "xlstm")))
+@pytest.mark.parametrize("name", slow_but("gemma2", without=("deberta", *RECURRENT)))
 def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
 
 # the first layer of ModernBERT is like no other
-@pytest.mark.parametrize("name", slow_but("gemma2", without=("modernbert", "deberta", "xlstm")))
+@pytest.mark.parametrize("name", slow_but("gemma2", without=("modernbert", "deberta", *RECURRENT)))
 def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
 
 
-@pytest.mark.parametrize("name", slow_but(without=("deberta", "xlstm")))
+@pytest.mark.parametrize("name", slow_but(without=("deberta", *RECURRENT)))
 def test_heads_traded_for_tokens(name):
     check(name, {"data": 2, "context": 4}, context_attention="all_to_all", remat="dots")

@@ -28,6 +28,8 @@ class PartCount:
 
 def part_of(param: Param) -> str:
     """The part a weight belongs to, by what its axes are called."""
+    if "blocks" in param.axes:  # block-diagonal products, and convolutions
+        return "attention"
     if not param.is_matrix:
         return "biases" if param.fill == 0 else "norms"
     if "vocab" in param.inputs:

@@ -38,9 +38,10 @@ from lmwright.nn.mlstm import empty, mlstm_from
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.xent import soft_capped
 
-# how often a chunk's memory and its scores are moved in a forward pass, by what the TPU compiler
-# says of chunks of 64 and 256 tokens
-MEMORY_MOVES, SCORE_MOVES = 9.0, 24.0
+# how often a chunk's memory, its scores and what its tokens read are moved in a forward pass, by
+# what the TPU compiler says: in the kernel, of chunks of 256, and in products by themselves
+KERNEL_MOVES, MOVES = (1.0, 0.5, 5.0), (9.0, 24.0, 0.0)
+KERNEL_CHUNKS = range(64, 513, 64)
 GATES = ("input_gate", "forget_gate")
 
 
@@ -150,12 +151,12 @@ class Xlstm(Decoder):
         """[B, T, D] of normed x [B, T, D]."""
         by_head = "btd,dnh->btnh"
         *qkv, gate = dots(x, *((by_head, w[name]) for name in ("q", "k", "v", "output_gate")))
-        qkv = [constrain(a, "batch seq heads head_dim") for a in qkv]
+        q, k, v = (constrain(a, "batch seq heads head_dim") for a in qkv)
         i, f = (name_result(self._gate(w, x, name), HEADS) for name in GATES)
         size, ids = self.chunk_tokens, attend.ids
         h = attend.carry(
-            lambda: attend(*qkv, i, f, size),
-            lambda memory: mlstm_from(memory, *qkv, i, f, ids, chunk_tokens=size),
+            lambda: attend(q, k, v, i, f, size),
+            lambda memory: mlstm_from(memory, q, k, v, i, f, ids, chunk_tokens=size),
         )  # [B, T, N, H]
         unit = layer_norm(h, jnp.ones(self.head_dim), None, self.norm_eps)
         return output(w, jax.nn.sigmoid(gate) * unit * w["memory_norm"].astype(h.dtype))
@@ -168,6 +169,13 @@ class Xlstm(Decoder):
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`. Raises UserError where chunks do not divide it."""
         return _work(self, seq_len)
+
+
+def moved_numbers(chunk: int, key_dim: int, head_dim: int) -> float:
+    """float32 numbers of a token and head that mLSTM moves beside its products, forward, on a TPU
+    from v4 on."""
+    memory, scores, token = KERNEL_MOVES if chunk in KERNEL_CHUNKS else MOVES
+    return memory * key_dim * head_dim / chunk + scores * chunk + token * (key_dim + head_dim)
 
 
 @lru_cache(256)
@@ -190,6 +198,6 @@ def _work(model: Xlstm, seq_len: int) -> Work:
         # the memory read and written, and the tokens before in a chunk, half of it on average
         mixing_flops=heads * (4.0 * k * h + chunk * (k + h)),
         mixing_kept=heads * h,
-        mixing_bytes=4.0 * heads * (MEMORY_MOVES * k * h / chunk + SCORE_MOVES * chunk),
+        mixing_bytes=4.0 * heads * moved_numbers(chunk, k, h),
         # by the TPU compiler, the cap of an untied head keeps no more logits than none does
     )

@@ -34,7 +34,7 @@ from lmwright.kernels import select
 from lmwright.models.block import feed_forward, mlp_spec, output
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import Attend
-from lmwright.models.xlstm import MEMORY_MOVES, SCORE_MOVES
+from lmwright.models.xlstm import moved_numbers
 from lmwright.nn import mlstm, slstm
 from lmwright.nn.causal_conv import causal_conv, conv_from
 from lmwright.nn.layer_norm import layer_norm
@@ -61,7 +61,7 @@ class XlstmBlocks(Decoder):
     kind: Literal["xlstm-blocks"] = "xlstm-blocks"
     mlp_dim: PositiveInt
     """Width of the feed-forward in blocks of sLSTM, 4/3 of `embed_dim` in the paper."""
-    layer_pattern: Annotated[tuple[BlockKind, ...], Field(min_length=1)] = (
+    block_pattern: Annotated[tuple[BlockKind, ...], Field(min_length=1)] = (
         "mlstm", "mlstm", "mlstm", "slstm", "mlstm", "mlstm", "mlstm", "mlstm",
     )  # fmt: skip
     """Kinds of the layers, mlstm or slstm, over and over."""
@@ -88,7 +88,7 @@ class XlstmBlocks(Decoder):
     def kinds(self) -> tuple[str, ...]:
         """The kind of each layer."""
         return tuple(
-            self.layer_pattern[i % len(self.layer_pattern)] for i in range(self.num_layers)
+            self.block_pattern[i % len(self.block_pattern)] for i in range(self.num_layers)
         )
 
     @property
@@ -222,13 +222,14 @@ class XlstmBlocks(Decoder):
 
         def run(state: Tree | None) -> tuple[Array, Tree]:
             near, conv = self._conv(w, x, attend, state)
-            qkv = [by_blocks(a, w[name]) for a, name in ((near, "q"), (near, "k"), (x, "v"))]
-            i, f = (name_result(a, HEADS) for a in self._gates(w, qkv))
+            q, k, v = (by_blocks(a, w[name]) for a, name in ((near, "q"), (near, "k"), (x, "v")))
+            i, f = (name_result(a, HEADS) for a in self._gates(w, [q, k, v]))
+            size = self.chunk_tokens
             if state is None:
-                h, mix = attend(*qkv, i, f, self.chunk_tokens), None
+                h, mix = attend(q, k, v, i, f, size), None
             else:
                 h, mix = mlstm.mlstm_from(
-                    state["mix"], *qkv, i, f, attend.ids, chunk_tokens=self.chunk_tokens
+                    state["mix"], q, k, v, i, f, attend.ids, chunk_tokens=size
                 )
             h = self._normed(w, h) + w["skip"].astype(h.dtype) * near
             return h, {"conv": conv, "mix": mix}
@@ -236,7 +237,7 @@ class XlstmBlocks(Decoder):
         return output(w, jax.nn.silu(gate) * _carried(attend, run))
 
     def _gates(self, w: Tree, qkv: list[Array]) -> list[Array]:
-        """What goes into the gates, float32 [B, T, N] each."""
+        """Arguments of the input and the forget gates, float32 [B, T, N] each."""
         wide = partial(jnp.einsum, "btnh,nhg->btg", preferred_element_type=jnp.float32)
         each = [wide(a, w["gates"][i].astype(a.dtype)) for i, a in enumerate(qkv)]
         parts = jnp.split(sum(each[1:], each[0]), 2, axis=-1)
@@ -282,7 +283,7 @@ def by_blocks(x: Array, w: Array) -> Array:
     same = (jnp.arange(size)[:, None] // block) == (jnp.arange(size) // block)
     dense = jnp.where(same, jnp.tile(w, (1, 1, size // block, 1)), 0).astype(x.dtype)
     parts = x.reshape(*x.shape[:2], n, h // size, size)
-    return jnp.einsum("btngi,ngij->btngj", parts, dense).reshape(x.shape)
+    return jnp.einsum("btngc,ngch->btngh", parts, dense).reshape(x.shape)
 
 
 def _divisor(model: XlstmBlocks) -> int:
@@ -307,7 +308,7 @@ def _work(model: XlstmBlocks, seq_len: int) -> Work:
     around = 2.0 * 2 * d * (model.conv_tokens + 3 * BLOCK + 3 * 2 * n)
     memory = n * (4.0 * h * h + 2 * chunk * h)
     recurrent = 2.0 * d * (model.conv_tokens + 2 * slstm.GATES * model.cell_dim)
-    moved = 4.0 * n * (MEMORY_MOVES * h * h / chunk + SCORE_MOVES * chunk)
+    moved = 4.0 * n * moved_numbers(chunk, h, h)
     return Work(
         spec=model.spec(),
         seq_len=seq_len,

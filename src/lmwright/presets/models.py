@@ -15,6 +15,15 @@ def _fanformer(shape: Shape) -> Any:
     return Fanformer(**sizes(shape), vocab_size=50_304, head_dim=128, seq_len=2048)
 
 
+def _xlstm_blocks(embed_dim: int, num_layers: int, num_heads: int) -> Any:
+    from lmwright.models.xlstm_blocks import XlstmBlocks
+
+    return XlstmBlocks(
+        embed_dim=embed_dim, num_layers=num_layers, num_heads=num_heads,
+        mlp_dim=-(-embed_dim * 4 // 192) * 64, vocab_size=50_304, seq_len=2048,
+    )  # fmt: skip
+
+
 PRESETS = {
     "llama-500k": row("0.50 M: for tests of the whole way; vocabulary of 1,024", llama,
         (96, 256, 4, 6, 3), vocab_size=1024, head_dim=16, seq_len=256),
@@ -68,6 +77,9 @@ PRESETS = {
         rope_theta=500_000.0, head="untied"),
     "fanformer-1b": row("1.24 B: FANformer-1B (https://arxiv.org/abs/2502.21309)", _fanformer,
         (2048, 8192, 16, 16, 16)),
+    "xlstm-7-1-164m": row("163.6 M: the shape of xLSTM[7:1] in the first paper "
+        "(https://arxiv.org/abs/2405.04517); which blocks have sLSTM is ours", _xlstm_blocks,
+        768, 24, 4),
 }  # fmt: skip
 SHORT = {size: PRESETS[f"llama-{size}"] for size in ("7b", "13b", "34b", "70b", "175b", "600b")}
 """Second names, for those who think in sizes."""

@@ -21,6 +21,7 @@ FEATURES = {
     "position_buckets": "rows of distances",
     "periodic_fraction": "waves of the stream",
     "key_dim": "memories in place of attention",
+    "block_pattern": "memories and cells in place of attention",
     "attention_soft_cap": "soft caps",
     "experts": "experts",
     "reasoning": "reasoning layers",

@@ -29,7 +29,7 @@ class XlstmBlocksHf(Table):
         "num_heads": "num_heads", "mlp_dim": "intermediate_size",
         "seq_len": "max_position_embeddings", "norm_eps": "layer_norm_eps",
         "conv_tokens": "conv_tokens", "chunk_tokens": "chunk_tokens",
-        "layer_pattern": "layer_pattern",
+        "block_pattern": "block_pattern",
     }  # fmt: skip
     words = (GATED, HEAD)
 

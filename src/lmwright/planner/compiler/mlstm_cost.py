@@ -12,10 +12,30 @@ from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
 WAYS = ("mlstm_fwd", "mlstm_states", "mlstm_bwd")
 CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
+    "v4": {
+        "mlstm_fwd": (844, 9.58, 1.04),
+        "mlstm_states": (487, 0.0, 1.38),
+        "mlstm_bwd": (1093, 11.3, 0.833),
+    },
     "v5e": {
-        "mlstm_fwd": (674, 3.92, 0.732),
-        "mlstm_states": (271, 0.0, 1.37),
-        "mlstm_bwd": (652, 5.08, 0.805),
+        "mlstm_fwd": (681, 7.6, 0.5),
+        "mlstm_states": (316, 0.0, 1.22),
+        "mlstm_bwd": (675, 7.54, 0.736),
+    },
+    "v5p": {
+        "mlstm_fwd": (735, 7.69, 0.502),
+        "mlstm_states": (386, 0.0, 1.18),
+        "mlstm_bwd": (880, 8.09, 0.7),
+    },
+    "v6e": {
+        "mlstm_fwd": (686, 5.24, 1.13),
+        "mlstm_states": (327, 0.0, 2.31),
+        "mlstm_bwd": (814, 6.81, 0.552),
+    },
+    "7x": {
+        "mlstm_fwd": (581, 6.43, 1.31),
+        "mlstm_states": (326, 0.0, 2.21),
+        "mlstm_bwd": (902, 5.27, 0.599),
     },
 }
 """By generation and kernel (a, b, c): cycles of one core for a chunk of L tokens are
