@@ -43,6 +43,8 @@ MODELS = {
     "llada": DENSE | {"predicts": "next"},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32},
+    "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
+        "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
     "bitnet": DENSE,
     "fanformer": DENSE,
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
