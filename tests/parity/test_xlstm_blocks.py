@@ -94,7 +94,7 @@ def slstm_block(w, xs):
         rows.append(norm(x, w["norm"]).reshape(heads, dim))
         near = silu(conv(w, rows))
         z, i, f, o = (
-            xp.einsum("nh,nhk->nk", a, w["gates"][:, :, at]) + w[f"{name}_bias"]
+            xp.einsum("nh,nhk->nk", a, w["gates"][:, :, at]) + w.get(f"{name}_bias", 0)
             + xp.einsum("nh,nhk->nk", h, w["recurrent"][:, :, at])
             for at, (a, name) in enumerate([(rows[-1], "cell"), (near, "input_gate"),
                                             (near, "forget_gate"), (rows[-1], "output_gate")])
@@ -176,8 +176,8 @@ def test_gradients_are_those_of_the_equations(monkeypatch):
         wide = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float64), weights())
         want = jax.grad(total)(wide)
     for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
-        # that of sLSTM's input gate biases is zero, since they change c and n alike
-        assert np.abs(mine - theirs).max() <= 3 * NEAR * max(np.abs(theirs).max(), 1e-2)
+        off = np.abs(np.asarray(mine) - np.asarray(theirs)).max()
+        assert off <= 3 * NEAR * np.abs(theirs).max()
 
 
 def test_a_row_token_by_token_is_the_row():
@@ -226,9 +226,9 @@ def test_its_work_is_known():
     model = find_model("xlstm-7-1-164m")
     d, h, n = 768, 384, 4
     mlstm = 3 * d * n * h + 4 * n * h + 3 * 4 * n * h + 3 * n * h * 2 * n + 2 * n + 3 * n * h + d
-    cells = 2 * 4 * d * 192 + 4 * d + 4 * d + 2 * d + 3 * d * 1024 + 2 * d
+    cells = 2 * 4 * d * 192 + 3 * d + 4 * d + 2 * d + 3 * d * 1024 + 2 * d
     outer = 2 * 50_304 * d + d
-    assert count_params(model.spec()) == 21 * mlstm + 3 * cells + outer == 163_633_320
+    assert count_params(model.spec()) == 21 * mlstm + 3 * cells + outer == 163_631_016
     by_hand = 21 * n * (h * h + h + 1) * 4 + 3 * 4 * d * 4 + (21 * 3 * 2 * d + 3 * 3 * d) * 2
     assert cache_bytes(model, 1) == cache_bytes(model, 2048) == by_hand
     found = model.work(2048).flops_per_token() / 6

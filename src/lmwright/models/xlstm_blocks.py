@@ -158,7 +158,8 @@ class XlstmBlocks(Decoder):
             **self._conv_spec(h),
             "gates": Param("heads head_dim blocks head_dim", (n, h, slstm.GATES, h), std=small),
             "recurrent": Param("heads head_dim blocks head_dim", (n, h, slstm.GATES, h), fill=0.0),
-            **{f"{name}_bias": bias(fill=0.0) for name in ("cell", "input_gate", "output_gate")},
+            # one of the input gate would change c and n alike
+            **{f"{name}_bias": bias(fill=0.0) for name in ("cell", "output_gate")},
             # by the paper 5 - 12 x^(0.3 + 1.3 l / (L - 1)) of cell x and layer l: here the straight
             # line, which is a layer's in the middle
             "forget_gate_bias": bias(fill=5.0, fill_to=-7.0),
@@ -251,11 +252,10 @@ class XlstmBlocks(Decoder):
             near, conv = self._conv(w, x, attend, state)
             z, i, f, o = (
                 jnp.einsum("btnh,nhk->btnk", a, w["gates"][:, :, at].astype(a.dtype))
-                + w[f"{name}_bias"].astype(a.dtype)
-                for at, (a, name) in enumerate(
-                    [(x, "cell"), (near, "input_gate"), (near, "forget_gate"), (x, "output_gate")]
-                )
+                for at, a in enumerate((x, near, near, x))
             )
+            z, f, o = (a + w[f"{name}_bias"].astype(a.dtype) for a, name in
+                       ((z, "cell"), (f, "forget_gate"), (o, "output_gate")))  # fmt: skip
             gates = name_result(jnp.stack([z, i, f, o], axis=3), HEADS)
             first = slstm.empty(*(x.shape[i] for i in (0, 2, 3)))
             cells = first if state is None else state["mix"]

@@ -5,9 +5,8 @@ from typing import Any, ClassVar
 from lmwright.models.hf.table import HEAD, Json, Table, Words
 
 LAYER = "model.layers.{i}."
-SHARED = ("norm", "conv", "conv_bias", "gates", "input_gate_bias", "forget_gate_bias",
-          "memory_norm")  # fmt: skip
-MLSTM = ("up", "output_gate", "q", "k", "v", "skip", "o")
+SHARED = ("norm", "conv", "conv_bias", "gates", "forget_gate_bias", "memory_norm")
+MLSTM = ("up", "output_gate", "input_gate_bias", "q", "k", "v", "skip", "o")
 SLSTM = ("recurrent", "cell_bias", "output_gate_bias", "mlp_norm", "gate", "down")
 GATED = Words("mlp", "hidden_act", {"geglu_erf": "gelu", "geglu": "gelu_pytorch_tanh",
                                     "swiglu": "silu", "reglu": "relu"}, "gelu", "gelu")  # fmt: skip
