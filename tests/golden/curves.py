@@ -92,6 +92,8 @@ CASES: dict[str, dict] = {
         "kind": "answer", "window_tokens": 64, "window_overlap": 16}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},
+    "objective distill": {"teacher": "family llama", "objective": {"kind": "distill",
+        "temperature": 2.0}, "model": {"kind": "olmo2", **DENSE}},
     "objective orpo": {"data": "pairs", "objective": {"kind": "orpo"}},
     "objective kto": {"data": "rated", "objective": {"kind": "kto"}, "lora": ONE_LORA},
     "lora one": {"lora": ONE_LORA},
@@ -177,6 +179,11 @@ PLAIN = (
 )  # whose objective alone learns from them; no chats
 
 
+def run_of(folder: Path, name: str) -> Path:
+    """The run directory of a case."""
+    return folder / "runs" / name.replace(" ", "-")
+
+
 def run_file(folder: Path, name: str, case: dict) -> Path:
     """Writes the run file of a case; JSON's scalars, lists and strings are TOML's as well."""
     data = case.get("data", "text")
@@ -190,9 +197,9 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
     if data == "masked":
         tokenizer["special_tokens"] = ["<|endoftext|>", "<|mask|>"]
     sections = {
-        "name": "curve", "dir": str(folder / "runs" / name.replace(" ", "-")), "seed": 5,
+        "name": "curve", "dir": str(run_of(folder, name)), "seed": 5,
         "model": case.get("model", {"kind": "llama", **MODELS["llama"]}),
-        "objective": case.get("objective", {"kind": "clm", "z_loss": 1e-4}),
+        "objective": dict(case.get("objective", {"kind": "clm", "z_loss": 1e-4})),
         "optim": optim | case.get("optim", {}),
         "data": {
             "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
@@ -208,6 +215,8 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
     }  # fmt: skip
     if ROWS[data] == "text":
         del sections["data"]["chat"]
+    if "teacher" in case:
+        sections["objective"]["teacher"] = str(run_of(folder, case["teacher"]))
     if "lora" in case:
         sections["lora"] = {"kind": "lora", **case["lora"]}
     path = folder / f"{name.replace(' ', '-')}.toml"
@@ -256,9 +265,12 @@ def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
                 made = case if kind in PLAIN else {"data": kind}
                 ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)))
                 prepared.add(kind)
+        teacher = case.get("teacher")
+        if teacher and not run_of(folder, teacher).exists():
+            ran(main, "train", str(run_file(folder, teacher, CASES[teacher])))
         path = run_file(folder, name, case)
         ran(main, "train", str(path))
-        curves[name] = read_curve(folder / "runs" / name.replace(" ", "-") / "metrics.jsonl")
+        curves[name] = read_curve(run_of(folder, name) / "metrics.jsonl")
     return curves
 
 

@@ -185,9 +185,8 @@ class CachedModel(Model, Protocol):
 
 
 class Loss(NamedTuple):
-    """The result of an objective, as sums and weights, never means, so that accumulation, packing
-    and uneven hosts are exact. float32 scalars: the gradient is that of `total`, the loss is total
-    over weight."""
+    """Sums and weights of an objective, never means, so that accumulation, packing and uneven hosts
+    are exact. float32 scalars: the gradient is that of `total`, the loss is total over weight."""
 
     total: Array
     weight: Array

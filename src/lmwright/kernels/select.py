@@ -102,11 +102,6 @@ def disentangled_attention(compute: Compute) -> Callable[..., Array]:
     return KERNELS["disentangled attention"](compute)
 
 
-def mlstm(compute: Compute) -> Callable[..., Array]:
-    """mLSTM of whole rows; signature of `nn.mlstm.mlstm`."""
-    return KERNELS["mlstm"](compute)
-
-
 def _whole_rows(compute: Compute) -> Callable[..., Array]:
     if compute.kernels in ("cpu", "gpu"):
         return KERNELS[f"{compute.kernels} attention"]

@@ -135,7 +135,7 @@ class Xlstm(Decoder):
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last norm, [B, T, D], by the platform's mLSTM."""
-        return self.hidden_by(select.mlstm(compute), w, batch, compute)
+        return self.hidden_by(select.KERNELS["mlstm"](compute), w, batch, compute)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend

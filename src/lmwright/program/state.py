@@ -136,8 +136,7 @@ def init_state(plan: Plan, frozen: Frozen | None = None) -> Tree:
 
 
 def averaged_weights(part: Tree) -> Tree:
-    """A trainee's weights as evaluation, generation and export use them: the moving average
-    where there is one."""
+    """A trainee's weights for evaluation and export: the moving average where there is one."""
     return part.get("ema", part["weights"])
 
 

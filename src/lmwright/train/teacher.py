@@ -10,7 +10,7 @@ import jax
 from lmwright.core.param import Tree, first_difference, walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
-from lmwright.formats.open import Place, open_origin
+from lmwright.formats.open import Origin, open_origin
 from lmwright.formats.weights import host_weights, keep_frozen
 from lmwright.objectives.distill import TEACHER
 from lmwright.program.distill_training import DistillTraining
@@ -41,7 +41,7 @@ def with_teacher(plan: Plan, frozen: Frozen, store: TokenStore) -> Frozen:
     return replace(frozen, weights=frozen.weights | {TEACHER: teacher}, teacher=digest)
 
 
-def _refuse_unlike(place: Place, spec: Tree, named: bool) -> None:
+def _refuse_unlike(place: Origin, spec: Tree, named: bool) -> None:
     """UserError unless the weights of a place are those of the teacher."""
     shapes = ({path: param.shape for path, param in walk(tree)} for tree in (spec, place.spec))
     if difference := first_difference(*shapes):

@@ -1,8 +1,9 @@
 """xLSTM[a:b] as a folder of lmwright's own: no class of transformers computes its layers."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from lmwright.models.hf.table import HEAD, Json, Table, Words
+from lmwright.models.hf.pairs import HEAD, Words
+from lmwright.models.hf.table import Table
 
 LAYER = "model.layers.{i}."
 SHARED = ("norm", "conv", "conv_bias", "gates", "forget_gate_bias", "memory_norm")
@@ -30,16 +31,4 @@ class XlstmBlocksHf(Table):
         "conv_tokens": "conv_tokens", "chunk_tokens": "chunk_tokens",
         "block_pattern": "block_pattern",
     }  # fmt: skip
-    words = (GATED, HEAD)
-
-    def usual(self, config: Json, architecture: str) -> Json:
-        """Nothing: every key is written."""
-        return {}
-
-    def rope_keys(self, model: Any) -> Json:
-        """None: tokens have no positions."""
-        return {}
-
-    def rope(self, config: Json, architecture: str, where: str) -> Json:
-        """None: tokens have no positions."""
-        return {}
+    pairs = (GATED, HEAD)

@@ -10,11 +10,12 @@ diagonal in full; behind a window, none:
 With attention both ways it visits all blocks, or those within reach.
 
 The cost of a kernel is that of the compiler's own schedule, as `benchmarks/attention_schedule.py`
-reads it (`long_attention` has that of long rows, `mlstm_cost` that of mLSTM), and never less than the matrix units need for the
-products. Our own kernel (`kernels/tpu_row_attention.py`) costs so much by score below the diagonal,
-and by token for all else (`hardware.chips`); JAX's splash kernel by score of the blocks that it
-visits, forward, and backward in one kernel or in two. Which blocks are visited is read from the
-program: from the kernel's metadata, and from the table of blocks that is splash's first operand.
+reads it (`long_attention` has that of long rows, `mlstm_cost` that of mLSTM), and never less than
+the matrix units need for the products. Our own kernel (`kernels/tpu_row_attention.py`) costs so
+much by score below the diagonal, and by token for all else (`hardware.chips`); JAX's splash kernel
+by score of the blocks that it visits, forward, and backward in one kernel or in two. Which blocks
+are visited is read from the program: from the kernel's metadata, and from the table of blocks that
+is splash's first operand.
 """
 
 import math
