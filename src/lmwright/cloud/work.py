@@ -78,8 +78,8 @@ def refuse_rehearsal(work: Work, target: str) -> None:
 
 
 def refuse_smaller(run: Run, offers: Mapping[str, int]) -> None:
-    """UserError for a rehearsal on slices, by name their devices, of which one is smaller
-    than `plan.on`."""
+    """Raises UserError if a slice of a rehearsal has fewer devices than `plan.on`; `offers` maps
+    names of slices to their numbers of devices."""
     from lmwright.planner.analytic.machine import parse_machine
 
     if run.plan.on is None:

@@ -16,8 +16,8 @@ class Draw(Protocol):
     ended."""
 
     def next(self, done: Done, running: Set[int]) -> tuple[int, Any] | None:
-        """Number and input of a part to make beside those that are running, which may be a finished
-        one with another input; None if there is nothing to do before one of them ends."""
+        """Number and input of the next part to make while others run; it may be a finished part
+        whose input has changed. None if nothing can start before a running part ends."""
 
     def used(self, done: Done) -> list[int]:
         """Parts that the stage is made of, ascending, after `next` is None and none is running."""

@@ -235,8 +235,8 @@ def _replace_whole(
 
 
 def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) -> Any:
-    """The model with a head of its own where the adapter changes one of head and table: in PEFT
-    the other one stays."""
+    """The model with head and embedding table untied where the adapter changes only one of them:
+    PEFT leaves the other unchanged."""
     table = _table(model)
     headless = isinstance(model, OverEncoder)  # whose table is tied to nothing
     known = module_slots(model)

@@ -176,7 +176,7 @@ class Common:
     ] = 1.0
     clip_over: Annotated[
         Literal["all", "part"],
-        Field(description="Weights of one norm: all, or those of each model of two, as of `rtd`."),
+        Field(description="Weights clipped together: all, or each of the two models of `rtd`."),
     ] = "all"
     offload: Annotated[
         Free[Literal["none", "moments"]],
@@ -184,7 +184,7 @@ class Common:
     ] = "none"
     groups: Annotated[
         tuple[Group, ...],
-        Field(description="Weights with rates of their own; of several that fit the last counts."),
+        Field(description="Weights with their own rates; the last pattern that matches applies."),
     ] = ()
 
 

@@ -182,8 +182,8 @@ def _by_compiler(run: Run, where: Slice, tokens: int) -> Verdict:
 
 
 def options_of(run: Run, machine: Machine) -> Iterator[Option]:
-    """The run as set, then with one exact change after the other, each beside those before; then
-    the same with rows over all devices of a slice."""
+    """Candidates in order: the run as it is, then with exact changes added one by one; then the
+    same with rows split over all devices of a slice."""
     for mesh in (run.mesh, _over_context(run, machine)):
         if mesh is None:
             continue

@@ -245,8 +245,8 @@ def _note(spec: Spec, text: str) -> None:
 
 
 def bring_home(spec: Spec, archive: Path) -> Path:
-    """Unpacks a run directory to where it belongs. The one that was there goes beside it; if that
-    was trained further meanwhile, it stays and the fetched one goes beside it."""
+    """Unpacks the fetched run directory to its place and moves the existing one aside. If the
+    existing one was trained further in the meantime, it stays and the fetched one is put aside."""
     target, fetched = Path(spec.dir), spec.folder / "run"
     shutil.rmtree(fetched, ignore_errors=True)
     unpack(archive, fetched)

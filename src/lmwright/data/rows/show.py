@@ -80,8 +80,8 @@ def show_command(data_dir: str, start: int = 0, count: int = 3) -> None:
 
 
 def row_pieces(record: np.void) -> Iterator[tuple[list[int], list[float]]]:
-    """Token ids of each document, or piece of one, in a packed row, and their weights, of which the
-    first is the number of its class, or above 0 where the answer was liked; without the padding."""
+    """Token ids and weights of each document (or piece of one) of a packed row, without padding;
+    the first weight is the number of its class, or above 0 where the answer was liked."""
     row = unpack_rows(record[None], rated=True)  # [1, T]
     segments = row["segment_ids"][0]
     for segment in range(1, int(segments.max()) + 1):

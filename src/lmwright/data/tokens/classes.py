@@ -119,8 +119,8 @@ class Labels:
         self.cut = 0
 
     def add(self, label: str | list[str], id_: str, tokens: int) -> np.ndarray:
-        """Adds the label of a text; gives what stands beside its tokens, which is nothing. Raises
-        UserError for one that is not among the classes, or no number, and for several."""
+        """Adds the label of a text; returns the values beside its tokens, which are none. Raises
+        UserError for an unknown class, a label that is no number, and several labels."""
         if isinstance(label, list):
             raise UserError(
                 f"{visible(self.source, lines=False)}: {visible(id_, lines=False)} has a list of "

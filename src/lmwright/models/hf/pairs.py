@@ -18,12 +18,13 @@ class Pair(Protocol):
     """Fields of a model and the keys of config.json that say them."""
 
     def read(self, config: Json, fields: Json, where: str, /) -> Json:
-        """Fields, from a config.json that is filled in, the fields of pairs before, and where it
-        is. Raises UserError for what is not computed."""
+        """Fields of the model. `config` is a config.json with its defaults filled in, `fields` has
+        what earlier pairs have read, `where` is its path. Raises UserError for what is not
+        computed."""
 
     def write(self, model: Any, architecture: str, family: str, /) -> Json:
-        """Keys, from a model, the architecture that is written and the family's name. Raises
-        UserError for what the architecture cannot express."""
+        """Keys of config.json for a model; `family` is its name in messages. Raises UserError for
+        what the architecture cannot express."""
 
 
 @dataclass(frozen=True)

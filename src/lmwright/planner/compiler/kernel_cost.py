@@ -181,8 +181,8 @@ def flops_per_cycle(generation: str) -> float:
 
 
 def ragged_flops(step: Instruction, holder: Computation) -> float:
-    """FLOPs of a megablox kernel, 2 m k n as if every row were somebody's: from its two operands
-    and its result, of which one is stacked by group; 0 for other kernels."""
+    """FLOPs of a megablox kernel (a grouped matmul): 2 m k n with every row counted as used, from
+    the shapes of its operands and its result, one of which is stacked by group; 0 for others."""
     if "gmm" not in step.op_name:
         return 0.0
     shapes = [holder.by_name[n].shape for n in step.operands if n in holder.by_name]
