@@ -23,6 +23,7 @@ from lmwright.objectives.classify import Classify
 from lmwright.objectives.mlm import Mlm
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
+from lmwright.program.trainee import Frozen
 from lmwright.train.start import first_state, starting_note
 from tests.labeled_run import LABELS, SIZES, TEXTS, labeled_run
 from tests.saved_run import save_run, weights_at
@@ -196,7 +197,7 @@ def started(run, origin, tmp_path):
     (tmp_path / "run").mkdir(exist_ok=True)
     run = replace(run, dir=str(tmp_path / "run"), train=replace(run.train, init_from=str(origin)))
     plan = resolve(run, jax.devices()[:1])
-    state = first_state(plan, TokenStore.open(run.data.dir), None)
+    state = first_state(plan, TokenStore.open(run.data.dir), Frozen({}))
     fresh = init_state(plan)["trained"]["model"]["weights"]
     found = state["trained"]["model"]["weights"]
     return dict(walk(found)), dict(walk(fresh)), starting_note(tmp_path / "run")

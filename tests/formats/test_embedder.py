@@ -31,6 +31,7 @@ from lmwright.objectives.mlm import Mlm
 from lmwright.objectives.rtd import Rtd
 from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
+from lmwright.program.trainee import Frozen
 from lmwright.train.start import first_state
 from lmwright.train.stores import open_stores
 from tests.saved_run import save_run, weights_at
@@ -183,7 +184,7 @@ def started(run, origin, tmp_path):
     (tmp_path / "run").mkdir()
     run = replace(run, dir=str(tmp_path / "run"), train=replace(run.train, init_from=str(origin)))
     plan = resolve(run, jax.devices()[:1])
-    state = first_state(plan, TokenStore.open(run.data.dir), None)
+    state = first_state(plan, TokenStore.open(run.data.dir), Frozen({}))
     return dict(walk(state["trained"]["model"]["weights"]))
 
 

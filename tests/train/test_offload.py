@@ -171,7 +171,7 @@ def test_head_gradient_has_an_effect_or_is_refused(kind):
         if kind in ("rtd", "answer"):
             model = Deberta(vocab_size=64, seq_len=24, **sizes | {"num_kv_heads": 4})
         runs = [replace(run, model=model, objective=objective) for run in runs]
-    if objective.learns_from != "texts":
+    if objective.learns_from != "texts" or objective.has_teacher:
         with pytest.raises(UserError, match=f"'once' has no effect on objective.kind = '{kind}'"):
             check_run(runs[1])
         if kind != "orpo":
