@@ -1,6 +1,8 @@
 """Two processes of four devices train as one process of eight does."""
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -8,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +29,11 @@ from tests.resume.small_runs import in_dir, losses, typed
 
 
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """A port that nobody is given who asks for any, as those of other tests are."""
+    while True:
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            return sock.getsockname()[1]
 
 
 def start_two(run, before=""):
@@ -63,12 +68,19 @@ def start_one(run, variables, before=""):
 
 
 def outputs(processes, codes, timeout_s=240):
-    """What they print until they end, which must be with these exit codes."""
-    try:
-        said = [process.communicate(timeout=timeout_s)[0] for process in processes]
-    finally:
+    """What they print until they end, which must be with these exit codes. Where one ends with
+    another, the rest is killed: it would wait."""
+    end = time.monotonic() + timeout_s
+    with ThreadPoolExecutor(len(processes)) as pool:
+        readers = [pool.submit(process.communicate) for process in processes]
+        while None in (now := [process.poll() for process in processes]) and time.monotonic() < end:
+            if any(code not in (None, wanted) for code, wanted in zip(now, codes, strict=True)):
+                time.sleep(10)  # the rest may say why
+                break
+            time.sleep(0.1)
         for process in processes:
             process.kill()
+        said = [reader.result()[0] for reader in readers]
     assert [process.returncode for process in processes] == codes, "\n".join(said)
     return said
 
