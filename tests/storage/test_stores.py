@@ -1,5 +1,6 @@
 """Prepared data in a bucket: pushed there, read from there, and copied while it is read."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -78,6 +79,12 @@ def test_rows_are_those_of_the_disk_before_and_after_they_are_copied(pushed, sma
     assert not asked, "a copied shard is read from the disk"
     copies[0].write_bytes(b"short")  # half a copy is none
     np.testing.assert_array_equal(batches(TokenStore.open(pushed, cache_gib=1.0)), local)
+
+
+def test_a_fetched_tokenizer_outlives_its_store(pushed):
+    folder = Path(TokenStore.open(pushed).tokenizer_dir)
+    gc.collect()
+    assert (folder / "tokenizer.json").exists()
 
 
 def test_copies_stay_below_their_limit(pushed):

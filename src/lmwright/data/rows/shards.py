@@ -96,6 +96,10 @@ class UnmappedPlace(LocalPlace):
         return out
 
 
+FETCHED: list[tempfile.TemporaryDirectory] = []
+"""Folders that were fetched, such as tokenizers; removed when the process ends."""
+
+
 class RemotePlace:
     """A folder at an fsspec URL; neighboring records are fetched as one range."""
 
@@ -104,7 +108,6 @@ class RemotePlace:
     def __init__(self, url: str):
         self.url = url.rstrip("/")
         self.fs, self.root = fsspec.core.url_to_fs(self.url)
-        self._copies: list[tempfile.TemporaryDirectory] = []
 
     def expect(self, stage: Manifest, files: Sequence[str]) -> None:
         """Hears which files of a stage will be read."""
@@ -141,7 +144,7 @@ class RemotePlace:
 
     def fetch(self, folder: str) -> str:
         copy = tempfile.TemporaryDirectory(prefix="lmwright-")
-        self._copies.append(copy)  # removed with this object, or at exit
+        FETCHED.append(copy)  # the path may outlive this object
         try:
             self.fs.get(self._path(folder), f"{copy.name}/{folder}", recursive=True)
         except FileNotFoundError:
