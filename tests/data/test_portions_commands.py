@@ -1,5 +1,6 @@
 """The commands on a run with `data.portions`, and the refusals of settings that it cannot have."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ def test_commands_on_a_store_in_portions(run_file, capsys):
     code, out = command(capsys, "prepare", run_file)
     assert code == 0 and "portion 3 of 3: 34 rows in data/portion-002" in out
     assert "a sample of 1,6" in out and "in data: 3 portions" in out
+    parts, of_parts = map(int, re.search(r"from (\d+) of (\d+) parts", out).groups())
+    assert parts <= of_parts  # a part that goes on in the next portion is one
     code, out = command(capsys, "data", "show", run_file, "--start", "99", "-n", "1")
     assert code == 0 and "100 rows of 16 tokens an epoch" in out and "row 99: 16 tokens" in out
     list_first(Path("data"), Path("data"), 1)
