@@ -194,7 +194,8 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
                 tally["empty"] += 1
                 continue
             raw = text.encode()
-            split = "eval" if part.holds_out(text) else "train"
+            digest = xxhash.xxh3_128_digest(raw)
+            split = "eval" if part.holds_out(digest) else "train"
             if split == "eval" and part.portion:
                 continue
             kind = part.source.rows if part.source.rows in PLAIN else "chat"
@@ -203,7 +204,7 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
             entry["docs"] += 1
             entry["bytes"] += len(raw)
             if part.hashes:
-                hashes.append(xxhash.xxh3_128_digest(raw))
+                hashes.append(digest)
     if part.hashes:
         digests = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         (tmp_dir / "hashes").mkdir()

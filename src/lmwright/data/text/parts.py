@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from lmwright.config.run import Source
 from lmwright.data.sources.file import Slice
@@ -53,9 +52,8 @@ class Part:
     skip_rows: int = 0
     """Rows that belong to an earlier portion."""
 
-    def holds_out(self, text: str) -> bool:
-        """True for a document that is kept for evaluation."""
-        digest = xxhash.xxh3_128_digest(text.encode())
+    def holds_out(self, digest: bytes) -> bool:
+        """True for a document, of this xxh3_128 of its text, that is kept for evaluation."""
         held_out = int.from_bytes(digest[:8], "big") < self.holdout_fraction * 2.0**64
         return held_out or self.source.use == "eval"
 

@@ -208,7 +208,9 @@ class Sampler:
         """True for a text that is trained on; unless a portion is made, also a held-out one."""
         if document.text is None:
             return False
-        return self._part.portion is None or not self._part.holds_out(document.text)
+        if self._part.portion is None:
+            return True
+        return not self._part.holds_out(xxhash.xxh3_128_digest(document.text.encode()))
 
     def counts(self) -> dict[str, Any]:
         if self._part.most_tokens is None:
