@@ -46,15 +46,67 @@ GATES = ("input_gate", "forget_gate")
 
 
 @section
-class Xlstm(Decoder):
-    """A decoder of the xLSTM family; its fields are the model."""
+class Recurrent(Decoder):
+    """All that decoders with memories of constant size have in common: tokens without positions,
+    chunks, and the weights that they start with."""
 
-    mixer: ClassVar[str] = "mLSTM"
     num_kv_heads: ClassVar[None] = None  # type: ignore[misc, assignment]
     rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
     rope_scaling: ClassVar[None] = None  # type: ignore[misc]
     embed_std: ClassVar[None] = None  # type: ignore[misc, assignment]
     reasoning: ClassVar[None] = None  # type: ignore[misc]
+
+    chunk_tokens: int
+
+    @property
+    def small_std(self) -> float:
+        """Standard deviation of fresh weights that read the stream (arXiv 1910.05895)."""
+        return (2 / (5 * self.embed_dim)) ** 0.5
+
+    @property
+    def stream_std(self) -> float:
+        """Standard deviation of fresh weights that write to the stream."""
+        return 2 / (self.num_layers * self.embed_dim**0.5)
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        spec = super().spec()
+        for name in ("embed", "head") if self.head == "untied" else ("embed",):
+            spec[name] = replace(spec[name], std=self.small_std)
+        return spec
+
+    def fresh_mlp(self) -> Tree:
+        """gate, up and down of a layer, with the spread of their fresh weights."""
+        stds = {"gate": self.small_std, "up": self.small_std, "down": self.stream_std}
+        spec = mlp_spec(self)
+        return {name: replace(spec[name], std=std) for name, std in stds.items()}
+
+    def tables(self, positions: Array, length: int) -> Tree:
+        """Nothing: tokens have no positions."""
+        return ()
+
+    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
+        """Residual stream after the last norm, [B, T, D], by the platform's mLSTM."""
+        return self.hidden_by(select.KERNELS["mlstm"](compute), w, batch, compute)
+
+    def chunk_of(self, seq_len: int) -> int:
+        """Tokens of a chunk in rows of `seq_len`. Raises UserError where chunks do not divide
+        them."""
+        chunk = min(self.chunk_tokens, seq_len)
+        if seq_len % chunk:
+            fit = max(size for size in range(1, chunk) if seq_len % size == 0)
+            raise UserError(
+                f"model.chunk_tokens: {chunk} does not divide the {seq_len} tokens of a row; use "
+                f"{fit} or another divisor"
+            )
+        return chunk
+
+
+@section
+class Xlstm(Recurrent):
+    """A decoder of the xLSTM family; its fields are the model."""
+
+    mixer: ClassVar[str] = "mLSTM"
 
     kind: Literal["xlstm"] = "xlstm"
     mlp_dim: PositiveInt
@@ -85,26 +137,12 @@ class Xlstm(Decoder):
         """Its heads in words."""
         return f"{self.num_heads} heads with memories of {self.key_dim} x {self.head_dim}"
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        spec = super().spec()
-        for name in ("embed", "head") if self.head == "untied" else ("embed",):
-            spec[name] = replace(spec[name], std=self.small_std)
-        return spec
-
-    @property
-    def small_std(self) -> float:
-        """Standard deviation of fresh weights that read the stream (arXiv 1910.05895)."""
-        return (2 / (5 * self.embed_dim)) ** 0.5
-
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         d, n, k, h = self.embed_dim, self.num_heads, self.key_dim, self.head_dim
-        small, into_stream = self.small_std, 2 / (self.num_layers * d**0.5)
-        mlp = mlp_spec(self)
         return {
             "mlstm_norm": Param("norm", (d,), fill=1.0),
-            **{name: Param("embed -> heads head_dim", (d, n, size), std=small)
+            **{name: Param("embed -> heads head_dim", (d, n, size), std=self.small_std)
                for name, size in (("q", k), ("k", k), ("v", h))},
             "output_gate": Param("embed -> heads head_dim", (d, n, h), fill=0.0),
             "input_gate": Param("embed -> heads", (d, n), fill=0.0),
@@ -112,10 +150,9 @@ class Xlstm(Decoder):
             "forget_gate": Param("embed -> heads", (d, n), fill=0.0),
             "forget_gate_bias": Param("heads", (n,), fill=3.0, fill_to=6.0),
             "memory_norm": Param("heads head_dim", (n, h), fill=1.0),
-            "o": Param("heads head_dim -> embed", (n, h, d), std=into_stream),
+            "o": Param("heads head_dim -> embed", (n, h, d), std=self.stream_std),
             "mlp_norm": Param("norm", (d,), fill=1.0),
-            **{name: replace(mlp[name], std=std)
-               for name, std in (("gate", small), ("up", small), ("down", into_stream))},
+            **self.fresh_mlp(),
         }  # fmt: skip
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
@@ -124,18 +161,10 @@ class Xlstm(Decoder):
             lambda: empty(batch_size, self.num_heads, self.key_dim, self.head_dim)
         )
 
-    def tables(self, positions: Array, length: int) -> Tree:
-        """Nothing: tokens have no positions."""
-        return ()
-
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
         logits, cap = super().logits(w, hidden), self.logits_soft_cap
         return logits if cap is None else soft_capped(logits, cap)
-
-    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
-        """Residual stream after the last norm, [B, T, D], by the platform's mLSTM."""
-        return self.hidden_by(select.KERNELS["mlstm"](compute), w, batch, compute)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -180,13 +209,7 @@ def moved_numbers(chunk: int, key_dim: int, head_dim: int) -> float:
 
 @lru_cache(256)
 def _work(model: Xlstm, seq_len: int) -> Work:
-    chunk = min(model.chunk_tokens, seq_len)
-    if seq_len % chunk:
-        fit = max(size for size in range(1, chunk) if seq_len % size == 0)
-        raise UserError(
-            f"model.chunk_tokens: {chunk} does not divide the {seq_len} tokens of a row; use "
-            f"{fit} or another divisor"
-        )
+    chunk = model.chunk_of(seq_len)
     heads, k, h = model.num_layers * model.num_heads, model.key_dim, model.head_dim
     return Work(
         spec=model.spec(),

@@ -12,7 +12,6 @@ stream: LoRA, int8 and weight decay leave them alone.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,19 +21,18 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
-from lmwright.core.compute import HEADS, Compute
-from lmwright.core.contract import Batch, Work
+from lmwright.core.compute import HEADS
+from lmwright.core.contract import Work
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, name_result
 from lmwright.errors import UserError
-from lmwright.kernels import select
-from lmwright.models.block import feed_forward, mlp_spec, output
-from lmwright.models.decoder import Decoder, Head
+from lmwright.models.block import feed_forward, output
+from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend
-from lmwright.models.xlstm import moved_numbers
+from lmwright.models.xlstm import Recurrent, moved_numbers
 from lmwright.nn import mlstm, slstm
 from lmwright.nn.causal_conv import causal_conv, conv_from
 from lmwright.nn.layer_norm import layer_norm
@@ -47,16 +45,11 @@ BlockKind = Literal["mlstm", "slstm"]
 
 
 @section
-class XlstmBlocks(Decoder):
+class XlstmBlocks(Recurrent):
     """A decoder of xLSTM[a:b] blocks; its fields are the model."""
 
     mixer: ClassVar[str] = "mLSTM and sLSTM"
-    num_kv_heads: ClassVar[None] = None  # type: ignore[misc, assignment]
     head_dim: ClassVar[None] = None  # type: ignore[misc, assignment]
-    rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
-    rope_scaling: ClassVar[None] = None  # type: ignore[misc]
-    embed_std: ClassVar[None] = None  # type: ignore[misc, assignment]
-    reasoning: ClassVar[None] = None  # type: ignore[misc]
 
     kind: Literal["xlstm-blocks"] = "xlstm-blocks"
     mlp_dim: PositiveInt
@@ -76,13 +69,13 @@ class XlstmBlocks(Decoder):
     head: Head = "untied"
 
     def __post_init__(self) -> None:
-        for name, width in (("num_heads", self.embed_dim), ("num_heads * 4", 2 * self.embed_dim)):
-            parts = self.num_heads * (BLOCK if "*" in name else 1)
-            if width % parts:
-                raise UserError(
-                    f"model.num_heads: {self.num_heads} heads do not divide model.embed_dim = "
-                    f"{self.embed_dim} into whole ones; use {_divisor(self)}"
-                )
+        d = self.embed_dim
+        fits = [n for n in range(1, self.num_heads + 1) if d % n == 0 == 2 * d % (BLOCK * n)]
+        if self.num_heads not in fits:
+            raise UserError(
+                f"model.num_heads: {self.num_heads} heads do not divide model.embed_dim = {d} into "
+                f"whole ones; use {max(fits, default=1)}"
+            )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -109,18 +102,6 @@ class XlstmBlocks(Decoder):
             f"{self.cell_dim} cells"
         )
 
-    @property
-    def small_std(self) -> float:
-        """Standard deviation of fresh weights that read the stream (arXiv 1910.05895)."""
-        return (2 / (5 * self.embed_dim)) ** 0.5
-
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        spec = super().spec()
-        for name in ("embed", "head") if self.head == "untied" else ("embed",):
-            spec[name] = replace(spec[name], std=self.small_std)
-        return spec
-
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         norm = {"norm": Param("norm", (self.embed_dim,), fill=1.0)}
@@ -135,7 +116,6 @@ class XlstmBlocks(Decoder):
 
     def _mlstm_spec(self) -> Tree:
         d, n, h, small = self.embed_dim, self.num_heads, self.memory_dim, self.small_std
-        into_stream = 2 / (self.num_layers * d**0.5)
         return {
             **{name: Param("embed -> heads head_dim", (d, n, h), std=small)
                for name in ("up", "output_gate")},
@@ -147,12 +127,11 @@ class XlstmBlocks(Decoder):
             "forget_gate_bias": Param("heads", (n,), fill=3.0, fill_to=6.0),
             "memory_norm": Param("heads head_dim", (n, h), fill=1.0),
             "skip": Param("heads head_dim", (n, h), fill=1.0),
-            "o": Param("heads head_dim -> embed", (n, h, d), std=into_stream),
+            "o": Param("heads head_dim -> embed", (n, h, d), std=self.stream_std),
         }  # fmt: skip
 
     def _slstm_spec(self) -> Tree:
         d, n, h, small = self.embed_dim, self.num_heads, self.cell_dim, self.small_std
-        into_stream, mlp = 2 / (self.num_layers * d**0.5), mlp_spec(self)
         bias = lambda **start: Param("heads head_dim", (n, h), **start)  # noqa: E731
         return {
             **self._conv_spec(h),
@@ -165,8 +144,7 @@ class XlstmBlocks(Decoder):
             "forget_gate_bias": bias(fill=5.0, fill_to=-7.0),
             "memory_norm": Param("heads head_dim", (n, h), fill=1.0),
             "mlp_norm": Param("norm", (d,), fill=1.0),
-            **{name: replace(mlp[name], std=std)
-               for name, std in (("gate", small), ("up", small), ("down", into_stream))},
+            **self.fresh_mlp(),
         }  # fmt: skip
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
@@ -179,17 +157,9 @@ class XlstmBlocks(Decoder):
             mix = jax.eval_shape(lambda: slstm.empty(batch_size, n, h))
         return {"conv": conv, "mix": mix}
 
-    def tables(self, positions: Array, length: int) -> Tree:
-        """Nothing: tokens have no positions."""
-        return ()
-
     def last_norm(self, w: Tree, x: Array) -> Array:
         """The residual stream as the head sees it."""
         return layer_norm(x, w["norm"], None, self.norm_eps)
-
-    def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
-        """Residual stream after the last norm, [B, T, D], by the platform's mLSTM."""
-        return self.hidden_by(select.KERNELS["mlstm"](compute), w, batch, compute)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -286,21 +256,9 @@ def by_blocks(x: Array, w: Array) -> Array:
     return jnp.einsum("btngc,ngch->btngh", parts, dense).reshape(x.shape)
 
 
-def _divisor(model: XlstmBlocks) -> int:
-    fits = [n for n in range(1, model.num_heads + 1)
-            if model.embed_dim % n == 0 and 2 * model.embed_dim % (BLOCK * n) == 0]  # fmt: skip
-    return fits[-1] if fits else 1
-
-
 @lru_cache(256)
 def _work(model: XlstmBlocks, seq_len: int) -> Work:
-    chunk = min(model.chunk_tokens, seq_len)
-    if seq_len % chunk:
-        fit = max(size for size in range(1, chunk) if seq_len % size == 0)
-        raise UserError(
-            f"model.chunk_tokens: {chunk} does not divide the {seq_len} tokens of a row; use "
-            f"{fit} or another divisor"
-        )
+    chunk = model.chunk_of(seq_len)
     d, h, n = model.embed_dim, model.memory_dim, model.num_heads
     memories = model.kinds.count("mlstm")
     cells = model.num_layers - memories
