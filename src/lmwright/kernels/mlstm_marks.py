@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.nn.mlstm import documents, gates
+from lmwright.nn.mlstm import beginnings, documents, gates
 
 NEVER = -1e30  # the logarithm of nothing, which may be added to itself
 
@@ -33,8 +33,7 @@ class Places(NamedTuple):
 
 def places(ids: Array, size: int) -> Places:
     """Of segments `ids` [B, T] in chunks of `size`."""
-    docs = documents(ids)
-    begins = jnp.concatenate([docs[:, :1] != 1, docs[:, 1:] != docs[:, :-1]], axis=1)
+    begins = beginnings(documents(ids))
     along = jnp.arange(ids.shape[1])
     started = lax.cummax(jnp.where(begins, along, 0), axis=1)
     by_chunk = lambda a: a.reshape(a.shape[0], -1, size)  # noqa: E731

@@ -235,10 +235,12 @@ def _backward(call: Call, residuals: tuple[Array, ...], g: Array):
     (i_log, f_log), to_gates = jax.vjp(
         lambda i, f: mlstm_marks.log_gates(i, f, ids, call.size), i, f
     )
-    scale, to_scales = jax.vjp(
-        lambda i, log_f: mlstm_marks.scales(i, log_f, where)[1], i_log, f_log
-    )
-    scaled = mlstm_marks.scales(i_log, f_log, where)
+
+    def scales(i_log: Array, f_log: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+        scaled = mlstm_marks.scales(i_log, f_log, where)
+        return scaled[1], scaled
+
+    scale, to_scales, scaled = jax.vjp(scales, i_log, f_log, has_aux=True)
     along, floor = along[..., 0, :], jnp.exp(-scale)
     above = 1 / (jnp.maximum(jnp.abs(along), floor) + EPS)
     inner = jnp.sum(h.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)

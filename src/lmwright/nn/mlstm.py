@@ -86,7 +86,7 @@ def mlstm_from(
     size = min(chunk_tokens, length)
     i, log_f = gates(i, f, ids)
     docs = documents(ids)
-    begins = jnp.concatenate([docs[:, :1] != 1, docs[:, 1:] != docs[:, :-1]], axis=1)
+    begins = beginnings(docs)
     arrays = [_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, v)]
     arrays += [_by_chunk(i, size, -jnp.inf), _by_chunk(log_f, size)]
     arrays += [_rows_by_chunk(docs, size, "edge"), _rows_by_chunk(begins, size, "constant")]
@@ -125,6 +125,12 @@ def gates(i: Array, f: Array, ids: Array) -> tuple[Array, Array]:
 def documents(ids: Array) -> Array:
     """int [B, T]: the document of each token, where padding belongs to the one before it."""
     return jnp.maximum(lax.cummax(ids, axis=1), 1)
+
+
+def beginnings(docs: Array) -> Array:
+    """bool [B, T]: where a document begins; not at the start of a row that goes on with the
+    first one, whose memory is empty or that of the tokens before."""
+    return jnp.concatenate([docs[:, :1] != 1, docs[:, 1:] != docs[:, :-1]], axis=1)
 
 
 def _by_chunk(a: Array, size: int, fill: float = 0.0) -> Array:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.nn.mlstm import documents
+from lmwright.nn.mlstm import beginnings, documents
 
 GATES = 4  # z, i, f, o
 NEVER = -1e30  # the logarithm of nothing
@@ -46,8 +46,7 @@ def slstm(
     of which 0 is padding, after the tokens that `cells` have seen; and the cells after these."""
     length = gates.shape[1]
     size = min(chunk_tokens, length)
-    docs = documents(ids)
-    begins = jnp.concatenate([docs[:, :1] != 1, docs[:, 1:] != docs[:, :-1]], axis=1)
+    begins = beginnings(documents(ids))
     arrays = tuple(_by_token(a, size) for a in (gates, begins, ids > 0))
     step = partial(_token, recurrent)
 
