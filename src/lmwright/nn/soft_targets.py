@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.param import Tree
-from lmwright.core.sharding import constrain, context_ways, join_chunks, token_chunks
-from lmwright.nn.xent import LogitsFn, logits_gradient, padded_tokens
+from lmwright.core.sharding import constrain, join_chunks, token_chunks
+from lmwright.nn.xent import LogitsFn, in_chunks, logits_gradient
 
 Head = tuple[Tree, Array]
 """Weights of the logits, and the residual stream [B, T, D] that they are made of."""
@@ -56,13 +56,9 @@ def chunked_distillation(
     """
     (w, x), (frozen, y) = student, teacher
     x, y = constrain(x, "batch seq embed"), constrain(y, "batch seq embed")
-    ways = context_ways()
-    local = x.shape[1] // ways
-    chunk = min(-(-chunk // ways), local)
-    padded = partial(padded_tokens, ways=ways, size=-(-local // chunk) * chunk)
-    x, y, targets, weights = (padded(a) for a in (x, y, targets, weights))
+    chunk, (x, y, targets, weights) = in_chunks(chunk, x, y, targets, weights)
     mix = (alpha, temperature)
-    return _distilled(logits_fns, chunk * ways, mix, w, x, frozen, y, targets, weights)
+    return _distilled(logits_fns, chunk, mix, w, x, frozen, y, targets, weights)
 
 
 def _wide(fn: LogitsFn, w: Tree, x: Array) -> Array:

@@ -128,18 +128,9 @@ def logits_gradient(
 
 
 def chunked_xent(
-    logits_fn: LogitsFn,
-    w: Tree,
-    x: Array,
-    targets: Array,
-    weights: Array,
-    *,
-    chunk: int,
-    z_loss: float = 0.0,
-    smoothing: float = 0.0,
-    vocab_first: bool = False,
-    sum_once: bool = False,
-) -> Xent:
+    logits_fn: LogitsFn, w: Tree, x: Array, targets: Array, weights: Array, *, chunk: int,
+    z_loss: float = 0.0, smoothing: float = 0.0, vocab_first: bool = False, sum_once: bool = False,
+) -> Xent:  # fmt: skip
     """Sums over all tokens of x [B, T, D], `chunk` tokens of each row at a time.
 
     `logits_fn(w, x)` gives [..., V]; targets int32 and weights float32 are [B, T].
@@ -147,16 +138,22 @@ def chunked_xent(
     devices add up the gradient of `w` once, not for each chunk.
     """
     x = constrain(x, "batch seq embed")
-    ways = context_ways()
-    local = x.shape[1] // ways
-    chunk = min(-(-chunk // ways), local)
-    padded = partial(padded_tokens, ways=ways, size=-(-local // chunk) * chunk)
-    x, targets, weights = (padded(a) for a in (x, targets, weights))
+    chunk, (x, targets, weights) = in_chunks(chunk, x, targets, weights)
     extra = (z_loss, smoothing, 0 if vocab_first else -1)
-    return _xent(logits_fn, chunk * ways, extra, sum_once, w, x, targets, weights)
+    return _xent(logits_fn, chunk, extra, sum_once, w, x, targets, weights)
 
 
-def padded_tokens(a: Array, ways: int, size: int) -> Array:
+def in_chunks(chunk: int, *arrays: Array) -> tuple[int, tuple[Array, ...]]:
+    """(tokens of a chunk, arrays [B, T, ...] filled up with zeros to whole chunks); each device
+    has its share of a chunk where `context` cuts the rows."""
+    ways = context_ways()
+    local = arrays[0].shape[1] // ways
+    chunk = min(-(-chunk // ways), local)
+    size = -(-local // chunk) * chunk
+    return chunk * ways, tuple(_padded(a, ways, size) for a in arrays)
+
+
+def _padded(a: Array, ways: int, size: int) -> Array:
     """[B, T, ...] with each of its pieces along T filled up with zeros to `size`."""
     local = a.shape[1] // ways
     if local == size:

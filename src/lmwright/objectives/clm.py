@@ -59,7 +59,7 @@ def loss_at(
         "accuracy": (sums.correct, weight),
         "z": (sums.z, weight),
     }
-    return _with_penalties(Loss(sums.total, weight, metrics), model, aux)
+    return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
 
 def next_tokens(batch: Batch) -> tuple[Array, Array]:
@@ -70,7 +70,7 @@ def next_tokens(batch: Batch) -> tuple[Array, Array]:
     return targets, weights
 
 
-def _with_penalties(loss: Loss, model: Model, aux: Aux) -> Loss:
+def with_penalties(loss: Loss, model: Model, aux: Aux) -> Loss:
     """The loss with what the model's layers add to that of each token, and their metrics; `aux`
     is what `model.hidden` returned beside the residual stream."""
     added, metrics = model.penalties(aux)

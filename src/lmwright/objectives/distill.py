@@ -24,7 +24,7 @@ from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.models import KINDS
 from lmwright.nn.soft_targets import chunked_distillation
-from lmwright.objectives.clm import Clm, next_tokens
+from lmwright.objectives.clm import Clm, next_tokens, with_penalties
 
 TEACHER = "(teacher)"
 
@@ -112,13 +112,12 @@ class Distill(Objective):
             temperature=self.temperature,
         )
         weight = jnp.sum(weights)
-        added, metrics = model.penalties(aux)
-        metrics = metrics | {
+        metrics = {
             "nll": (sums.nll, weight),
             "accuracy": (sums.correct, weight),
             "teacher_kl": (sums.kl, weight),
         }
-        return Loss(sums.total + added * weight, weight, metrics)
+        return with_penalties(Loss(sums.total, weight, metrics), model, aux)
 
 
 def student_of(w: Tree) -> Tree:
