@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from lmwright.core.param import Tree, first_difference, init_weights, nest, walk
+from lmwright.core.param import Tree, init_weights, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import from_hf, on_devices
 from lmwright.formats.open import RUN, Origin
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.text_tensors import TextTensors
-from lmwright.formats.weights import load_run_weights
+from lmwright.formats.weights import load_run_weights, refuse_difference
 from lmwright.models.detector import HEAD, TABLE, Detector
 from lmwright.models.hf.detector import POSITIONS as POSITION_TABLE
 from lmwright.models.mask_decoder import POSITIONS, MaskDecoder
@@ -166,12 +166,7 @@ def _refuse_other(place: Origin, tree: Tree, spec: Tree) -> None:
             {name: tree[name] for name in spec if name in tree},
         )
     ]  # fmt: skip
-    if difference := first_difference(*shapes):
-        name, want, have = difference
-        raise UserError(
-            f"{name} is {have} in {place.path} and {want} in this run's model; "
-            "leave [model] out, or change only what no weight depends on"
-        )
+    refuse_difference(place, *shapes)
 
 
 def stacked(path: str) -> int:

@@ -42,12 +42,17 @@ def refuse_unlike(place: Origin, spec: Tree, but: Collection[str] = ()) -> None:
     of its own."""
     there = {name: tree for name, tree in place.spec.items() if name not in but}
     shapes = ({name: p.shape for name, p in walk(tree)} for tree in (spec, there))
-    if difference := first_difference(*shapes):
+    refuse_difference(place, *shapes)
+
+
+def refuse_difference(
+    place: Origin, ours: Tree, theirs: Tree, whose: str = "this run's model",
+    cure: str = "leave [model] out, or change only what no weight depends on",
+) -> None:  # fmt: skip
+    """UserError unless the shapes at a place are ours, those of `whose` weights."""
+    if difference := first_difference(ours, theirs):
         name, want, have = difference
-        raise UserError(
-            f"{name} is {have} in {place.path} and {want} in this run's model; "
-            "leave [model] out, or change only what no weight depends on"
-        )
+        raise UserError(f"{name} is {have} in {place.path} and {want} in {whose}; {cure}")
 
 
 def refuse_unlike_base(place: Origin, spec: Tree, fresh: Collection[str]) -> None:

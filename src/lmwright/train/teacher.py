@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import jax
 
-from lmwright.core.param import Tree, first_difference, walk
+from lmwright.core.param import Tree, walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.open import Origin, open_origin
-from lmwright.formats.weights import host_weights, keep_frozen
+from lmwright.formats.weights import host_weights, keep_frozen, refuse_difference
 from lmwright.objectives.distill import TEACHER
 from lmwright.program.distill_training import DistillTraining
 from lmwright.program.plan import Plan
@@ -44,9 +44,7 @@ def with_teacher(plan: Plan, frozen: Frozen, store: TokenStore) -> Frozen:
 def _refuse_unlike(place: Origin, spec: Tree, named: bool) -> None:
     """UserError unless the weights of a place are those of the teacher."""
     shapes = ({path: param.shape for path, param in walk(tree)} for tree in (spec, place.spec))
-    if difference := first_difference(*shapes):
-        name, want, have = difference
-        cure = "leave objective.teacher_model out, so that it is read there"
-        if not named:
-            cure = "name it in objective.teacher, which may be another model than the student"
-        raise UserError(f"{name} is {have} in {place.path}, and {want} in the teacher; {cure}")
+    cure = "leave objective.teacher_model out, so that it is read there"
+    if not named:
+        cure = "name it in objective.teacher, which may be another model than the student"
+    refuse_difference(place, *shapes, "the teacher", cure)
