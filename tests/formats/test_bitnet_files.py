@@ -90,10 +90,16 @@ def transformers_logits(folder):
 
 
 def near(a, b, share=1e-5):
-    """Most rows of logits agree to `share` of the largest, and all to 2 %: an activation between
-    two of its 8-bit codes takes one or the other, as the last bit of a sum falls."""
+    found = agreement(a, b)
+    assert found.max_abs_diff < share * found.max_abs_logit, found
+
+
+def near_but_for_codes(a, b):
+    """Most rows of logits of two forms or programs agree to 1e-5 of the largest, and all to 2 %: an
+    activation between two of its 8-bit codes takes one or the other, as the last bit of a sum
+    falls."""
     apart = np.abs(a - b).max((1, 2)) / np.abs(a).max()
-    assert np.mean(apart < share) >= 0.6 and apart.max() < max(2e-2, share), apart
+    assert np.mean(apart < 1e-5) >= 0.6 and apart.max() < 2e-2, apart
 
 
 @pytest.mark.parametrize("floats, packed", [("fp32", "ternary"), ("bf16", "ternary-bf16")])
@@ -103,10 +109,10 @@ def test_the_forms_of_a_folder_agree(folders, floats, packed, record_property):
     loaded = [load_model(root / name) for name in (floats, packed)]
     ours = [logits(each.model, each.load(dtype=jnp.float32), IDS) for each in loaded]
     assert loaded[0].model == loaded[1].model == model
-    near(*ours)
+    near_but_for_codes(*ours)
     theirs = [transformers_logits(root / name) for name in (floats, packed)]
-    near(*theirs)
-    near(ours[0], theirs[0])
+    near_but_for_codes(*theirs)
+    near_but_for_codes(ours[0], theirs[0])
     record_property("forms", float(agreement(*theirs).max_abs_diff / np.abs(theirs[0]).max()))
     if floats == "bf16":  # a rounded master is another model than the floats it comes from
         assert agreement(ours[0], logits(model, w, IDS)).max_abs_diff > 1e-4

@@ -96,10 +96,12 @@ def test_every_form_computes_the_same(exported):
     for name, model in ((name, each.model) for name, each in loaded.items()):
         assert model == loaded["run"].model, name
         apart = np.abs(found[name] - found["run"]).max((1, 2)) / np.abs(found["run"]).max()
-        # activations between two of their codes take one or the other: few here, and many where
-        # F16 has rounded the one scale of a matrix and the embedding
-        share = 2e-2 if name == "m.gguf" else 1e-5
-        assert np.mean(apart < share) >= 0.6 and apart.max() < 1e-1, (name, apart)
+        if name != "m.gguf":
+            assert apart.max() < 1e-5, (name, apart)
+            continue
+        # F16 rounds the one scale of a matrix and the embedding, and activations between two of
+        # their codes take one or the other
+        assert np.median(apart) < 2e-2 and apart.max() < 5e-2, apart
     there, here = (dict(walk(loaded[name].load(dtype=jnp.float32))) for name in ("m.gguf", "run"))
     for path, param in walk(loaded["run"].model.spec()):
         if param.ternary:
