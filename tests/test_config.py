@@ -386,3 +386,11 @@ def test_a_short_trial_fits_the_warm_up_of_a_recipe_and_says_so(
     else:
         said = "warmup_steps: the 30 of recipe quickstart do not fit into train.steps ="
         assert len(notes) == 1 and said in notes[0] and notes[0].endswith(f"using {warmup}")
+
+
+@pytest.mark.parametrize("steps, warmup, cooldown", [(4, 1, 2), (900, 90, 809), (6000, 3000, 2000)])
+def test_a_short_trial_fits_the_cool_down_of_a_recipe(run_file, steps, warmup, cooldown):
+    said = ["recipe=pretrain-xlstm", "model.preset=llama-1m", "train.global_batch_size=8"]
+    optim = load_run(run_file, [*said, f"train.steps={steps}"]).optim
+    assert (optim.schedule.warmup_steps, optim.schedule.cooldown_steps) == (warmup, cooldown)
+    make_schedule(optim, steps)  # which refuses what does not fit

@@ -7,13 +7,9 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
-from tests.train.texts import write_texts
+from tests.train.texts import write_run, write_texts
 
-RUN = """
-recipe = "pretrain-xlstm"
-name = "t"
-dir = "{dir}/run"
-[model]
+SIZES = """
 vocab_size = 320
 embed_dim = 32
 mlp_dim = 64
@@ -21,20 +17,6 @@ num_layers = 2
 num_heads = 2
 seq_len = 64
 chunk_tokens = 16
-{model}
-[data]
-dir = "{dir}/data"
-workers = 1
-sources = [{{path = "{dir}/text.jsonl"}}]
-[train]
-steps = 4
-global_batch_size = 8
-precision = "fp32"
-[optim.schedule]
-warmup_steps = 1
-[metrics]
-log_every_steps = 1
-trackers = []
 """
 MODELS = {
     "xlstm": "kind = 'xlstm'\nkey_dim = 8\nhead_dim = 16",
@@ -46,8 +28,11 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_whole_way(kind, tmp_path, capsys):
     write_texts(tmp_path / "text.jsonl")
-    path, run, out = str(tmp_path / "run.toml"), str(tmp_path / "run"), str(tmp_path / "out")
-    (tmp_path / "run.toml").write_text(RUN.format(dir=tmp_path, model=MODELS[kind]))
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    path = write_run(
+        tmp_path, SIZES + MODELS[kind], recipe="pretrain-xlstm", train="",
+        more="[optim.schedule]\nwarmup_steps = 1\ncooldown_steps = 1",
+    )  # fmt: skip
     assert main(["prepare", path]) == 0
     assert main(["train", path]) == 0
     assert main(["train", path, "train.steps=6"]) == 0

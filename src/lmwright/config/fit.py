@@ -1,4 +1,4 @@
-"""Fit: warm-up and decay of a recipe or preset, shortened for a short run.
+"""Fit: warm-up, decay and cool-down of a recipe or preset, shortened for a short run.
 
 Only such values: what the run file or the command line says is refused where it does not fit.
 """
@@ -12,7 +12,7 @@ from lmwright.config.text import Keys
 
 GIVEN = (f"{RECIPE} ", "preset ", "depth ")
 SHARE = 10  # a fitted warm-up is a tenth of the run
-FALLING = ("linear", "cosine")
+FALLING = ("linear", "cosine", "exponential")
 SCHEDULE: Keys = ("optim", "schedule")
 
 
@@ -21,13 +21,14 @@ EpochRows = Callable[[str], int | None]
 
 
 def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
-    """Shortens a warm-up, then a decay, to the steps of the run; returns a line for each.
+    """Shortens a warm-up, then a decay or cool-down, to the steps of the run; a line for each.
     `epoch_rows` counts the steps of `train.epochs`."""
     steps, length = _length(merged.values, epoch_rows)
     schedule = _at(merged.values, SCHEDULE)
     if type(steps) is not int or steps < 1 or not isinstance(schedule, dict):
         return []
-    warmup, decay = (schedule.get(f"{name}_steps", 0) for name in ("warmup", "decay"))
+    end = "cooldown_steps" if schedule.get("kind") == "exponential" else "decay_steps"
+    warmup, decay = (schedule.get(name, 0) for name in ("warmup_steps", end))
     if type(warmup) is not int or type(decay) is not int:
         return []
     falls = schedule.get("kind") in FALLING  # which takes a step after the warm-up at least
@@ -35,8 +36,8 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
         return []
     most = min(max(steps // SHARE, 1), steps - falls)
     lines = _put(merged, "warmup_steps", warmup, min(warmup, most), length)
-    left = max(steps - schedule.get("warmup_steps", 0), 0)
-    return lines + _put(merged, "decay_steps", decay, min(decay, left), length)
+    left = max(steps - falls - schedule.get("warmup_steps", 0), 0)
+    return lines + _put(merged, end, decay, min(decay, left), length)
 
 
 def count_steps(epochs: float, epoch_rows: int, global_batch_size: int) -> int:
