@@ -18,7 +18,7 @@ from lmwright.optim import KINDS
 from lmwright.optim.build import build_optimizer, make_schedule
 from lmwright.optim.kinds import TwoStage
 from lmwright.presets import of_section
-from tests.train.texts import write_texts
+from tests.train.texts import PLAIN, write_run, write_texts
 
 MODEL = """
 kind = "bitnet"
@@ -32,37 +32,19 @@ num_kv_heads = 2
 head_dim = 8
 seq_len = 48
 """
-RUN = """
-recipe = "pretrain-bitnet"
-name = "t"
-dir = "{dir}/run"
-{top}
-[model]{model}
-[data]
-dir = "{dir}/data"
-workers = 1
-sources = [{{path = "{dir}/text.jsonl"}}]
-[train]
-steps = 4
-global_batch_size = 8
-precision = "fp32"
-remat = "none"
-{train}
+SCHEDULE = """
 [optim.schedule]
 kind = "two-stage"
 warmup_steps = 1
-[metrics]
-log_every_steps = 1
-trackers = []
 """
 
 
 def write(folder, model=MODEL, top="", train=""):
     folder.mkdir()
     write_texts(folder / "text.jsonl")
-    path = folder / "run.toml"
-    path.write_text(RUN.format(dir=folder, model=model, top=top, train=train))
-    return str(path)
+    return write_run(
+        folder, model, recipe="pretrain-bitnet", top=top, train=PLAIN + train, more=SCHEDULE
+    )
 
 
 @pytest.fixture(scope="module")

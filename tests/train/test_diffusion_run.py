@@ -14,7 +14,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.models.llama import Llama
 from tests.in_memory import export_hf
-from tests.train.texts import ROWS, sentences, write_texts
+from tests.train.texts import PLAIN, ROWS, STEADY, sentences, write_run, write_texts
 
 MODEL = """
 kind = "llada"
@@ -27,34 +27,14 @@ num_kv_heads = 2
 head_dim = 8
 seq_len = 48
 """
-RUN = """
-recipe = "pretrain-diffusion"
-name = "t"
-dir = "{dir}/run"
-{top}
-[model]{model}
-[data]
-dir = "{dir}/data"
-workers = 1
-holdout_fraction = 0.1
-sources = [{source}]
-{data}
-[train]
-steps = 4
-global_batch_size = 8
-precision = "fp32"
-remat = "none"
-{train}
-[optim]
-learning_rate = 1e-3
-schedule = {{kind = "constant"}}
+MORE = (
+    STEADY.format(rate=1e-3)
+    + """
 [eval]
 prompts = ["the cat"]
 sample_tokens = 6
-[metrics]
-log_every_steps = 1
-trackers = []
 """
+)
 
 
 def write(folder, model=MODEL, top="", data="", train="", rows=""):
@@ -67,11 +47,11 @@ def write(folder, model=MODEL, top="", data="", train="", rows=""):
     else:
         write_texts(file)
     source = f'{{path = "{folder}/text.jsonl"{rows}}}'
-    path = folder / "run.toml"
-    path.write_text(
-        RUN.format(dir=folder, model=model, top=top, data=data, train=train, source=source)
-    )
-    return str(path)
+    return write_run(
+        folder, model, recipe="pretrain-diffusion", top=top,
+        source=f"holdout_fraction = 0.1\nsources = [{source}]\n{data}", train=PLAIN + train,
+        more=MORE,
+    )  # fmt: skip
 
 
 def logged(folder, kind):

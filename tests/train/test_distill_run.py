@@ -19,14 +19,9 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.models.llama import Llama
 from tests.in_memory import export_hf
-from tests.train.texts import write_texts
+from tests.train.texts import PLAIN, STEADY, write_run, write_texts
 
-RUN = """
-recipe = "pretrain"
-name = "t"
-dir = "{dir}/run"
-{top}
-[model]
+SIZES = """
 kind = "llama"
 vocab_size = 320
 embed_dim = {width}
@@ -36,26 +31,6 @@ num_heads = 4
 num_kv_heads = 2
 head_dim = 16
 seq_len = 48
-[objective]
-{objective}
-[data]
-dir = "{data}"
-workers = 1
-sources = [{{path = "{data}.jsonl"}}]
-holdout_fraction = 0.1
-{tokenizer}
-[train]
-steps = 4
-global_batch_size = 8
-precision = "fp32"
-remat = "none"
-{train}
-[optim]
-learning_rate = 1e-2
-schedule = {{kind = "constant"}}
-[metrics]
-log_every_steps = 1
-trackers = []
 """
 MODEL = Llama(
     vocab_size=320, embed_dim=32, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -67,10 +42,11 @@ LOW_RANK = OWN + '\nlora = {rank = 4, base = "fp32"}'
 
 def write(folder, data, objective='kind = "distill"', top="", train="", width=32, tokenizer=""):
     folder.mkdir(exist_ok=True, parents=True)
-    path = folder / "run.toml"
-    said = {"dir": folder, "data": data, "objective": objective, "top": top, "train": train}
-    path.write_text(RUN.format(**said, width=width, tokenizer=tokenizer))
-    return str(path)
+    source = f'sources = [{{path = "{data}.jsonl"}}]\nholdout_fraction = 0.1\n{tokenizer}'
+    return write_run(
+        folder, SIZES.format(width=width), top=top, data=data, source=source, train=PLAIN + train,
+        more=f"[objective]\n{objective}\n{STEADY.format(rate=1e-2)}",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

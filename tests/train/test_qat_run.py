@@ -15,15 +15,9 @@ from lmwright.core.rounding import GRIDS
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
-from tests.train.texts import write_texts
+from tests.train.texts import PLAIN, STEADY, write_run, write_texts
 
-RUN = """
-recipe = "pretrain"
-name = "t"
-dir = "{dir}/run"
-qat.weights = "{weights}"
-{top}
-[model]
+MODEL = """
 kind = "{kind}"
 vocab_size = 320
 embed_dim = 64
@@ -33,22 +27,6 @@ num_heads = 4
 num_kv_heads = 2
 head_dim = 16
 seq_len = 48
-[data]
-dir = "{data}"
-workers = 1
-sources = [{{path = "{data}.jsonl"}}]
-[train]
-steps = 4
-global_batch_size = 8
-precision = "fp32"
-remat = "none"
-{train}
-[optim]
-learning_rate = 1e-2
-schedule = {{kind = "constant"}}
-[metrics]
-log_every_steps = 1
-trackers = []
 """
 IDS = np.random.default_rng(0).integers(0, 320, (1, 9)).astype(np.int32)
 
@@ -64,10 +42,11 @@ def data(tmp_path_factory):
 
 def write(folder, data, weights="q4_0", top="", train="", kind="llama"):
     folder.mkdir(exist_ok=True)
-    path = folder / "run.toml"
-    said = {"dir": folder, "data": data, "weights": weights, "top": top, "train": train}
-    path.write_text(RUN.format(**said, kind=kind))
-    return str(path)
+    return write_run(
+        folder, MODEL.format(kind=kind), top=f'qat.weights = "{weights}"\n{top}', data=data,
+        source=f'sources = [{{path = "{data}.jsonl"}}]', train=PLAIN + train,
+        more=STEADY.format(rate=1e-2),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

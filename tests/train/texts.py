@@ -1,4 +1,4 @@
-"""Texts of a dozen words, for runs that are trained in a test."""
+"""Texts of a dozen words, and the run file of a few small steps, for runs that a test trains."""
 
 import itertools
 import json
@@ -20,3 +20,45 @@ def write_texts(path):
     """A jsonl file of texts."""
     rows = ({"text": text} for text in itertools.islice(sentences(), ROWS))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+RUN_FILE = """
+recipe = "{recipe}"
+name = "t"
+dir = "{folder}/run"
+{top}
+[model]
+{model}
+[data]
+dir = "{data}"
+workers = 1
+{source}
+[train]
+steps = 4
+global_batch_size = 8
+precision = "fp32"
+{train}
+[metrics]
+log_every_steps = 1
+trackers = []
+{more}
+"""
+PLAIN = 'remat = "none"\n'  # of [train]
+STEADY = """
+[optim]
+learning_rate = {rate}
+schedule = {{kind = "constant"}}
+"""
+
+
+def write_run(
+    folder, model, *, recipe="pretrain", top="", data=None, source=None, train=PLAIN, more=""
+):
+    """The path of a run file: `source` is what [data] says beside its folder, if not the texts of
+    the run's own; `more` are sections behind the others."""
+    data = data or f"{folder}/data"
+    source = source or f'sources = [{{path = "{folder}/text.jsonl"}}]'
+    said = {"recipe": recipe, "top": top, "model": model, "data": data, "source": source}
+    path = folder / "run.toml"
+    path.write_text(RUN_FILE.format(folder=folder, train=train, more=more, **said))
+    return str(path)
