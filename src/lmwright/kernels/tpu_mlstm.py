@@ -6,8 +6,8 @@ row of a head and hold its memory in vector memory.
                                  backward          from the last chunk to the first
 
 A chunk is computed as in `nn.mlstm`, of what `mlstm_marks` says of the gates; weights of pairs of
-tokens never leave the chip. The way back makes them again, and the memories before each chunk,
-which cost less than to keep them. With N / D the result of a token before it is divided by e^m, an
+tokens never leave the chip. The backward pass makes them again, and the memories before each chunk,
+which take less memory so. With N / D the result of a token before it is divided by e^m, an
 input gate only ever stands beside its key, and forget gates beside queries and keys:
 
     di_s = k_s dk_s      d(sum of log f up to t) = q_t dq_t - k_t dk_t
