@@ -8,6 +8,7 @@ import numpy as np
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import init_weights
+from lmwright.models import cached
 from lmwright.models.block import output, project
 from lmwright.models.llama import Llama
 from lmwright.nn.mlstm import empty, mlstm, mlstm_from
@@ -54,12 +55,12 @@ def test_a_row_token_by_token_is_the_row():
     real[1, :6] = False
     compute = Compute()
     whole = jax.jit(lambda w: MODEL.hidden(w, make_batch(tokens, real), compute)[0])(w)
-    cache = MODEL.new_cache(2, 16, compute)
+    cache = cached.new_cache(MODEL, 2, 16, compute)
     stacks = cache["layers"]["layers"]
     assert stacks["0"].matrix.shape == (2, 2, 2, 8, 8) and stacks["1"]["k"].shape[2] == 16
     tokens, real = jnp.asarray(tokens), jnp.asarray(real)
     extend = jax.jit(
-        lambda t, r, cache, first: MODEL.extend(w, t, r, cache, compute, first=first),
+        lambda t, r, cache, first: cached.extend(MODEL, w, t, r, cache, compute, first=first),
         static_argnums=3,
     )
     first, cache = extend(tokens[:, :10], real[:, :10], cache, True)

@@ -53,6 +53,8 @@ class Leaky:
             "norm": Param("norm", (d,), fill=1.0),
         }
 
+    mixtures: ClassVar = {}
+
     def work(self, seq_len):
         width = 2 * self.embed_dim * self.num_layers
         return Work(
@@ -60,9 +62,6 @@ class Leaky:
             embed_dim=self.embed_dim, vocab_size=self.vocab_size,
             mixing_flops=3 * width, mixing_kept=width,
         )  # fmt: skip
-
-    def penalties(self, aux):
-        return 0.0, {}
 
     def hidden(self, w, batch, compute):
         x = constrain(lookup(w["embed"], batch.tokens, compute.dtype), "batch stream embed")

@@ -16,6 +16,7 @@ from lmwright.errors import UserError
 from lmwright.formats.gguf_names import gguf_arch_of
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.open import find_model
+from lmwright.models import cached
 from lmwright.models.counts import cache_bytes
 from lmwright.models.xlstm_blocks import XlstmBlocks
 from tests.in_memory import export_hf
@@ -187,11 +188,11 @@ def test_a_row_token_by_token_is_the_row():
     tokens = np.concatenate([TOKENS, TOKENS[:, ::-1]])[:, :14]
     real = np.ones((2, 14), bool)
     real[1, :6] = real[1, 11] = False
-    cache = MODEL.new_cache(2, 16, compute)
+    cache = cached.new_cache(MODEL, 2, 16, compute)
     size = lambda cache: sum(a.nbytes for a in jax.tree.leaves(cache["layers"]))  # noqa: E731
-    assert size(cache) == size(MODEL.new_cache(2, 64, compute))
+    assert size(cache) == size(cached.new_cache(MODEL, 2, 64, compute))
     extend = jax.jit(
-        lambda t, r, cache, first: MODEL.extend(w, t, r, cache, compute, first=first),
+        lambda t, r, cache, first: cached.extend(MODEL, w, t, r, cache, compute, first=first),
         static_argnums=3,
     )
     first, cache = extend(tokens[:, :10], real[:, :10], cache, True)

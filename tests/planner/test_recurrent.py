@@ -10,6 +10,7 @@ from lmwright.cli.main import main
 from lmwright.core.compute import Compute
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run
+from lmwright.models.cached import new_cache
 from lmwright.models.counts import cache_bytes
 from lmwright.planner.analytic.candidates import RECURRENT_CHUNKS, candidates
 from lmwright.planner.analytic.machine import parse_machine
@@ -69,7 +70,7 @@ def test_a_state_has_the_same_bytes_at_any_length():
     by_hand = 32 * 8 * (256 * 512 + 256 + 1) * 4
     assert cache_bytes(model, 1) == cache_bytes(model, 8192) == by_hand == 134_480_896
     small = presets.of_section("model")["xlstm-7m"]()
-    layers = small.new_cache(2, 64, Compute())["layers"]["layers"]
+    layers = new_cache(small, 2, 64, Compute())["layers"]["layers"]
     assert layers.matrix.shape == (4, 2, 4, 32, 64)
 
 

@@ -137,6 +137,10 @@ class Model(Protocol):
     def seq_len(self) -> int:
         """Tokens of the longest row that it is built for."""
 
+    @property
+    def mixtures(self) -> Mapping[str, Any]:
+        """Experts of its layers, by the prefix of the sums that `hidden` returns of them."""
+
     def spec(self) -> Tree:
         """Every weight as a Param, once."""
 
@@ -148,10 +152,6 @@ class Model(Protocol):
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
-
-    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
-        """Losses that the layers add to the mean loss of a token, from the sums that `hidden`
-        returned beside the residual stream, and their metrics."""
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
@@ -166,22 +166,6 @@ class HfModel(Model, Protocol):
     @property
     def hf(self) -> Any:
         """Table of the family's names (`models.hf`)."""
-
-
-class CachedModel(Model, Protocol):
-    """A model that continues rows token by token."""
-
-    def new_cache(self, batch_size: int, length: int, compute: Compute) -> Tree:
-        """An empty cache for `length` tokens a row."""
-
-    def layers_apart(self, w: Tree) -> Tree:
-        """The weights with stacked layers as lists, for `extend` with `compute.unroll`."""
-
-    def extend(
-        self, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
-        *, first: bool = False,
-    ) -> tuple[Array, Tree]:  # fmt: skip
-        """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache."""
 
 
 class Loss(NamedTuple):

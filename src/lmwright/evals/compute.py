@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 
 from lmwright.core.compute import DTYPES, Compute
-from lmwright.core.contract import CachedModel, Model
+from lmwright.core.contract import Model
 from lmwright.core.cpu import has_amx
 from lmwright.core.param import Tree
 from lmwright.core.weight import nbytes
@@ -33,7 +33,7 @@ def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> 
 
 
 def decode_compute(
-    model: CachedModel,
+    model: Model,
     w: Tree,
     new_tokens: int,
     precision: str | None = None,

@@ -21,7 +21,6 @@ from jax import Array
 from jax.sharding import use_abstract_mesh
 
 from lmwright.core.compute import DTYPES, Compute
-from lmwright.core.contract import CachedModel
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
 from lmwright.core.sharding import NO_MESH
@@ -34,6 +33,8 @@ from lmwright.evals.text_stream import TextStream
 from lmwright.formats.load import load_model
 from lmwright.formats.tokenizer_files import prompt_prefix
 from lmwright.guard.terminal import visible
+from lmwright.models import cached
+from lmwright.models.decoder import Decoder
 
 __all__ = ["Generation", "Sampling", "generate", "generate_command"]
 
@@ -85,7 +86,7 @@ class _Row:
 
 
 def generate(
-    model: CachedModel,
+    model: Decoder,
     w: Tree,
     tokenizer: TextTokenizer,
     prompts: Sequence[Prompt],
@@ -121,7 +122,7 @@ def generate(
     with use_abstract_mesh(NO_MESH):
         w = cast(w, DTYPES[compute.precision])
         if compute.unroll:
-            w = model.layers_apart(w)
+            w = cached.layers_apart(model, w)
         for start in range(0, len(rows), batch_rows):
             run_batch(model, w, compute, rows[start : start + batch_rows], settings, ends, on_text)
     return [
@@ -170,7 +171,7 @@ def _num_devices(w: Tree) -> int:
 def _row(
     number: int,
     prompt: Prompt,
-    model: CachedModel,
+    model: Decoder,
     tokenizer: TextTokenizer,
     settings: Sampling,
     prefix: tuple[int, ...],
@@ -202,7 +203,7 @@ def _row(
 
 
 def _run_batch(
-    model: CachedModel,
+    model: Decoder,
     w: Tree,
     compute: Compute,
     rows: list[_Row],
@@ -270,17 +271,17 @@ def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _prefill(
-    model: CachedModel, compute: Compute, length: int, w: Tree, tokens: Array, valid: Array
+    model: Decoder, compute: Compute, length: int, w: Tree, tokens: Array, valid: Array
 ) -> tuple[Array, Tree]:
     """Logits [B, V] after the prompts [B, T], and their kv cache of `length`."""
-    cache = model.new_cache(tokens.shape[0], length, compute)
-    hidden, cache = model.extend(w, tokens, valid, cache, compute, first=True)
+    cache = cached.new_cache(model, tokens.shape[0], length, compute)
+    hidden, cache = cached.extend(model, w, tokens, valid, cache, compute, first=True)
     return model.logits(w, hidden[:, -1:])[:, 0], cache
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
 def _decode(
-    model: CachedModel,
+    model: Decoder,
     compute: Compute,
     steps: int,
     method: Method,
@@ -297,7 +298,7 @@ def _decode(
         logits, cache = carry
         token = choose(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, step), method, *knobs)
         valid = jnp.ones((token.shape[0], 1), bool)
-        hidden, cache = model.extend(w, token[:, None], valid, cache, compute)
+        hidden, cache = cached.extend(model, w, token[:, None], valid, cache, compute)
         return (model.logits(w, hidden)[:, 0], cache), token
 
     (logits, cache), tokens = jax.lax.scan(one, (logits, cache), first + jnp.arange(steps))

@@ -19,6 +19,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain, tensor_ways
 from lmwright.core.weight import before_products, dot, name_result
 from lmwright.kernels.select import KERNELS
+from lmwright.models.decoder import Decoder, QkNorm
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 from lmwright.nn.norm import rms_norm
 
@@ -34,26 +35,7 @@ OutNorm = tuple[str, Callable[[Array, Array], Array]]
 """Norm of a branch: the name of its weight, and norm(x, weight)."""
 
 
-class BlockFields:
-    """Fields of a decoder that its blocks read. The last two are fields of some families alone;
-    `mlp_dim` is missing where no layer has a plain mlp."""
-
-    vocab_size: int
-    embed_dim: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_dim: int
-    mlp: Mlp
-    norm_eps: float
-    embed_std: float
-    head: Literal["tied", "untied"]
-    qk_norm: Literal["none", "head", "all"] = "none"
-    logits_soft_cap: float | None = None
-
-
-def attention_spec(model: BlockFields, bias: Bias = "none") -> Tree:
+def attention_spec(model: Decoder, bias: Bias = "none") -> Tree:
     """q, k, v and o of a layer, by the model's fields."""
     d, n, k, h = model.embed_dim, model.num_heads, model.num_kv_heads, model.head_dim
     spec = {
@@ -70,21 +52,21 @@ def attention_spec(model: BlockFields, bias: Bias = "none") -> Tree:
     return spec
 
 
-def qk_norm_spec(model: BlockFields) -> Tree:
+def qk_norm_spec(model: Decoder, norm: QkNorm) -> Tree:
     """Norms of queries and keys of a layer: of each head, or of all heads together."""
     n, k, h = model.num_heads, model.num_kv_heads, model.head_dim
-    if model.qk_norm == "all":
+    if norm == "all":
         return {
             "q_norm": Param("heads head_dim", (n, h), fill=1.0),
             "k_norm": Param("kv_heads head_dim", (k, h), fill=1.0),
         }
-    names = ("q_norm", "k_norm") if model.qk_norm == "head" else ()
+    names = ("q_norm", "k_norm") if norm == "head" else ()
     return {name: Param("head_dim", (h,), fill=1.0) for name in names}
 
 
-def mlp_spec(model: BlockFields, bias: Bias = "none") -> Tree:
+def mlp_spec(model: Decoder, mlp_dim: int, bias: Bias = "none") -> Tree:
     """gate (where the mlp has one), up and down of a layer, by the model's fields."""
-    d, f = model.embed_dim, model.mlp_dim
+    d, f = model.embed_dim, mlp_dim
     inputs = ("gate", "up") if model.mlp in GATED else ("up",)
     spec = {name: Param("embed -> mlp", (d, f)) for name in inputs}
     spec["down"] = Param("mlp -> embed", (f, d), std=into_stream(model) * f**-0.5)
@@ -94,17 +76,10 @@ def mlp_spec(model: BlockFields, bias: Bias = "none") -> Tree:
     return spec
 
 
-def into_stream(model: BlockFields) -> float:
+def into_stream(model: Decoder) -> float:
     """Factor on the standard deviation of weights that write to the residual stream, so that its
     scale stays the same over all layers (GPT-2)."""
     return (2 * model.num_layers) ** -0.5
-
-
-def embedding_spec(model: BlockFields) -> Tree:
-    """The embedding table, and the head where it is not the table."""
-    d, v = model.embed_dim, model.vocab_size
-    spec = {"embed": Param("vocab -> embed", (v, d), std=model.embed_std)}
-    return spec | ({"head": Param("embed -> vocab", (d, v))} if model.head == "untied" else {})
 
 
 def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
@@ -115,15 +90,12 @@ def project(w: Tree, h: Array) -> tuple[Array, Array, Array]:
     return constrain(q, "batch seq heads head_dim"), k, v
 
 
-def qk_normed(model: BlockFields, w: Tree, q: Array, k: Array) -> tuple[Array, Array]:
-    """Queries and keys after their norms, where the model has them."""
-    if model.qk_norm == "none":
+def qk_normed(norm: QkNorm, w: Tree, q: Array, k: Array, eps: float) -> tuple[Array, Array]:
+    """Queries and keys after their norms, where there are any."""
+    if norm == "none":
         return q, k
-    dims = 2 if model.qk_norm == "all" else 1
-    return (
-        rms_norm(q, w["q_norm"], model.norm_eps, dims=dims),
-        rms_norm(k, w["k_norm"], model.norm_eps, dims=dims),
-    )
+    dims = 2 if norm == "all" else 1
+    return rms_norm(q, w["q_norm"], eps, dims=dims), rms_norm(k, w["k_norm"], eps, dims=dims)
 
 
 def output(w: Tree, h: Array) -> Array:

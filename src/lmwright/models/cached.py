@@ -1,4 +1,5 @@
-"""Layers that go on from a cache: what each carries from token to token, and how they run on it.
+"""A decoder that goes on from a cache: what each layer carries from token to token, and how the
+layers run on it.
 
     keys and values of all tokens, [B, S, K, H]     an attention layer writes new ones, looks at all
     a memory of constant size                       `attend.carry` hands it over and takes it again
@@ -17,20 +18,20 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
-from lmwright.core.stack import Span
+from lmwright.core.stack import Span, apart
+from lmwright.kernels import select
+from lmwright.models.decoder import Decoder
 from lmwright.models.layers import Attend, Layer, Spans, applied, by_place
 from lmwright.nn.attention import Scoring, cached_attention
 
 
-def new_cache(
-    spans: Spans, batch_size: int, length: int, state_of: Callable[[str], Tree], compute: Compute
-) -> Tree:
-    """Empty cache for `length` tokens a row; `state_of(kind)` are the shapes that a layer of that
-    kind carries."""
+def new_cache(model: Decoder, batch_size: int, length: int, compute: Compute) -> Tree:
+    """Empty cache for `length` tokens a row."""
 
     def empty(kind: Any, *layers: int) -> Tree:
-        shapes = state_of(kind if isinstance(kind, str) else kind.kind)
-        return jax.tree.map(lambda a: jnp.zeros((*layers, *a.shape), a.dtype), shapes)
+        kind = kind if isinstance(kind, str) else kind.kind
+        state = model.state(kind, batch_size=batch_size, length=length, dtype=compute.dtype)
+        return jax.tree.map(lambda a: jnp.zeros((*layers, *a.shape), a.dtype), state)
 
     def of(span: Span) -> Tree:
         if compute.unroll:
@@ -38,10 +39,32 @@ def new_cache(
         return by_place([empty(kind, span.repeats) for kind in span.kinds])
 
     return {
-        "layers": {span.name: of(span) for span in spans},
+        "layers": {span.name: of(span) for span in model.spans},
         "valid": jnp.zeros((batch_size, length), bool),
         "filled": jnp.zeros((), jnp.int32),
     }
+
+
+def layers_apart(model: Decoder, w: Tree) -> Tree:
+    """The weights with each span's layers as a list, for `extend` with `compute.unroll`."""
+    return w | {span.name: apart(w[span.name]) for span in model.spans}
+
+
+def extend(
+    model: Decoder, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
+    *, first: bool = False,
+) -> tuple[Array, Tree]:  # fmt: skip
+    """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
+    `first`: there are none in it.
+
+    `valid` [B, T] is False at (left) padding, which is never attended to and counts
+    for no position. The caller sees to it that the cache is long enough.
+    """
+    tables = model.tables(cache_positions(valid, cache), cache["valid"].shape[1])
+    x = model.embedded(w, tokens, compute)
+    kernel = select.causal_attention(compute) if first else None
+    x, cache = extend_layers(model.layer, model.spans, w, x, tables, valid, cache, kernel)
+    return model.last_norm(w, x), cache
 
 
 def cache_positions(valid: Array, cache: Tree) -> Array:

@@ -7,6 +7,8 @@ import jax
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import Param, count_params, walk
+from lmwright.models.cached import new_cache
+from lmwright.models.work import active_share
 
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
 
@@ -73,7 +75,7 @@ def count_by_part(model: Any) -> list[PartCount]:
 def count_active(model: Any) -> int:
     """Number of weights that a token meets, embedding and head included."""
     spec = walk(model.spec())
-    return round(sum(param.size * model.active_share(path, param) for path, param in spec))
+    return round(sum(param.size * active_share(model, path, param) for path, param in spec))
 
 
 def params_report(name: str, model: Any) -> str:
@@ -116,7 +118,7 @@ def params_report(name: str, model: Any) -> str:
 def cache_bytes(model: Any, length: int, precision: str = "bf16") -> int:
     """Bytes that `generate` carries from token to token for one row of `length` tokens: keys and
     values, or a memory of constant size."""
-    cache = jax.eval_shape(lambda: model.new_cache(1, length, Compute(precision)))
+    cache = jax.eval_shape(lambda: new_cache(model, 1, length, Compute(precision)))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache["layers"]))
 
 

@@ -27,7 +27,7 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import as_array, before_products, dot
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.models.block import embedding_spec, feed_forward, output, project, with_bias
+from lmwright.models.block import feed_forward, output, project, with_bias
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.heads import DocumentHead
 from lmwright.models.layers import Attend, layers_spec, run_layers
@@ -78,7 +78,7 @@ class Deberta(Decoder):
         """Every weight, once."""
         d, std, rows = self.embed_dim, self.embed_std, 2 * self.position_buckets
         return {
-            **embedding_spec(self),
+            **self.embedding_spec(),
             **layers_spec(self.spans, self.layer_spec),
             **self._norm_spec("embed_norm", "relative_norm", "head_norm"),
             "relative": Param("distances -> embed", (rows, d), std=std),

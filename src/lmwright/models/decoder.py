@@ -1,7 +1,6 @@
 """Decoder: fields and methods that causal decoders share."""
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -12,15 +11,14 @@ from pydantic import Field
 from lmwright.config.registry import Kind, Registry
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Attention, Batch, Metrics, Work
-from lmwright.core.param import Param, Tree, walk
+from lmwright.core.contract import Batch, Work
+from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux, apart, spans
+from lmwright.core.stack import Aux, spans
 from lmwright.core.weight import Noisy, dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models import TableOf
-from lmwright.models.block import BlockFields, embedding_spec
 from lmwright.models.layers import (
     Attend,
     Kernel,
@@ -37,19 +35,20 @@ AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
 ]
-# imported on demand, with the experts: a step without them needs none of that code
+# imported on demand: a step without experts needs none of their code, and no step counts its work
 REASONING = Kind("reasoning", Registry("lmwright.models", {"reasoning": "reasoning.Reasoning"}))
-CACHED = Registry("lmwright.models", {"layers": "cached"})  # a step of training has no cache
+WORK = Registry("lmwright.models", {"of a decoder": "work.work_of"})
 ReasoningSection = Annotated[
     Annotated[Any, REASONING] | None,
     Field(description="Small experts beside the decoder's own layers, after every few of them."),
 ]
+QkNorm = Literal["none", "head", "all"]
 Reach = Literal["local", "global"]
 """Keys of a layer: those in the model's window, or the whole row."""
 
 
 @section
-class Decoder(BlockFields):
+class Decoder:
     """All of a causal decoder but `layer_spec`, `layer` and fields of the family's own. Help is in
     `Field`, since pydantic does not find docstrings of inherited fields."""
 
@@ -59,6 +58,9 @@ class Decoder(BlockFields):
     both_ways: ClassVar[bool] = False  # whether queries see tokens after themselves
     fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
     mixer: ClassVar[str] = "attention"  # what joins tokens in its layers
+    # fields of some families, the same in all models of the others
+    qk_norm: ClassVar[QkNorm] = "none"
+    logits_soft_cap: ClassVar[float | None] = None
 
     vocab_size: PositiveInt
     embed_dim: PositiveInt
@@ -127,34 +129,23 @@ class Decoder(BlockFields):
         """Experts of the layers, by prefix of their statistics."""
         return {"reasoning": self.reasoning.experts} if self.reasoning else {}
 
-    def active_share(self, path: str, param: Param) -> float:
-        """Fraction of a weight that each token meets: all of it, of experts the chosen ones."""
-        if "experts" not in param.batch:
-            return 1.0
-        own = path.rpartition(".")[2].startswith("reasoning_")
-        return self.mixtures["reasoning" if own else "router"].active_share
-
-    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
-        """Losses that layers with experts add to the mean loss of a token, and their metrics."""
-        total: Array | float = 0.0
-        metrics: Metrics = {}
-        for prefix, experts in self.mixtures.items():
-            if f"{prefix}_counts" in aux:
-                added, new = experts.penalty(aux, prefix)
-                total, metrics = total + added, metrics | new
-        return total, metrics
-
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
-        return _work(self, seq_len)
+        return WORK["of a decoder"](self, seq_len)
 
     def spec(self) -> Tree:
         """Every weight, once."""
         return {
-            **embedding_spec(self),
+            **self.embedding_spec(),
             **layers_spec(self.spans, self.layer_spec),
             "norm": Param("norm", (self.embed_dim,), fill=1.0),
         }
+
+    def embedding_spec(self) -> Tree:
+        """The embedding table, and the head where it is not the table."""
+        d, v = self.embed_dim, self.vocab_size
+        spec = {"embed": Param("vocab -> embed", (v, d), std=self.embed_std)}
+        return spec | ({"head": Param("embed -> vocab", (d, v))} if self.head == "untied" else {})
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
@@ -208,37 +199,11 @@ class Decoder(BlockFields):
             return dot("btd,dv->btv", hidden, w["head"], out_dtype=jnp.float32)
         return dot("btd,vd->btv", hidden, w["embed"], out_dtype=jnp.float32)
 
-    def new_cache(self, batch_size: int, length: int, compute: Compute) -> Tree:
-        """Empty cache for `length` tokens a row."""
-        state_of = partial(self.state, batch_size=batch_size, length=length, dtype=compute.dtype)
-        return CACHED["layers"].new_cache(self.spans, batch_size, length, state_of, compute)
-
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
         """Shapes of what a layer carries from token to token, in rows of up to `length`: here
         keys and values."""
         each = jax.ShapeDtypeStruct((batch_size, length, self.num_kv_heads, self.head_dim), dtype)
         return {"k": each, "v": each}
-
-    def layers_apart(self, w: Tree) -> Tree:
-        """The weights with each span's layers as a list, for `extend` with `compute.unroll`."""
-        return w | {span.name: apart(w[span.name]) for span in self.spans}
-
-    def extend(
-        self, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
-        *, first: bool = False,
-    ) -> tuple[Array, Tree]:  # fmt: skip
-        """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
-        `first`: there are none in it.
-
-        `valid` [B, T] is False at (left) padding, which is never attended to and counts
-        for no position. The caller sees to it that the cache is long enough.
-        """
-        cached = CACHED["layers"]
-        tables = self.tables(cached.cache_positions(valid, cache), cache["valid"].shape[1])
-        x = self.embedded(w, tokens, compute)
-        kernel = select.causal_attention(compute) if first else None
-        x, cache = cached.extend_layers(self.layer, self.spans, w, x, tables, valid, cache, kernel)
-        return self.last_norm(w, x), cache
 
 
 def reaches(pattern: Sequence[Reach], num_layers: int) -> tuple[Reach, ...]:
@@ -271,25 +236,3 @@ def check_decoder(model: Decoder) -> None:
                     "head; give one per pair"
                 )
     _ = model.kinds
-
-
-@lru_cache(256)
-def _work(model: Decoder, seq_len: int) -> Work:
-    """The work, derived from the Params; with an untied head the embedding is only looked up."""
-    spec = model.spec()
-    active = {path: model.active_share(path, param) for path, param in walk(spec)}
-    if model.head == "untied":
-        active["embed"] = 0.0
-    return Work(
-        spec=spec,
-        seq_len=seq_len,
-        num_layers=model.num_layers,
-        embed_dim=model.embed_dim,
-        vocab_size=model.vocab_size,
-        active=active,
-        attention=Attention(
-            model.windows, model.num_heads, model.num_kv_heads, model.head_dim, model.both_ways
-        ),
-        soft_capped=model.logits_soft_cap is not None,
-        normed=frozenset((*model.normed_branches, *("qk" if model.qk_norm != "none" else ""))),
-    )

@@ -44,14 +44,14 @@ class Gemma(Decoder):
     """Dimension whose root scores are divided by; head_dim if unset."""
     attention_soft_cap: Positive | None = None
     """Bound on the magnitude of attention scores."""
-    logits_soft_cap: Positive | None = None
+    logits_soft_cap: Positive | None = None  # type: ignore[misc]
     """Bound on the magnitude of logits."""
     local_rope_theta: Positive | None = None
     """Theta of local layers, which are then not scaled; that of all layers if unset."""
     norm_eps: Positive = 1e-6
     mlp: AnyMlp = "geglu"
     head: Head = "tied"
-    qk_norm: Literal["none", "head"] = "none"
+    qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""
 
     @property
@@ -65,7 +65,7 @@ class Gemma(Decoder):
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
-        layer = attention_spec(self) | mlp_spec(self)
+        layer = attention_spec(self) | mlp_spec(self, self.mlp_dim)
         for branch in ("attention", "mlp"):
             layer[f"{branch}_norm"] = _norm("norm", self.embed_dim)
             layer[f"{branch}_out_norm"] = _norm("norm", self.embed_dim)

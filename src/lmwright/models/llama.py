@@ -40,10 +40,12 @@ class PreNorm(Decoder):
     mlp, or what a family puts in its place."""
 
     bias: Bias = "none"
+    mlp_dim: int
+    """Width of a plain mlp; missing where no layer has one."""
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of a layer's feed-forward."""
-        return mlp_spec(self, self.bias)
+        return mlp_spec(self, self.mlp_dim, self.bias)
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and sums over real tokens."""
@@ -54,7 +56,7 @@ class PreNorm(Decoder):
         return {
             "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
             **attention_spec(self, self.bias),
-            **qk_norm_spec(self),
+            **qk_norm_spec(self, self.qk_norm),
             "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
             **self.ffn_spec(kind),
         }
@@ -65,7 +67,7 @@ class PreNorm(Decoder):
 
     def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values before the rotation."""
-        return *qk_normed(self, w, q, k), v
+        return *qk_normed(self.qk_norm, w, q, k, self.norm_eps), v
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
@@ -90,7 +92,7 @@ class Llama(PreNorm):
     layer_pattern: tuple[Reach, ...] = ("local",)
     """Reach of each layer; the pattern repeats over all layers."""
     head: Head = "tied"
-    qk_norm: Literal["none", "head"] = "none"
+    qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""
     bias: Bias = "none"
     """Projections that add a bias."""

@@ -105,7 +105,7 @@ class Qwen3Moe(MoeDecoder):
     """Qwen 3 with experts (https://arxiv.org/abs/2505.09388): norms of q and k in each head, some
     layers plain."""
 
-    qk_norm: ClassVar = "head"  # type: ignore[misc]
+    qk_norm: ClassVar = "head"
     kind: Literal["qwen3-moe"] = "qwen3-moe"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()
@@ -120,7 +120,7 @@ class Olmoe(MoeDecoder):
     """OLMoE (https://arxiv.org/abs/2409.02060): many small experts in every layer, routing weights
     as the softmax leaves them; norms of q and k over all heads together."""
 
-    qk_norm: ClassVar = "all"  # type: ignore[misc]
+    qk_norm: ClassVar = "all"
     kind: Literal["olmoe"] = "olmoe"
     bias: AttentionBias = "none"
     qkv_limit: Positive | None = None
@@ -140,7 +140,7 @@ class Dots1(MoeDecoder):
     (https://arxiv.org/abs/2412.19437) but for its attention. Sigmoid routing from the best groups,
     balanced by a bias; shared experts for every token; the first layers plain."""
 
-    qk_norm: ClassVar = "head"  # type: ignore[misc]
+    qk_norm: ClassVar = "head"
     kind: Literal["dots1"] = "dots1"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()

@@ -35,7 +35,7 @@ from lmwright.nn.rope import apply_rope
 class Olmo2(Decoder):
     """A decoder of the OLMo 2 family; its fields are the model."""
 
-    qk_norm: ClassVar = "all"  # type: ignore[misc]
+    qk_norm: ClassVar = "all"
     normed_branches: ClassVar = ("o", "down")
     kind: Literal["olmo2"] = "olmo2"
     mlp_dim: PositiveInt
@@ -48,9 +48,9 @@ class Olmo2(Decoder):
         """The weights of a layer."""
         return {
             **attention_spec(self, self.bias),
-            **qk_norm_spec(self),
+            **qk_norm_spec(self, self.qk_norm),
             "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
-            **mlp_spec(self),
+            **mlp_spec(self, self.mlp_dim),
             "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
         }
 
@@ -59,7 +59,8 @@ class Olmo2(Decoder):
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and mlp."""
         q, k, v = project(w, x)
-        q, k = (name_result(apply_rope(a, tables)) for a in qk_normed(self, w, q, k))
+        q, k = qk_normed(self.qk_norm, w, q, k, self.norm_eps)
+        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
         h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
         x = constrain(x + h, "batch stream embed")

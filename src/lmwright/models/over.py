@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Metrics, Work
+from lmwright.core.contract import Batch, Work
 from lmwright.core.param import Tree, walk
 from lmwright.core.stack import Aux
 
@@ -93,9 +93,10 @@ class OverEncoder:
         """The residual stream after the last norm, [B, T, D], and sums of the layers beside it."""
         return self.encoder.hidden(w, batch, compute)
 
-    def penalties(self, aux: Aux) -> tuple[Array | float, Metrics]:
-        """Losses that the layers add, and their metrics."""
-        return self.encoder.penalties(aux)
+    @property
+    def mixtures(self) -> Mapping[str, Any]:
+        """Experts of the layers, by prefix of their statistics."""
+        return self.encoder.mixtures
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""

@@ -61,7 +61,7 @@ class Phi3(Decoder):
             "o": attention_spec(self)["o"],
             "mlp_norm": Param("norm", (d,), fill=1.0),
             "gate_up": Param("embed -> gate_up mlp", (d, 2, self.mlp_dim)),
-            "down": mlp_spec(self)["down"],
+            "down": mlp_spec(self, self.mlp_dim)["down"],
         }
 
     def layer(

@@ -75,10 +75,10 @@ class Recurrent(Decoder):
             spec[name] = replace(spec[name], std=self.small_std)
         return spec
 
-    def fresh_mlp(self) -> Tree:
+    def fresh_mlp(self, mlp_dim: int) -> Tree:
         """gate, up and down of a layer, with the spread of their fresh weights."""
         stds = {"gate": self.small_std, "up": self.small_std, "down": self.stream_std}
-        spec = mlp_spec(self)
+        spec = mlp_spec(self, mlp_dim)
         return {name: replace(spec[name], std=std) for name, std in stds.items()}
 
     def tables(self, positions: Array, length: int) -> Tree:
@@ -117,7 +117,7 @@ class Xlstm(Recurrent):
     results do not depend on it, but time and memory do."""
     gate_soft_cap: Positive = 15.0
     """What goes into input and forget gates stays between plus and minus this."""
-    logits_soft_cap: Positive | None = 30.0
+    logits_soft_cap: Positive | None = 30.0  # type: ignore[misc]
     """Logits stay between plus and minus this."""
     norm_eps: Positive = 1e-6
     mlp: GatedMlp = "swiglu"
@@ -152,7 +152,7 @@ class Xlstm(Recurrent):
             "memory_norm": Param("heads head_dim", (n, h), fill=1.0),
             "o": Param("heads head_dim -> embed", (n, h, d), std=self.stream_std),
             "mlp_norm": Param("norm", (d,), fill=1.0),
-            **self.fresh_mlp(),
+            **self.fresh_mlp(self.mlp_dim),
         }  # fmt: skip
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:

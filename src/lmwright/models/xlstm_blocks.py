@@ -144,7 +144,7 @@ class XlstmBlocks(Recurrent):
             "forget_gate_bias": bias(fill=5.0, fill_to=-7.0),
             "memory_norm": Param("heads head_dim", (n, h), fill=1.0),
             "mlp_norm": Param("norm", (d,), fill=1.0),
-            **self.fresh_mlp(),
+            **self.fresh_mlp(self.mlp_dim),
         }  # fmt: skip
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:

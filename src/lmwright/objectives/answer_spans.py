@@ -22,6 +22,7 @@ from lmwright.models import KINDS
 from lmwright.models.answerer import Answerer, has_answers
 from lmwright.models.classifier import document_sums, first_tokens
 from lmwright.models.heads import HEAD
+from lmwright.objectives.clm import penalties
 
 
 class Spans(NamedTuple):
@@ -107,7 +108,7 @@ class Answer(Objective):
         nll = (jnp.sum(logsum * there[..., None]) - jnp.sum(logits * chosen)) / 2
         hits = document_sums((logits >= most) * chosen, batch.segment_ids)
         right = jnp.sum(jnp.prod(hits, axis=-1) * there)
-        penalty, metrics = answerer.penalties(aux)
+        penalty, metrics = penalties(answerer, aux)
         return Spans(logits, nll, jnp.sum(there), right, penalty, metrics)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:

@@ -14,6 +14,7 @@ from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
+from lmwright.objectives.clm import penalties
 from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
 
@@ -48,6 +49,6 @@ class Classify(OverDocuments):
             "nll": (nll, weight),
             "accuracy": (jnp.sum((guess == label) * there), weight),
         }
-        added, more = self.classifier(model).penalties(scored.aux)
+        added, more = penalties(self.classifier(model), scored.aux)
         loss = Loss(nll + added * weight, weight, metrics | more)
         return Judged(loss, label, guess, there)

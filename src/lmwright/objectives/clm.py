@@ -7,7 +7,7 @@ from jax import Array
 
 from lmwright.config.run import NonNegative, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Aux, Batch, Loss, Model, Objective
+from lmwright.core.contract import Aux, Batch, Loss, Metrics, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.kernels import select
 
@@ -71,7 +71,18 @@ def next_tokens(batch: Batch) -> tuple[Array, Array]:
 
 
 def with_penalties(loss: Loss, model: Model, aux: Aux) -> Loss:
-    """The loss with what the model's layers add to that of each token, and their metrics; `aux`
-    is what `model.hidden` returned beside the residual stream."""
-    added, metrics = model.penalties(aux)
+    """The loss with what the model's experts add to that of each token, and their metrics."""
+    added, metrics = penalties(model, aux)
     return Loss(loss.total + added * loss.weight, loss.weight, loss.metrics | metrics)
+
+
+def penalties(model: Model, aux: Aux) -> tuple[Array | float, Metrics]:
+    """Losses that a model's experts add to the mean loss of a token, and their metrics; `aux` are
+    the sums that `model.hidden` returned beside the residual stream."""
+    total: Array | float = 0.0
+    metrics: Metrics = {}
+    for prefix, experts in model.mixtures.items():
+        if f"{prefix}_counts" in aux:
+            added, new = experts.penalty(aux, prefix)
+            total, metrics = total + added, metrics | new
+    return total, metrics

@@ -26,6 +26,7 @@ from lmwright.core.pipeline import interleaved
 from lmwright.errors import UserError
 from lmwright.models.embedder import Embedder, embedder_of, unit
 from lmwright.models.hf.embedder import TokenPooling
+from lmwright.objectives.clm import penalties
 
 HIDDEN = -1e30  # score of what an anchor is not compared with
 
@@ -130,20 +131,19 @@ class Embed(Objective):
 
         def encode(rows: Batch) -> tuple[Array, tuple[Array | float, dict]]:
             vectors, aux = embedder.vectors(w, rows, compute, places_of(rows))
-            return vectors, embedder.penalties(aux)
+            return vectors, penalties(embedder, aux)
 
         if batch.tokens.ndim == 2:
-            vectors, penalties = encode(batch)
+            vectors, added = encode(batch)
         else:
-            vectors, penalties = lax.map(jax.checkpoint(encode), batch)
+            vectors, (total, metrics) = lax.map(jax.checkpoint(encode), batch)
             vectors, batch = interleaved(vectors), jax.tree.map(interleaved, batch)
-            added, more = penalties
-            penalties = jnp.mean(added), jax.tree.map(jnp.sum, more)
+            added = jnp.mean(total), jax.tree.map(jnp.sum, metrics)
         ids = jnp.arange(1, places_of(batch) + 1)[:, None]
         inside = batch.segment_ids[:, None] == ids  # [B, S, T]
         anchor = jnp.any(inside & (batch.loss_weight > 0)[:, None], axis=2)
         there = jnp.any(inside, axis=2)
-        return Texts(vectors, there, anchor, marks_of(batch, inside)), penalties
+        return Texts(vectors, there, anchor, marks_of(batch, inside)), added
 
     def scored(self, pairs: Pairs, dim: int) -> tuple[Array, Array]:
         """The loss summed over anchors, by the first `dim` numbers of the vectors, and the number

@@ -18,6 +18,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.models.classifier import PerText, document_sums
+from lmwright.objectives.clm import penalties
 from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
 
@@ -54,7 +55,7 @@ class Multilabel(OverDocuments):
             "nll": (total, weight),
             "accuracy": (jnp.sum(jnp.all(given == real, axis=-1) * there), weight),
         }
-        added, more = self.classifier(model).penalties(scored.aux)
+        added, more = penalties(self.classifier(model), scored.aux)
         return Judged(Loss(total + added * weight, weight, metrics | more), real, given, there)
 
 

@@ -34,7 +34,7 @@ from lmwright.errors import UserError
 from lmwright.models import TABLES
 from lmwright.models.detector import TABLE, Detector
 from lmwright.nn.gumbel import sample
-from lmwright.objectives.clm import loss_at
+from lmwright.objectives.clm import loss_at, penalties
 from lmwright.objectives.masking import keys_of_rows
 from lmwright.objectives.mlm import Hidden, Mlm
 
@@ -213,7 +213,7 @@ def detect(
         "detector_accuracy": (jnp.sum(right * real), weight),
         "detector_recall": (jnp.sum(right * replaced * real), jnp.sum(replaced * real)),
     }
-    added, more = detector.penalties(aux)
+    added, more = penalties(detector, aux)
     return Loss(loss + added * weight, weight, {}), metrics | more
 
 

@@ -22,6 +22,7 @@ from lmwright.errors import UserError
 from lmwright.models import KINDS
 from lmwright.models.heads import HEAD
 from lmwright.models.tagger import Tagger
+from lmwright.objectives.clm import penalties
 from lmwright.objectives.documents import Judged, check_labels
 
 
@@ -82,5 +83,5 @@ class Tag(Objective):
         guess = jnp.argmax(logits, axis=-1)
         right = jnp.sum((guess == tag) * there)
         metrics = {"nll": (nll, weight), "accuracy": (right, weight)}
-        added, more = tagger.penalties(aux)
+        added, more = penalties(tagger, aux)
         return Judged(Loss(nll + added * weight, weight, metrics | more), tag, guess, there)
