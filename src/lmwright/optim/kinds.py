@@ -30,15 +30,15 @@ class WarmUp:
     """The linear rise from zero that all schedules begin with."""
 
     warmup_steps: int
-    least_fall: ClassVar[int] = 0  # steps of decay at the end of the run
+    least_fall: ClassVar[int] = 0  # steps of a decay
+
+    def fall_steps(self, num_steps: int) -> int:
+        """The fewest steps after the warm-up of a run of `num_steps`."""
+        return self.least_fall
 
     def refuse(self, num_steps: int) -> None:
         """Raises UserError where the schedule does not fit into the steps of a run."""
-        fall_steps = self.decay_steps if isinstance(self, Wsd) else self.least_fall
-        if isinstance(self, Exponential):
-            fall_steps += self.cooldown_steps
-        if isinstance(self, TwoStage):
-            fall_steps = num_steps - int(num_steps * self.switch_fraction) + 1
+        fall_steps = self.fall_steps(num_steps)
         if self.warmup_steps + fall_steps > num_steps:
             decay = f" before {fall_steps} of decay" if fall_steps else ""
             raise UserError(
@@ -94,6 +94,10 @@ class Wsd(WarmUp):
     floor_fraction: UnitFraction = 0.0
     """Rate at the end, as a share of `learning_rate`."""
 
+    def fall_steps(self, num_steps: int) -> int:
+        """The decay."""
+        return self.decay_steps
+
 
 @section
 class InverseSqrt(WarmUp):
@@ -121,6 +125,10 @@ class TwoStage(WarmUp):
     floor_fraction: UnitFraction = 0.0
     """Rate at the end, as a share of `learning_rate`."""
 
+    def fall_steps(self, num_steps: int) -> int:
+        """A step of the first fall, and the second stage."""
+        return num_steps - int(num_steps * self.switch_fraction) + 1
+
 
 @section
 class Exponential(WarmUp):
@@ -135,6 +143,10 @@ class Exponential(WarmUp):
     """Rate at the end of the exponential decay, as a share of `learning_rate`."""
     cooldown_steps: NonNegativeInt = 0
     """Steps of linear fall to zero at the end of the run."""
+
+    def fall_steps(self, num_steps: int) -> int:
+        """A step of the decay, and the cool-down."""
+        return self.least_fall + self.cooldown_steps
 
 
 Schedule = Annotated[
