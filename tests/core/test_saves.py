@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.config.check import SCALED_TOGETHER
 from lmwright.core.compute import FORMATS, Remat, remat_of
-from lmwright.core.saves import GROUP, OUTLIERS
+from lmwright.core.saves import OUTLIERS
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import name_result
 
@@ -22,10 +21,6 @@ def stream(seed=0):
     x = rng.normal(size=(B, T, D)) * np.exp(rng.normal(size=D))
     x[:, 0, [5, 77]] *= 300
     return jnp.asarray(x, jnp.float32)
-
-
-def test_the_group_is_what_the_check_says():
-    assert GROUP == SCALED_TOGETHER
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

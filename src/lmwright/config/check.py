@@ -6,7 +6,7 @@ from lmwright.config.errors import join, nearest
 from lmwright.config.fields import default_of
 from lmwright.config.portions import check_portions
 from lmwright.config.rows import PLAIN, ROW_PARTS
-from lmwright.config.run import Chat, Run, Source, Tokenizer, seq_len_of
+from lmwright.config.run import SCALED_TOGETHER, Chat, Run, Source, Tokenizer, seq_len_of
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
@@ -16,7 +16,6 @@ ONLY_TRAINED = ("train", "vocab_size", "special_tokens", "sample_bytes")
 """Fields that set how a tokenizer is trained, without effect on an imported one."""
 EARLIER_VOCAB_SIZE = 8192
 """Ids of a trained tokenizer where neither it nor a model says how many."""
-SCALED_TOGETHER = 64  # values of a block's input with one scale, in `core.saves`
 
 
 def check_run(run: Run) -> None:

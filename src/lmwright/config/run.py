@@ -24,6 +24,7 @@ RematName = Literal["none", "dots", "gate", "mlp", "block"]
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
 ContextAttention = Literal["ring", "all_to_all"]
 HeadGradient = Literal["by_chunk", "once"]
+SCALED_TOGETHER = 64  # neighbors of a block's input that share a scale (`block_inputs`)
 
 FREE = "free"
 Free = Annotated[T, FREE]

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.config.run import SCALED_TOGETHER
 from lmwright.core.compute import BLOCK_INPUT, Block, Remat
 
-GROUP = 64  # values along D that share a scale
 OUTLIERS = 8  # channels of a row that int8 keeps as they are
 ROUNDING = 1 + 2**-8  # so that a scale in bfloat16 is never below the one that was asked for
 
@@ -28,7 +28,7 @@ Packed = tuple[Array, ...]
 
 
 class Format:
-    """Format in which block inputs [B, T, D] are kept; D is a multiple of `GROUP`."""
+    """Format in which block inputs [B, T, D] are kept; D is a multiple of `SCALED_TOGETHER`."""
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
         """Bits per value, scales included."""
@@ -92,10 +92,10 @@ class _Places:
 
 
 def integers(x: Array, largest: int) -> tuple[Array, Array]:
-    """int32 [B, T, D] within `largest` and bfloat16 scales [B, T, D / GROUP], whose product is
-    x."""
+    """int32 [B, T, D] within `largest` and bfloat16 scales, one for SCALED_TOGETHER values
+    along D, whose product is x."""
     wide = x.astype(jnp.float32)
-    peak = jnp.max(jnp.abs(wide.reshape(*x.shape[:-1], -1, GROUP)), axis=-1)
+    peak = jnp.max(jnp.abs(wide.reshape(*x.shape[:-1], -1, SCALED_TOGETHER)), axis=-1)
     # a compiler may leave out a cast to bfloat16 and back, but not this
     scale = jax.lax.reduce_precision(peak * (ROUNDING / largest), 8, 7).astype(jnp.bfloat16)
     steps = wide / repeated(jnp.where(scale == 0, 1, scale))
@@ -108,9 +108,9 @@ def scaled(values: Array, scale: Array) -> Array:
 
 
 def repeated(scale: Array) -> Array:
-    """float32 [B, T, D] of scales [B, T, D / GROUP]. By a product whose sums have one term:
-    to repeat along lanes, TPUs would store both the scales and the result."""
-    ones = jnp.repeat(jnp.eye(scale.shape[-1], dtype=scale.dtype), GROUP, axis=1)
+    """float32 [B, T, D] of scales, each repeated SCALED_TOGETHER times along D. By a product whose
+    sums have one term: to repeat along lanes, TPUs would store both the scales and the result."""
+    ones = jnp.repeat(jnp.eye(scale.shape[-1], dtype=scale.dtype), SCALED_TOGETHER, axis=1)
     return jnp.einsum("btg,gd->btd", scale, ones, preferred_element_type=jnp.float32)
 
 
@@ -121,7 +121,7 @@ class Int12(Format):
     largest: ClassVar[int] = 2**11 - 1
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
-        return 12 + 16 / GROUP
+        return 12 + 16 / SCALED_TOGETHER
 
     def pack(self, x: Array) -> Packed:
         """uint8 [B, T, D] of low bytes, uint8 [B, T, D / 2] of two high halves each, scales."""
@@ -144,7 +144,7 @@ class Int8(Format):
     largest: ClassVar[int] = 2**7 - 1
 
     def bits(self, seq_len: int, embed_dim: int) -> float:
-        return 8 + 16 / GROUP + OUTLIERS * (16 / embed_dim + 32 / embed_dim / seq_len)
+        return 8 + 16 / SCALED_TOGETHER + OUTLIERS * (16 / embed_dim + 32 / embed_dim / seq_len)
 
     def pack(self, x: Array) -> Packed:
         """int8 [B, T, D], scales, bfloat16 [B, T, OUTLIERS], and int32 [B, OUTLIERS]: which."""
