@@ -210,6 +210,12 @@ def test_files_that_cannot_be_read(tmp_path):
         (["data.sources.0={path='x', use='eval', weight=2}"], "weight: has no effect"),
         (["data.sources=[{path='x', name='a'}, {path='y', name='a'}]"], "sources.1.name: 'a'"),
         (["data.sources.0={path='x', format='csv', documents='line'}"], "documents: has no effect"),
+        (["data.sources.0={path='x', min_tokens=6, max_tokens=5}"], "min_tokens: 6 is above"),
+        (
+            ["data.normalize.dedup=exact", "data.sources=[{path='x', min_tokens=6}, {path='x'}]"],
+            'data.normalize.dedup: "exact" keeps the documents',
+        ),
+        (["data.sources.0.sample_tokens=6"], "sources.0.sample_tokens: its tokens cannot be"),
         (["model.num_kv_heads=3"], "not a multiple of model.num_kv_heads = 3"),
     ],
 )
@@ -227,6 +233,8 @@ def test_sections_that_contradict_each_other(tmp_path, overrides, part):
         ["checkpoint.keep_every_steps=150"],
         ["data.tokenizer.path=x"],
         ["data.sources.0={path='x', format='txt', documents='line', weight=2}"],
+        ["data.sources.0={path='x', min_tokens=5, max_tokens=5}"],
+        ["data.normalize.dedup=exact", "data.sources=[{path='x', min_tokens=6}, {path='y'}]"],
     ],
 )
 def test_the_edge_of_each_check_is_allowed(tmp_path, overrides):

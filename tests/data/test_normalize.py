@@ -200,8 +200,6 @@ def test_what_stops_with_one_line(tmp_path):
         run(tmp_path, Source(path=str(tmp_path / "b.jsonl")))
     with pytest.raises(UserError, match=r"data\.sources is empty"):
         run(tmp_path)
-    with pytest.raises(UserError, match="'a' has a weight but use = 'eval'"):
-        run(tmp_path, Source(path=path, use="eval", weight=1.0))
     with pytest.raises(UserError, match=r"data\.dir"):
         normalize(Data(dir="gs://b/c", sources=(Source(path=path),)))
     assert not list(tmp_path.rglob("manifest.json"))

@@ -64,8 +64,14 @@ def test_other_lengths_read_the_texts_no_second_time(data):
 def test_what_contradicts_itself(data):
     data, _ = data
     long, any_ = data.sources
-    with pytest.raises(UserError, match="'long' has min_tokens 60 above max_tokens 5"):
+    with pytest.raises(UserError, match=r"0\.min_tokens: 60 is above max_tokens = 5; swap"):
         counts_of(replace(data, sources=(replace(long, max_tokens=5), any_)))
     exact = Normalize(dedup="exact")
     with pytest.raises(UserError, match='dedup: "exact" keeps the documents of a file'):
         counts_of(replace(data, normalize=exact))
+    idle = replace(any_, use="eval", weight=1.0), replace(any_, sample_seed=3)
+    with pytest.raises(UserError) as both:  # without a run file, too
+        counts_of(replace(data, sources=idle, tokenizer=replace(data.tokenizer, train="unigram")))
+    for place in ("data.sources.0.weight: has no", "data.tokenizer.train: has no effect beside"):
+        assert place in str(both.value)
+    assert not Path(data.dir).exists()

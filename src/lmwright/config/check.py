@@ -2,27 +2,20 @@
 
 from typing import Any
 
-from lmwright.config.errors import join, nearest
+from lmwright.config.check_data import data_problems
+from lmwright.config.errors import join, nearest, problems
 from lmwright.config.fields import default_of
-from lmwright.config.portions import check_portions
-from lmwright.config.rows import PLAIN, ROW_PARTS
-from lmwright.config.run import SCALED_TOGETHER, Chat, Run, Source, Tokenizer, seq_len_of
+from lmwright.config.run import SCALED_TOGETHER, Run, seq_len_of
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
 from lmwright.storage.bucket import is_bucket
 
-ONLY_TRAINED = ("train", "vocab_size", "special_tokens", "sample_bytes")
-"""Fields that set how a tokenizer is trained, without effect on an imported one."""
-EARLIER_VOCAB_SIZE = 8192
-"""Ids of a trained tokenizer where neither it nor a model says how many."""
-
 
 def check_run(run: Run) -> None:
     """Raises UserError for a run whose sections contradict each other or that sets a field without
     effect. The error lists every problem found."""
-    lines = []
-    for check in (
+    checks = (
         _check_places,
         _check_length,
         _check_direction,
@@ -33,17 +26,12 @@ def check_run(run: Run) -> None:
         check_memory,
         _check_checkpoint,
         _check_tokenizer,
-        _check_sources,
-        check_portions,
         _check_prices,
         _check_limits,
         _check_profile,
         _check_publish,
-    ):
-        try:
-            check(run)
-        except UserError as error:
-            lines.append(str(error))
+    )
+    lines = [*problems(checks, run), *data_problems(run.data, seq_len_of(run))]
     if lines:
         raise join(lines)
 
@@ -224,130 +212,21 @@ def _check_checkpoint(run: Run) -> None:
 
 def _check_tokenizer(run: Run) -> None:
     tokenizer = run.data.tokenizer
+    if tokenizer.path is not None:
+        return
     origin = None if run.train.init_parts else run.train.init_from
-    if tokenizer.path is None and origin is not None and run.data.sources:
+    if origin is not None and run.data.sources:
         raise UserError(
             f"data.tokenizer.path: missing; train.init_from needs its own tokenizer, but {origin} "
             f"has none, or [data.tokenizer] overrides it; set the path of the tokenizer that the "
             f"weights were trained with"
         )
-    if tokenizer.path is None:
-        size = run.model.vocab_size
-        if tokenizer.vocab_size and tokenizer.vocab_size > size:
-            raise UserError(
-                f"data.tokenizer.vocab_size: {tokenizer.vocab_size} is more than "
-                f"model.vocab_size = {size}; make them equal"
-            )
-        if len(set(tokenizer.special_tokens)) < max(1, len(tokenizer.special_tokens)):
-            raise UserError(
-                "data.tokenizer.special_tokens: needs at least one token and no duplicates; the "
-                "first one ends a document"
-            )
-        return
-    for name in ONLY_TRAINED:
-        field = Tokenizer.__dataclass_fields__[name]
-        # run files of earlier versions spell out the size that was the default
-        earlier = name == "vocab_size" and tokenizer.vocab_size == EARLIER_VOCAB_SIZE
-        if getattr(tokenizer, name) != default_of(field) and not earlier:
-            raise UserError(
-                f"data.tokenizer.{name}: has no effect beside data.tokenizer.path, which imports "
-                f"a tokenizer; remove one of them"
-            )
-
-
-def _check_sample(source: Source, where: str, tokenizer: Tokenizer) -> None:
-    if source.sample_tokens is None:
-        if source.sample_seed:
-            raise UserError(
-                f"{where}.sample_seed: has no effect without sample_tokens; set that or remove it"
-            )
-        return
-    if source.rows != "text":
+    size = run.model.vocab_size
+    if tokenizer.vocab_size and tokenizer.vocab_size > size:
         raise UserError(
-            f"{where}.sample_tokens: counts the tokens of texts, and the rows are "
-            f'"{source.rows}"; leave it out'
+            f"data.tokenizer.vocab_size: {tokenizer.vocab_size} is more than "
+            f"model.vocab_size = {size}; make them equal"
         )
-    if tokenizer.path is None:
-        raise UserError(
-            f"{where}.sample_tokens: its tokens cannot be counted while the tokenizer is not "
-            "trained; set data.tokenizer.path, which may be one that was prepared before"
-        )
-
-
-def _check_sources(run: Run) -> None:
-    names: set[str] = set()
-    for place, source in enumerate(run.data.sources):
-        where = f"data.sources.{place}"
-        name = source.name
-        if name is not None and (name in names or not name):
-            raise UserError(
-                f"{where}.name: {name!r} is empty or used twice; give each source its own name"
-            )
-        names.add(name or "")
-        if source.weight is not None and source.use == "eval":
-            raise UserError(
-                f"{where}.weight: has no effect on a source that is only evaluated; remove it"
-            )
-        if source.documents != "file" and source.format not in ("auto", "txt"):
-            raise UserError(
-                f"{where}.documents: has no effect on {source.format}, whose rows are the "
-                f"documents; remove it"
-            )
-        _check_rows(source, where)
-        _check_sample(source, where, run.data.tokenizer)
-    kinds = {source.rows for source in run.data.sources}
-    apart = (
-        ("preference", "pairs of answers"), ("rated", "rated answers"), ("labeled", "labeled"),
-        ("related", "related texts"), ("tagged", "tagged words"),
-        ("answered", "questions with answers"),
-    )  # fmt: skip
-    for kind, what in apart:
-        if kind in kinds and len(kinds) > 1:
-            raise UserError(
-                f'data.sources: rows = "{kind}" are {what}, and other rows are not; '
-                "keep them in runs of their own"
-            )
-    if any(source.prompts != run.data.sources[0].prompts for source in run.data.sources):
-        raise UserError(
-            "data.sources: have different prompts, and a model has one for queries and one for "
-            "passages; give all sources the same"
-        )
-    if run.data.sources and run.data.chat != Chat():
-        if all(source.rows in PLAIN for source in run.data.sources):
-            raise UserError(
-                "data.chat: has no effect, since no source holds examples; set data.sources.rows"
-            )
-
-
-def _check_rows(source: Source, where: str) -> None:
-    if source.prompts and source.rows != "related":
-        raise UserError(
-            f'{where}.prompts: has no effect on rows = "{source.rows}", only on "related" ones; '
-            "remove it"
-        )
-    if source.rows == "text":
-        for name in ("columns", "roles"):
-            if getattr(source, name):
-                raise UserError(
-                    f'{where}.{name}: has no effect on rows = "text"; set {where}.rows to one of '
-                    f"{', '.join(ROW_PARTS)}, or remove it"
-                )
-        return
-    if source.format == "txt":
-        raise UserError(f'{where}.rows: "{source.rows}" needs columns, which txt does not have')
-    if source.text_column != default_of(Source.__dataclass_fields__["text_column"]):
-        raise UserError(
-            f'{where}.text_column: has no effect on rows = "{source.rows}"; use {where}.columns'
-        )
-    known = [name for names in ROW_PARTS[source.rows] for name in names]
-    for name in source.columns:
-        if name not in known:
-            cure = nearest(name, known, what="there are")
-            raise UserError(
-                f'{where}.columns.{name}: rows = "{source.rows}" has no such column; {cure}'
-            )
-    if source.roles and source.rows in ("alpaca", *PLAIN):
-        raise UserError(f'{where}.roles: has no effect on rows = "{source.rows}"; remove it')
 
 
 def _check_prices(run: Run) -> None:

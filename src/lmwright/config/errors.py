@@ -1,9 +1,9 @@
 """Pydantic's errors as the sentence that a user needs: place, cause and cure."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from lmwright.config.text import Keys, join_keys
 from lmwright.errors import UserError
@@ -62,6 +62,7 @@ MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 UNTAGGED = ("union_tag_invalid", "union_tag_not_found")
 
 Errors = Sequence[dict[str, Any]]
+T = TypeVar("T")
 
 
 def nearest(word: str, names: Sequence[str], *, what: str) -> str:
@@ -97,6 +98,17 @@ def explain(
         for keys in sorted(by_path, key=lambda keys: _rank(by_path[keys]))
     ]
     return join(lines)
+
+
+def problems(checks: Iterable[Callable[[T], Any]], checked: T) -> list[str]:
+    """The messages of those checks of a value that raise UserError."""
+    lines = []
+    for check in checks:
+        try:
+            check(checked)
+        except UserError as error:
+            lines.append(str(error))
+    return lines
 
 
 def join(lines: Sequence[str]) -> UserError:

@@ -16,7 +16,8 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from lmwright.config.check import ONLY_TRAINED, check_run
+from lmwright.config.check import check_run
+from lmwright.config.check_data import ONLY_TRAINED
 from lmwright.config.errors import explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule

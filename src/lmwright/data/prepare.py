@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmwright.config import rows as row_kinds
+from lmwright.config.check_data import check_data
 from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.carry import working_folder
 from lmwright.data.dropped import LAST_READ_BY, DroppedError, drop, restore
@@ -54,6 +55,8 @@ def prepare(
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"There is no stage {stage!r}; stages are {', '.join(STAGES)}")
+    length = data.pack.seq_len or seq_len
+    check_data(data, length)
     if data.portions is not None:
         from lmwright.data.prepare_portions import prepare_portions
 
@@ -77,7 +80,6 @@ def prepare(
             data = with_template(data)
         with working_folder(data.dir) as folder:
             options = model_vocab_size, labels, windows, workers, progress, portion
-            length = data.pack.seq_len or seq_len
             made = _make(replace(data, dir=folder), stages, keep, length, *options)
     return Summary(data.dir, made)
 
@@ -200,7 +202,7 @@ def _stages(
     options = {"workers": workers, "progress": progress}
     named = list(zip(source_names(data.sources), data.sources, strict=True))
     weights = {name: source.weight for name, source in named if source.use == "train"}
-    lengths = wanted_lengths(data, named)
+    lengths = wanted_lengths(named)
     chats, kinds = None, {source.rows for source in data.sources}
     if has_chats(data):
         chats = Conversations(

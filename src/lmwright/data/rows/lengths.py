@@ -1,14 +1,12 @@
 """Lengths of documents that are wanted, and of examples, to choose rows that are long enough."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-from lmwright.config.run import Data, Source
+from lmwright.config.run import Source
 from lmwright.data.manifest import Manifest, add_counts
-from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 
 KEPT = 0.95
@@ -18,29 +16,13 @@ STEP = 64
 """Lengths of rows are multiples of it."""
 
 
-def wanted_lengths(
-    data: Data, named: Sequence[tuple[str, Source]]
-) -> dict[str, tuple[int | None, int | None]]:
-    """Fewest and most tokens of a document, of the sources that say so. Raises UserError where no
-    document has such a length, or duplicates would be dropped before lengths are known."""
-    lengths = {
+def wanted_lengths(named: Sequence[tuple[str, Source]]) -> dict[str, tuple[int | None, int | None]]:
+    """Fewest and most tokens of a document, of the sources that say so."""
+    return {
         name: (source.min_tokens, source.max_tokens)
         for name, source in named
         if source.min_tokens or source.max_tokens
     }
-    for name, (fewest, most) in lengths.items():
-        if fewest and most and fewest > most:
-            raise UserError(
-                f"data.sources: {name!r} has min_tokens {fewest} above max_tokens {most}; swap them"
-            )
-    limited = {source.path for name, source in named if name in lengths}
-    shared = limited & {path for path, n in Counter(s.path for s in data.sources).items() if n > 1}
-    if data.normalize.dedup == "exact" and shared:
-        raise UserError(
-            'data.normalize.dedup: "exact" keeps the documents of a file that two sources name for '
-            'the first of them, whatever their length; set "none"'
-        )
-    return lengths
 
 
 def bucket(tokens: int) -> str:

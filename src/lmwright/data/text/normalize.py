@@ -147,11 +147,6 @@ def plan_parts(data: Data, part_bytes: int, portion: Portion | None = None) -> l
     counting = counting_of(data, Path(data.dir).absolute())
     names = source_names(data.sources)
     for name, source in zip(names, data.sources, strict=True):
-        if source.use == "eval" and source.weight is not None:
-            raise UserError(
-                f"data.sources: {name!r} has a weight but use = 'eval'; a weight is a share of "
-                "training, so drop one of them"
-            )
         source = replace(source, weight=None, name=name)
         most = source.sample_tokens
         sample: tuple[Any, ...] = (most, counting) if most else ()

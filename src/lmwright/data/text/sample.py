@@ -40,11 +40,6 @@ def counting_of(data: Data, folder: Path) -> Counting | None:
     """Settings for counting tokens, by the tokenizer stage; None if no sample is asked for."""
     if not is_sampled(data):
         return None
-    if data.tokenizer.path is None:
-        raise UserError(
-            "data.sources.sample_tokens: tokens cannot be counted while the tokenizer is not "
-            "trained; set data.tokenizer.path"
-        )
     made = read_manifest(folder / "tokenizer")
     facts = facts_of(made, data.tokenize)
     around = (data.tokenize.prepend == "bos") + (data.tokenize.append == "eos")

@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lmwright.config import run
-from lmwright.config.check import EARLIER_VOCAB_SIZE
+from lmwright.config.check_data import EARLIER_VOCAB_SIZE
 from lmwright.data.json_text import parse_json, write_json
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole

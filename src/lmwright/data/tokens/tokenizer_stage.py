@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from lmwright.config.check import EARLIER_VOCAB_SIZE
+from lmwright.config.check_data import EARLIER_VOCAB_SIZE
 from lmwright.config.run import Tokenizer
 from lmwright.data.dropped import read_made
 from lmwright.data.manifest import Manifest, hash_file, read_manifest

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.check import EARLIER_VOCAB_SIZE
+from lmwright.config.check_data import EARLIER_VOCAB_SIZE
 from lmwright.config.run import Data, Tokenizer
 from lmwright.data.dropped import read_made
 from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
