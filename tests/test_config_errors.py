@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.config.run import PositiveInt, section
 from lmwright.core.contract import Objective
 from lmwright.errors import UserError
@@ -241,6 +242,62 @@ def test_the_edge_of_each_check_is_allowed(tmp_path, overrides):
     path = tmp_path / "run.toml"
     path.write_text(RUN_FILE)
     load_run(path, overrides)
+
+
+def teacher(**sizes):
+    sizes = {"embed_dim": 8, "mlp_dim": 8, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8} | sizes
+    fields = "".join(f", {name} = {size}" for name, size in sizes.items())
+    model = f"{{kind = 'llama', num_layers = 1{fields}}}"
+    return f"objective={{kind = 'distill', teacher = 'x', teacher_model = {model}}}"
+
+
+TWO = "lora={adapters = [{name = 'a'}, {name = 'b'}]}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (
+            ["lora.rank=4", "train.head_gradient=once", "train.loss_chunk_tokens=8"],
+            "head is frozen",
+        ),
+        (["lora={adapters=[{name='a'}, {name='a'}]}"], "lora.adapters: two have the name 'a'"),
+        (["lora={init_from='x', adapters=[{name='a'}]}"], "lora.init_from: has no effect beside"),
+        (["lora={adapters=[{name='a', rows=9}]}"], "lora.adapters.rows: 16 rows of train.global"),
+        ([TWO, "train.skip_spikes=rollback"], 'train.skip_spikes: "rollback" goes back with all'),
+        ([TWO, "qat.weights=int4"], "lora.adapters: [qat] rounds one adapter with its base"),
+        (["lora.dropout=0.1", "qat.weights=int4"], "lora: with [qat] the adapter is inside"),
+        (["objective.kind=distill"], "objective.teacher: is missing; name a model"),
+        (["objective.kind=distill", "qat.weights=int4"], "there is no train.init_from to learn"),
+        ([teacher(vocab_size=64, seq_len=512)], "objective.teacher: predicts 64 tokens and the"),
+        ([teacher(vocab_size=8192, seq_len=64)], "objective.teacher: is built for rows of 64 tok"),
+    ],
+)
+def test_kinds_refuse_what_does_not_go_with_them(tmp_path, overrides, part):
+    assert part in said(tmp_path, RUN_FILE, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["objective.kind=embed", TWO], "lora.adapters: objective.kind = 'embed' compares all"),
+        (["objective.kind=answer", "data.pack.seq_len=128"], "objective.window_tokens: 384 are"),
+        (["objective.kind=answer", "data.normalize.unicode=nfc"], "data.normalize.unicode: 'nfc'"),
+    ],
+)
+def test_objectives_of_encoders_do_so_too(tmp_path, overrides, part):
+    text = RUN_FILE.replace("quickstart", "pretrain-encoder")
+    text += '[model]\npreset = "modernbert-base"\n[train]\nsteps = 9000\nglobal_batch_size = 8\n'
+    assert part in said(tmp_path, text, *overrides)
+
+
+def test_what_a_training_would_refuse_is_refused_where_a_run_is_shown(tmp_path, capsys):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE + "min_tokens = 9\nmax_tokens = 8\n[objective]\nkind = 'distill'\n")
+    assert main(["config", "show", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "2 errors in the run:" in told
+    assert "objective.teacher: is missing" in told and "sources.0.min_tokens: 9 is above" in told
 
 
 @section

@@ -36,6 +36,7 @@ MODEL = Llama(
     vocab_size=320, embed_dim=32, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16, seq_len=48,
 )  # fmt: skip
+CLM = 'kind = "clm"'
 OWN = 'qat.weights = "q4_0"'
 LOW_RANK = OWN + '\nlora = {rank = 4, base = "fp32"}'
 
@@ -56,14 +57,14 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("distill")
     write_texts(home / "first.jsonl")
     shutil.copy(home / "first.jsonl", home / "data.jsonl")
-    assert main(["prepare", write(home / "first", home / "first")]) == 0
+    assert main(["prepare", write(home / "first", home / "first", CLM)]) == 0
     tokenizer = home / "first" / "tokenizer"
     for name, width in (("start", 32), ("wide", 48)):
         model = replace(MODEL, embed_dim=width)
         w = init_weights(model.spec(), jax.random.key(width))
         w = jax.tree.map(lambda a: 3 * np.asarray(a), w)  # logits that are far from even
         export_hf(model, w, tokenizer, home / name)
-    assert main(["prepare", write(home / "student", home / "data", train=start(home))]) == 0
+    assert main(["prepare", write(home / "student", home / "data", CLM, train=start(home))]) == 0
     return home
 
 

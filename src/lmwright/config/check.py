@@ -31,7 +31,8 @@ def check_run(run: Run) -> None:
         _check_profile,
         _check_publish,
     )
-    lines = [*problems(checks, run), *data_problems(run.data, seq_len_of(run))]
+    kinds = [kind.refuse for kind in (run.objective, run.lora, run.qat) if kind is not None]
+    lines = [*problems((*checks, *kinds), run), *data_problems(run.data, seq_len_of(run))]
     if lines:
         raise join(lines)
 

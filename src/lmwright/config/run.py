@@ -2,7 +2,8 @@
 
     run.toml --config.load--> Run --program.plan.resolve(topology)--> Plan
 
-Sections that come in kinds are chosen by their `kind` key. The string under a field is its help.
+Sections that come in kinds are chosen by their `kind` key; the objective, [lora] and [qat] also
+have `refuse(run)`, which `config.check` calls. The string under a field is its help.
 """
 
 from dataclasses import dataclass, field

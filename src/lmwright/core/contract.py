@@ -216,6 +216,10 @@ class Objective(Protocol):
         """This objective, set to export the part called `name`."""
         return self
 
+    def refuse(self, run: Any) -> None:
+        """Raises UserError where other sections of a run do not go with it (`config.check`)."""
+        return
+
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 

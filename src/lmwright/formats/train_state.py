@@ -28,7 +28,8 @@ from lmwright.formats.adapter_note import refuse_other_base
 from lmwright.formats.peft import read_adapter
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.program import state as program_state
-from lmwright.program.lora import DEFAULT, ResolvedAdapter
+from lmwright.program.lora import ResolvedAdapter
+from lmwright.program.lora_section import DEFAULT
 from lmwright.program.plan import Plan
 from lmwright.program.state import abstract_state, part_shardings, saved
 from lmwright.program.trainee import MODEL, Frozen, Trainee

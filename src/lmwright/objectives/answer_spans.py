@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.rows import ANSWERED_QUESTIONS
-from lmwright.config.run import Free, NonNegativeInt, PositiveInt, section
+from lmwright.config.run import Free, NonNegativeInt, PositiveInt, Run, section, seq_len_of
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Metrics, Model, Objective, Work
 from lmwright.core.param import Tree
@@ -72,6 +72,12 @@ class Answer(Objective):
     def windows(self) -> tuple[int, int]:
         """Tokens of a window, and those of the context that it shares with the next."""
         return self.window_tokens, self.window_overlap
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError for windows that no row holds, or whose answers would move."""
+        from lmwright.data.tokens.answers import windows_of
+
+        windows_of(run.data, seq_len_of(run), self.windows)
 
     def answerer(self, model: Model) -> Answerer:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""

@@ -17,7 +17,7 @@ from jax import Array, lax
 from pydantic import Field
 
 from lmwright.config.registry import Kind
-from lmwright.config.run import Free, Place, Positive, section
+from lmwright.config.run import Free, Place, Positive, Run, section, seq_len_of
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree
@@ -57,6 +57,25 @@ class Distill(Objective):
         if self.teacher_model is not None and self.teacher is None:
             raise UserError(
                 "objective.teacher_model: has no effect without objective.teacher; set that, too"
+            )
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError for a run without a teacher, or with one that does not fit it."""
+        if self.teacher is None and run.qat is None:
+            raise UserError(
+                "objective.teacher: is missing; name a model (only with [qat] may it be left out, "
+                "for the weights before rounding)"
+            )
+        if self.teacher is None and run.train.init_from is None:
+            raise UserError(
+                "objective.teacher: is missing, and there is no train.init_from to learn from; set "
+                "one of them"
+            )
+        context, length = self.model_of_teacher(run.model).seq_len, seq_len_of(run)
+        if self.teacher is not None and length > context:
+            raise UserError(
+                f"objective.teacher: is built for rows of {context} tokens, and data.pack.seq_len "
+                f"is {length}; shorten the rows or give another teacher"
             )
 
     def model_of_teacher(self, model: Model) -> Model:

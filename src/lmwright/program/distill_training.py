@@ -18,7 +18,6 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
-from lmwright.config.run import seq_len_of
 from lmwright.core.compute import DTYPES
 from lmwright.core.leaves import Storage
 from lmwright.core.param import Param, Tree, init_weights, nest, walk
@@ -37,23 +36,7 @@ class DistillTraining(Training[Any]):
     inner: Training
 
     def __post_init__(self) -> None:
-        run, objective = self.run, self.run.objective
-        if objective.teacher is None and run.qat is None:
-            raise UserError(
-                "objective.teacher: is missing; name a model (only with [qat] may it be left out, "
-                "for the weights before rounding)"
-            )
-        if objective.teacher is None and run.train.init_from is None:
-            raise UserError(
-                "objective.teacher: is missing, and there is no train.init_from to learn from; set "
-                "one of them"
-            )
-        context, length = self.model.seq_len, seq_len_of(run)
-        if length > context:
-            raise UserError(
-                f"objective.teacher: is built for rows of {context} tokens, and data.pack.seq_len "
-                f"is {length}; shorten the rows or give another teacher"
-            )
+        self.run.objective.refuse(self.run)
 
     @property
     def model(self) -> Any:

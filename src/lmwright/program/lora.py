@@ -30,9 +30,7 @@ from lmwright.program.trainee import Trainee, num_steps, spec_of
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
 WHOLE = "whole"
 SCALE = "scale"  # of integers that a run with [qat] trains beside the factors
-DEFAULT = "default"  # what PEFT calls a single adapter
 LISTED = "lora.adapters"
-ROWS = f"{LISTED}.rows"
 
 
 @dataclass(frozen=True)
@@ -71,32 +69,9 @@ def resolved(run: Run) -> tuple[ResolvedAdapter, ...]:
     """The adapters of a run, in order. Raises UserError for targets, ranks, rows or settings of
     `train` that do not fit."""
     lora = section_of(run)
-    if run.train.head_gradient == "once":
-        raise UserError(
-            "train.head_gradient: 'once' has no effect with [lora], whose head is frozen; leave it "
-            "out"
-        )
-    listed = lora.adapters or (Adapter(name=DEFAULT, init_from=lora.init_from),)
-    if lora.adapters and lora.init_from is not None:
-        raise UserError(
-            "lora.init_from: has no effect beside lora.adapters; set it for each adapter"
-        )
-    if len(listed) > 1 and run.objective.whole_batch:
-        raise UserError(
-            f"lora.adapters: objective.kind = {run.objective.kind!r} compares all texts of a "
-            "batch, which several adapters would share; train one at a time"
-        )
-    if len(listed) > 1 and run.train.skip_spikes == "rollback":
-        raise UserError(
-            'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '
-            'its own; use "skip", or train one at a time'
-        )
-    names = [adapter.name for adapter in listed]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
-    rows = _rows(run, listed)
-    return tuple(_resolved(run, adapter, rows[adapter.name]) for adapter in listed)
+    lora.refuse(run)  # one made in Python may be unchecked
+    rows = lora.rows_of(run.train.global_batch_size)
+    return tuple(_resolved(run, adapter, rows[adapter.name]) for adapter in lora.listed)
 
 
 def only(run: Run, active: Sequence[Trainee]) -> Run:
@@ -109,20 +84,6 @@ def only(run: Run, active: Sequence[Trainee]) -> Run:
     ]
     train = replace(run.train, global_batch_size=sum(rows.values()))
     return replace(run, lora=replace(lora, adapters=tuple(left)), train=train)
-
-
-def _rows(run: Run, listed: tuple[Adapter, ...]) -> dict[str, int]:
-    size = run.train.global_batch_size
-    given = {adapter.name: adapter.rows for adapter in listed}
-    open_names = [name for name, rows in given.items() if rows is None]
-    left = size - sum(rows or 0 for rows in given.values())
-    share = left // len(open_names) if open_names else 0
-    if left < 0 or left - share * len(open_names) or (open_names and not share):
-        raise UserError(
-            f"{ROWS}: {size} rows of train.global_batch_size cannot be distributed ({left} are "
-            f"left for {len(open_names)} adapters without rows of their own); make them add up"
-        )
-    return {name: share if rows is None else rows for name, rows in given.items()}
 
 
 def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
@@ -144,7 +105,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
         modules=modules,
         variant=lora.variant,
         whole=whole,
-        dropout=lora.dropout if adapter.dropout is None else adapter.dropout,
+        dropout=lora.dropout_of(adapter),
         patience=adapter.patience,
         init_from=adapter.init_from,
     )
@@ -152,11 +113,6 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
 
 def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     lora = section_of(run)
-    if not run.objective.takes_adapters:
-        raise UserError(
-            f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove [lora], "
-            "so that all weights are trained"
-        )
     refuse_ternary(run, adapter)
     targets = choose(run.model, frozen_spec(run), lora.targets)
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
@@ -188,7 +144,7 @@ def refuse_ternary(run: Run, adapter: Adapter) -> None:
             f"lora.base: {lora.base} would round the weights of a {run.model.kind!r} model before "
             'they are made ternary; use "bf16" or "fp32"'
         )
-    if lora.dropout if adapter.dropout is None else adapter.dropout:
+    if lora.dropout_of(adapter):
         raise UserError(
             f"lora.dropout: an adapter of a {run.model.kind!r} model is rounded with its base and "
             "meets no inputs of its own; leave it out"

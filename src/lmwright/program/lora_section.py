@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmwright.config.run import Fraction, Free, Place, Positive, PositiveInt, section
+from lmwright.config.run import Fraction, Free, Place, Positive, PositiveInt, Run, section
+from lmwright.errors import UserError
 from lmwright.optim.kinds import Schedule
 
+DEFAULT = "default"  # what PEFT calls a single adapter
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
@@ -75,6 +77,66 @@ class LowRank:
     """PEFT folder that the adapter starts from; a fresh one if unset."""
     adapters: tuple[Adapter, ...] = ()
     """Several at once on one frozen base; a single one, called `default`, if none is listed."""
+
+    @property
+    def listed(self) -> tuple[Adapter, ...]:
+        """The adapters, in order."""
+        return self.adapters or (Adapter(name=DEFAULT, init_from=self.init_from),)
+
+    def dropout_of(self, adapter: Adapter) -> float:
+        """Dropout of the inputs of an adapter."""
+        return self.dropout if adapter.dropout is None else adapter.dropout
+
+    def rows_of(self, batch_size: int) -> dict[str, int]:
+        """Rows of a step by adapter. Raises UserError where they do not add up to a batch."""
+        given = {adapter.name: adapter.rows for adapter in self.listed}
+        open_names = [name for name, rows in given.items() if rows is None]
+        left = batch_size - sum(rows or 0 for rows in given.values())
+        share = left // len(open_names) if open_names else 0
+        if left < 0 or left - share * len(open_names) or (open_names and not share):
+            raise UserError(
+                f"lora.adapters.rows: {batch_size} rows of train.global_batch_size cannot be "
+                f"distributed ({left} are left for {len(open_names)} adapters without rows of "
+                "their own); make them add up"
+            )
+        return {name: share if rows is None else rows for name, rows in given.items()}
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError where other sections do not go with these adapters."""
+        if run.train.head_gradient == "once":
+            raise UserError(
+                "train.head_gradient: 'once' has no effect with [lora], whose head is frozen; "
+                "leave it out"
+            )
+        if not run.objective.takes_adapters:
+            raise UserError(
+                f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove "
+                "[lora], so that all weights are trained"
+            )
+        if self.adapters and self.init_from is not None:
+            raise UserError(
+                "lora.init_from: has no effect beside lora.adapters; set it for each adapter"
+            )
+        names = [adapter.name for adapter in self.listed]
+        if len(names) > 1:
+            _refuse_several(run)
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
+        self.rows_of(run.train.global_batch_size)
+
+
+def _refuse_several(run: Run) -> None:
+    if run.objective.whole_batch:
+        raise UserError(
+            f"lora.adapters: objective.kind = {run.objective.kind!r} compares all texts of a "
+            "batch, which several adapters would share; train one at a time"
+        )
+    if run.train.skip_spikes == "rollback":
+        raise UserError(
+            'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '
+            'its own; use "skip", or train one at a time'
+        )
 
 
 KINDS = {"lora": LowRank}

@@ -5,7 +5,7 @@ The string under a field is its help text. This module does not import jax.
 
 from typing import Literal
 
-from lmwright.config.run import PositiveInt, section
+from lmwright.config.run import PositiveInt, Run, section
 from lmwright.errors import UserError
 
 
@@ -32,6 +32,19 @@ class Qat:
     def group(self) -> int:
         """Inputs that share a scale; 0 if all do."""
         return 0 if self.weights == "int8" else self.group_size or 32
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError for adapters that cannot be inside the rounding."""
+        if (lora := run.lora) is None:
+            return
+        if len(lora.listed) > 1:
+            raise UserError("lora.adapters: [qat] rounds one adapter with its base; list one")
+        dropout = lora.dropout_of(lora.listed[0])
+        if lora.variant != "lora" or dropout or lora.base in ("int8", "int4"):
+            raise UserError(
+                'lora: with [qat] the adapter is inside the rounding: use variant = "lora", base = '
+                '"bf16" or "fp32" and no dropout'
+            )
 
 
 KINDS = {"qat": Qat}

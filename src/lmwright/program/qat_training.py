@@ -20,7 +20,6 @@ from lmwright.core.rounded import first_scale, stored, widened
 from lmwright.errors import UserError
 from lmwright.models.counts import is_layer_matrix
 from lmwright.program.lora import SCALE, ResolvedAdapter, frozen_spec
-from lmwright.program.lora import section_of as lora_section_of
 from lmwright.program.lora_training import LoraTraining
 from lmwright.program.qat_section import Qat
 from lmwright.program.trainee import FullTraining, Trainee, spec_of
@@ -120,15 +119,8 @@ class LowRankQatTraining(LoraTraining):
     @cached_property
     def trainees(self) -> tuple[ResolvedAdapter, ...]:
         """The adapter of the run, whose modules have trained scales."""
-        found = super().trainees
-        known, lora = self._rounded, lora_section_of(self.run)
-        if len(found) > 1:
-            raise UserError("lora.adapters: [qat] rounds one adapter with its base; list one")
-        if lora.variant != "lora" or found[0].dropout or lora.base in ("int8", "int4"):
-            raise UserError(
-                'lora: with [qat] the adapter is inside the rounding: use variant = "lora", base = '
-                '"bf16" or "fp32" and no dropout'
-            )
+        section_of(self.run).refuse(self.run)
+        found, known = super().trainees, self._rounded
         outside = [module.path for module in found[0].modules if module.path not in known]
         if outside:
             raise UserError(f"lora.targets: {outside[0]} is not rounded by [qat]; leave it out")
