@@ -217,6 +217,10 @@ def test_files_that_cannot_be_read(tmp_path):
             'data.normalize.dedup: "exact" keeps the documents',
         ),
         (["data.sources.0.sample_tokens=6"], "sources.0.sample_tokens: its tokens cannot be"),
+        (
+            ["model.preset=phi-3-mini", "train.mlp_chunk_tokens=8", "train.remat=block"],
+            "train.mlp_chunk_tokens: has no effect on a phi3 model",
+        ),
         (["model.num_kv_heads=3"], "not a multiple of model.num_kv_heads = 3"),
     ],
 )

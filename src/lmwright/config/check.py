@@ -141,8 +141,12 @@ def check_memory(run: Run) -> None:
         )
     if train.head_gradient == "once":
         _check_head_gradient(run)
-    if train.mlp_chunk_tokens is None:
-        return
+    if train.mlp_chunk_tokens is not None:
+        _check_mlp_chunks(run, train.mlp_chunk_tokens)
+
+
+def _check_mlp_chunks(run: Run, tokens: int) -> None:
+    train, row = run.train, seq_len_of(run)
     if train.remat not in ("mlp", "block") or train.offload == "products":
         keeps = (
             ("offload", train.offload) if train.offload == "products" else ("remat", train.remat)
@@ -151,17 +155,29 @@ def check_memory(run: Run) -> None:
             f"train.mlp_chunk_tokens: has no effect with train.{keeps[0]} = {keeps[1]!r}, which "
             "keeps the mlp's activations of all tokens; use train.remat = 'mlp' or 'block'"
         )
-    if train.mlp_chunk_tokens >= seq_len_of(run):
+    if not _has_mlp(run.objective.spec(run.model)):
         raise UserError(
-            f"train.mlp_chunk_tokens: {train.mlp_chunk_tokens} has no effect on rows of "
-            f"{seq_len_of(run)} tokens; use less, or leave it out"
+            f"train.mlp_chunk_tokens: has no effect on a {run.model.kind} model, which has no mlp "
+            "that every token meets; leave it out"
         )
-    if seq_len_of(run) % train.mlp_chunk_tokens:
+    if tokens >= row:
         raise UserError(
-            f"train.mlp_chunk_tokens: {train.mlp_chunk_tokens} does not divide the rows of "
-            f"{seq_len_of(run)} tokens; use a divisor, such as "
-            f"{_divisor_below(seq_len_of(run), train.mlp_chunk_tokens)}"
+            f"train.mlp_chunk_tokens: {tokens} has no effect on rows of {row} tokens; use less, or "
+            "leave it out"
         )
+    if row % tokens:
+        raise UserError(
+            f"train.mlp_chunk_tokens: {tokens} does not divide the rows of {row} tokens; use a "
+            f"divisor, such as {_divisor_below(row, tokens)}"
+        )
+
+
+def _has_mlp(spec: Any) -> bool:
+    """True for weights with an mlp that can be taken in chunks, which routed experts cannot, nor
+    Phi-3's gate and up, which are one matrix."""
+    if isinstance(spec, dict):
+        return any(map(_has_mlp, spec.values()))
+    return spec.outputs == ("mlp",) and "experts" not in spec.batch
 
 
 def _check_head_gradient(run: Run) -> None:

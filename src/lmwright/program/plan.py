@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from lmwright.config.run import Run, seq_len_of
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Work
-from lmwright.core.param import Tree, count_params, walk
+from lmwright.core.param import Tree, count_params
 from lmwright.core.sharding import (
     ACTIVATIONS,
     batch_ways,
@@ -95,8 +95,7 @@ def refuse_impossible(plan: Plan) -> None:
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
     _ = plan.shardings  # heads, layers and every other dimension of a weight
-    if train.mlp_chunk_tokens is not None:
-        refuse_chunks(plan)
+    refuse_chunks(plan)
     alone = {axis for w in plan.works.values() for axis in w.uncut}
     alone |= {"context" for w in plan.works.values() if w.attention is None}
     for axis, what in (("context", "its rows"), ("stage", "its layers")):
@@ -130,18 +129,10 @@ def refuse_rows(plan: Plan, rows: int, field: str, what: str) -> None:
 
 
 def refuse_chunks(plan: Plan) -> None:
-    """Raises UserError where `train.mlp_chunk_tokens` has no effect or does not divide."""
-    chunk = plan.run.train.mlp_chunk_tokens
-    assert chunk is not None
-    params = [param for _, param in walk(plan.spec)]
-    # Phi-3's gate and up are one matrix, which is not taken in chunks
-    if not any(p.outputs == ("mlp",) and "experts" not in p.batch for p in params):
-        raise UserError(
-            f"train.mlp_chunk_tokens: has no effect on a {plan.run.model.kind} model, which has no "
-            "mlp that every token meets; leave it out"
-        )
-    tokens = f"{chunk} tokens of a chunk (train.mlp_chunk_tokens)"
-    refuse_uneven(plan.mesh, ACTIVATIONS["seq"], chunk, tokens)
+    """Raises UserError where `train.mlp_chunk_tokens` does not divide over the mesh."""
+    if (chunk := plan.run.train.mlp_chunk_tokens) is not None:
+        tokens = f"{chunk} tokens of a chunk (train.mlp_chunk_tokens)"
+        refuse_uneven(plan.mesh, ACTIVATIONS["seq"], chunk, tokens)
 
 
 def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:

@@ -144,7 +144,7 @@ def _fits(run: Run, machine: Machine) -> bool:
 
 
 def _chunks(plan: Plan) -> bool:
-    """True if the models of a plan have mlps that can be taken in chunks."""
+    """True if the mesh of a plan divides the chunks of its mlps."""
     try:
         refuse_chunks(plan)
     except UserError:
@@ -167,7 +167,7 @@ def _ways(
             for number, (train, optim) in enumerate(choices):
                 train = replace(train, num_microbatches=pieces)
                 new = replace(shape, train=train, optim=optim)
-                if train.mlp_chunk_tokens is not None and not _chunks(replace(plan, run=new)):
+                if not _chunks(replace(plan, run=new)):
                     continue
                 candidate = Candidate(new, run, Quick(new, machine, replace(plan, run=new)))
                 key = (mesh, number)
