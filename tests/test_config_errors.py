@@ -6,10 +6,12 @@ from typing import Literal
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.config.rows import HELD_AS, LEARNED_BY, TEXTS
 from lmwright.config.run import PositiveInt, section
 from lmwright.core.contract import Objective
 from lmwright.errors import UserError
 from lmwright.formats.open import RUN_FILES, load_run
+from lmwright.objectives import KINDS
 
 RUN_FILE = """\
 recipe = "quickstart"
@@ -302,6 +304,12 @@ def test_what_a_training_would_refuse_is_refused_where_a_run_is_shown(tmp_path, 
     told = capsys.readouterr().err
     assert "2 errors in the run:" in told
     assert "objective.teacher: is missing" in told and "sources.0.min_tokens: 9 is above" in told
+
+
+def test_objectives_are_named_by_what_they_learn_from():
+    named = {kind: words for words, kinds in LEARNED_BY.items() for kind in kinds}
+    assert named == {kind: objective.learns_from for kind, objective in KINDS.items()}
+    assert {words for held in HELD_AS.values() for words in held} | {TEXTS} == set(LEARNED_BY)
 
 
 @section

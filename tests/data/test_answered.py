@@ -220,8 +220,10 @@ def test_settings_that_do_not_fit(run, tmp_path):
         prepare(data, 20, windows=ANSWER.windows)
     with pytest.raises(UserError, match=r"normalize.unicode: 'nfc' would move"):
         prepare(replace(data, normalize=Normalize(unicode="nfc")), SEQ_LEN, windows=ANSWER.windows)
-    with pytest.raises(UserError, match=r"\"answered\" texts have questions.*; use 'answer'"):
+    with pytest.raises(UserError, match=r"are \"answered\", which .*'mlm' .*; choose 'answer'$"):
         labels_of(replace(run, objective=Mlm()))
     other = replace(run.data.sources[0], rows="text", columns={})
-    with pytest.raises(UserError, match=r"'answer' learns from texts that .* rows = \"answered\""):
+    with pytest.raises(
+        UserError, match=r"are \"text\", which .*, or sources of rows = \"answered\"$"
+    ):
         labels_of(replace(run, data=replace(data, sources=(other,)), objective=Answer()))

@@ -267,12 +267,12 @@ def test_prompts_without_effect_are_refused(run):
 
 
 def test_other_data_is_refused(run):
-    with pytest.raises(UserError, match=r'"related" texts belong together, which objective.kind = '
-                       r"'mlm' does not learn; use 'embed'"):  # fmt: skip
+    with pytest.raises(UserError, match=r'sources.rows: are "related", which objective.kind = '
+                       r"'mlm' cannot train on; choose 'embed'$"):  # fmt: skip
         labels_of(replace(run, objective=Mlm(mask_token_id=1)))
     text = replace(run.data.sources[0], rows="text")
-    with pytest.raises(UserError, match=r'texts that belong together; set rows = "related"'):
+    with pytest.raises(UserError, match=r'are "text", which .*, or sources of rows = "related"$'):
         labels_of(replace(run, data=replace(run.data, sources=(text,))))
     plan = resolve(replace(run, objective=Mlm(mask_token_id=1)), jax.devices()[:1])
-    with pytest.raises(UserError, match=r"holds related texts, which .* choose embed"):
+    with pytest.raises(UserError, match=r"holds related texts, which .* choose 'embed'"):
         open_stores(plan)

@@ -159,7 +159,7 @@ def test_held_out_scores(run, tmp_path, capsys):
 
 def test_what_is_refused(run, exported, tmp_path, capsys):
     one = replace(run, objective=Classify(labels=LABELS))
-    with pytest.raises(UserError, match=r"holds texts with any number .* choose multilabel"):
+    with pytest.raises(UserError, match=r"holds texts with any number .* choose 'multilabel'"):
         open_stores(resolve(one, jax.devices()[:1]))
     data = replace(run.data, dir=str(tmp_path / "data"))
     with pytest.raises(UserError, match=r"texts.jsonl:1 has a list of labels; use .*'multilabel'"):

@@ -245,27 +245,13 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     """The classes of a run whose sources hold labeled texts, empty where their labels are numbers;
     of others None. Raises UserError where its objective learns from other rows than its sources
     hold."""
-    kinds, learns = {source.rows for source in run.data.sources}, run.objective.learns_from
-    for rows, texts, have, cure in (
-        (row_kinds.LABELED, row_kinds.HAVE_LABELS, "have a class or a number",
-         "'classify', 'multilabel', 'regress' or 'similarity'"),
-        (row_kinds.RELATED, (row_kinds.RELATED_TEXTS,), "belong together", "'embed'"),
-        (row_kinds.TAGGED, (row_kinds.TAGGED_WORDS,), "have tags of words", "'tag'"),
-        (row_kinds.ANSWERED, (row_kinds.ANSWERED_QUESTIONS,), "have questions", "'answer'"),
-    ):  # fmt: skip
-        if rows in kinds and learns not in texts:
-            raise UserError(
-                f'data.sources.rows: "{rows}" texts {have}, which objective.kind = '
-                f"{run.objective.kind!r} does not learn; use {cure}"
-            )
-        if kinds and rows not in kinds and learns in texts:
-            raise UserError(
-                f"data.sources.rows: objective.kind = {run.objective.kind!r} learns from texts "
-                f'that {have}; set rows = "{rows}"'
-            )
+    kinds, objective = {source.rows for source in run.data.sources}, run.objective
+    for rows in sorted(kinds):
+        held = row_kinds.HELD_AS.get(rows, (row_kinds.TEXTS,))
+        row_kinds.refuse_rows(objective, held, f'data.sources.rows: are "{rows}"')
     if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
         return None
-    return row_kinds.MADE.get(learns, tuple)(run.objective.labels)
+    return row_kinds.MADE.get(objective.learns_from, tuple)(objective.labels)
 
 
 def prepare_command(run: Run, stages: Sequence[str] = (), keep: Keep = "all") -> Summary:

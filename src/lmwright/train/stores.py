@@ -1,20 +1,11 @@
 """Stores: the prepared data of each trainee, checked against the run."""
 
-from lmwright.config.rows import (
-    ANSWERED,
-    ANSWERED_QUESTIONS,
-    HAVE_LABELS,
-    LABELED,
-    RELATED,
-    RELATED_TEXTS,
-    TAGGED,
-    TAGGED_WORDS,
-)  # fmt: skip
+from lmwright.config.rows import refuse_rows
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.classes import listed
+from lmwright.data.tokens.vocabulary import check_size
 from lmwright.errors import UserError
-from lmwright.objectives import KINDS
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Trainee
 
@@ -41,37 +32,14 @@ def open_fitting(run: Run, folder: str, seq_len: int, cache_gib: float = 0.0) ->
             f"{folder}: rows hold {store.seq_len} tokens, the run wants {seq_len}; "
             f"prepare again or set data.pack.seq_len = {store.seq_len}"
         )
-    if store.vocab_size > run.model.vocab_size:
-        raise UserError(
-            f"model.vocab_size: {run.model.vocab_size} is smaller than the {store.vocab_size} ids "
-            f"of the tokenizer in {folder}; raise it"
-        )
-    _check_kind(run, store)
-    return store
-
-
-def _check_kind(run: Run, store: TokenStore) -> None:
-    wanted = run.objective.learns_from
-    if wanted != store.holds:
-        known = " or ".join(name for name, o in KINDS.items() if o.learns_from == store.holds)
-        rows = {
-            "pairs of answers": "preference",
-            "rated answers": "rated",
-            **dict.fromkeys(HAVE_LABELS, LABELED),
-            RELATED_TEXTS: RELATED,
-            TAGGED_WORDS: TAGGED,
-            ANSWERED_QUESTIONS: ANSWERED,
-        }
-        other = f', or sources of rows = "{rows[wanted]}"' if wanted in rows else ""
-        raise UserError(
-            f"{run.data.dir}: holds {store.holds}, which objective.kind = {run.objective.kind!r} "
-            f"cannot train on; choose {known}{other}"
-        )
+    check_size(store.vocab_size, run.model.vocab_size, folder)
+    refuse_rows(run.objective, (store.holds,), f"{folder}: holds {store.holds}")
     if store.labels and store.labels != run.objective.labels:
         raise UserError(
             f"objective.labels: {listed(run.objective.labels)} are not the classes "
-            f"{listed(store.labels)} of the data in {run.data.dir}; prepare it again"
+            f"{listed(store.labels)} of the data in {folder}; prepare it again"
         )
+    return store
 
 
 def refuse_other_data(plan: Plan, stores: dict[str, TokenStore], trained: dict[str, str]) -> None:

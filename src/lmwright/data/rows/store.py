@@ -19,10 +19,13 @@ import numpy as np
 from lmwright.config.rows import (
     ANSWERED_QUESTIONS,
     ANY_LABELS,
+    PAIRS_OF_ANSWERS,
     QUESTIONS,
+    RATED_ANSWERS,
     RELATED_TEXTS,
     SCORED_PAIRS,
     TAGGED_WORDS,
+    TEXTS,
 )
 from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
 from lmwright.data.portions import PORTIONS, folder_of, parse_portions
@@ -95,7 +98,7 @@ class TokenStore:
             return "labeled texts" if self.labels else "texts with a number"
         if self.related:
             return RELATED_TEXTS
-        return "pairs of answers" if self.pairs else "rated answers" if self.rated else "texts"
+        return PAIRS_OF_ANSWERS if self.pairs else RATED_ANSWERS if self.rated else TEXTS
 
     @classmethod
     def open(
