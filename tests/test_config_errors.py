@@ -273,6 +273,8 @@ TWO = "lora={adapters = [{name = 'a'}, {name = 'b'}]}"
         ([TWO, "train.skip_spikes=rollback"], 'train.skip_spikes: "rollback" goes back with all'),
         ([TWO, "qat.weights=int4"], "lora.adapters: [qat] rounds one adapter with its base"),
         (["lora.dropout=0.1", "qat.weights=int4"], "lora: with [qat] the adapter is inside"),
+        (["objective.kind=dpo"], '"dpo" compares with the base; add a [lora] section'),
+        (["objective.kind=kto"], '"kto" compares with the base; add a [lora] section'),
         (["objective.kind=distill"], "objective.teacher: is missing; name a model"),
         (["objective.kind=distill", "qat.weights=int4"], "there is no train.init_from to learn"),
         ([teacher(vocab_size=64, seq_len=512)], "objective.teacher: predicts 64 tokens and the"),
@@ -295,6 +297,13 @@ def test_objectives_of_encoders_do_so_too(tmp_path, overrides, part):
     text = RUN_FILE.replace("quickstart", "pretrain-encoder")
     text += '[model]\npreset = "modernbert-base"\n[train]\nsteps = 9000\nglobal_batch_size = 8\n'
     assert part in said(tmp_path, text, *overrides)
+
+
+def test_blocks_are_compared_with_the_rows_of_a_run(tmp_path):
+    text = RUN_FILE.replace("quickstart", "pretrain-diffusion")
+    text += '[model]\npreset = "llada-8b"\n[train]\nsteps = 9000\nglobal_batch_size = 8\n'
+    told = said(tmp_path, text, "objective.block_tokens=64", "data.pack.seq_len=64")
+    assert "objective.block_tokens: 64 is not below the 64 tokens of a row" in told
 
 
 def test_what_a_training_would_refuse_is_refused_where_a_run_is_shown(tmp_path, capsys):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.config.run import Run
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.leaves import has_adapters, without_adapters
@@ -37,9 +38,20 @@ def predict_answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Pr
     return Predictions(logps, learned.astype(jnp.float32), inside.astype(jnp.float32))
 
 
+def refuse_alone(run: Run) -> None:
+    """Raises UserError for a run whose objective compares with the base of adapters, and that has
+    no adapters."""
+    if run.lora is None:
+        raise _alone(run.objective.kind)
+
+
+def _alone(kind: str) -> UserError:
+    return UserError(f'objective.kind: "{kind}" compares with the base; add a [lora] section')
+
+
 def reference_of(w: Tree, kind: str) -> Tree:
     """The base, adapters off, that objective `kind` compares with. Raises UserError for weights
     without adapters."""
     if not has_adapters(w):
-        raise UserError(f'objective.kind: "{kind}" compares with the base; add a [lora] section')
+        raise _alone(kind)
     return lax.stop_gradient(without_adapters(w))

@@ -20,7 +20,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.config.run import Fraction, NonNegative, NonNegativeInt, PositiveInt, section
+from lmwright.config.run import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    Run,
+    section,
+    seq_len_of,
+)
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, walk
@@ -106,6 +114,10 @@ class Diffusion(Objective):
         parts = parts_of(numbers, count, jax.random.randint(for_parts, (), 0, count))
         spread = spread_of(len(numbers), count)
         return draw(super().draws(for_rows, numbers, count), parts, count, spread)
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError for blocks that are no shorter than a row."""
+        self.works(run.model, seq_len_of(run))
 
     def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
         """The work of the model, whose head is of use at the masks alone: half of all tokens, or

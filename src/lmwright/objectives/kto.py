@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.config.run import Positive, section
+from lmwright.config.run import Positive, Run, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import predict_answers, reference_of
+from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
 
 
 @section
@@ -44,6 +44,10 @@ class Kto(Objective):
         """Forward passes of the reference, and of both models on mismatched answers for the
         reference point."""
         return 3 if self.loss_kind == "kto" else 1
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError for a run without adapters."""
+        refuse_alone(run)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's answers; the reference point is the mean of the batch. Raises

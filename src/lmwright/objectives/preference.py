@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from pydantic import Field
 
-from lmwright.config.run import Positive, section
+from lmwright.config.run import Positive, Run, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import predict_answers, reference_of
+from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -84,6 +84,10 @@ class Dpo(Objective):
                 f"objective.label_smoothing: has no effect on loss_kind = {self.loss_kind!r}; "
                 f"remove it"
             )
+
+    def refuse(self, run: Run) -> None:
+        """Raises UserError for a run without adapters."""
+        refuse_alone(run)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
