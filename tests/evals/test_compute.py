@@ -1,5 +1,7 @@
 """Kernels and precision where no run says so: the platform's, said, and with the same results."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +83,11 @@ def test_what_is_fastest_is_chosen(weights, monkeypatch):
     large = {"w": jax.ShapeDtypeStruct((30_000_000_000,), jnp.float32)}
     assert decode_compute(MODEL, large, 100).unroll
     assert decode_compute(MODEL, weights, 100) == Compute(kernels="cpu")
+    for kind, precision in (("NVIDIA L4", "bf16"), ("Tesla T4", "fp32")):
+        device = SimpleNamespace(platform="gpu", device_kind=kind)
+        monkeypatch.setattr(jax, "local_devices", lambda device=device: [device])
+        assert row_compute().precision == precision
+        assert decode_compute(MODEL, weights, 100).precision == precision
 
 
 def test_the_commands_say_it_and_take_options(shared_data, tmp_path, capsys, monkeypatch):

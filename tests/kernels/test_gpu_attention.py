@@ -1,13 +1,15 @@
-"""The attention of GPUs equals the reference, in value and gradient, and never holds all scores."""
+"""The attention of GPUs equals the reference, in value and gradient, and never holds all scores.
+Kernels run interpreted here, and are lowered for CUDA."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.kernels import gpu_attention, select
+from lmwright.kernels import gpu_attention, gpu_blocks, gpu_chunks, select
 from lmwright.nn import attention, intervals
 from lmwright.nn.attention import Scoring
 from tests.kernels.attention_problem import WAYS_TO_SEE, problem, seen_by
@@ -25,19 +27,23 @@ def both(fn, q, k, v, g, *rest):
     return jax.jit(run)(q, k, v)
 
 
+CHUNKS = partial(gpu_attention.causal_attention, early=True)
+BLOCKS = partial(gpu_attention.causal_attention, interpret=True)
+
+
 @pytest.mark.parametrize("masks", [{}, {"window": 40, "soft_cap": 1.5}, {"window": 200}])
-def test_causal(masks, monkeypatch):
-    monkeypatch.setattr(gpu_attention, "MIN_CHUNK", 64)  # several, the last one shorter
+def test_causal_in_chunks(masks, monkeypatch):
+    monkeypatch.setattr(gpu_chunks, "MIN_CHUNK", 64)  # several, the last one shorter
     q, k, v, ids, g = problem(2, 301, 6, 2, 10)
     scoring = Scoring(0.37, **masks)
-    got = both(gpu_attention.causal_attention, q, k, v, g, ids, scoring)
+    got = both(CHUNKS, q, k, v, g, ids, scoring)
     near(got, both(attention.causal_attention, q, k, v, g, ids, scoring), share=5e-6)
 
 
 @pytest.mark.parametrize("kind", WAYS_TO_SEE)
-def test_intervals(kind, monkeypatch):
+def test_intervals_in_chunks(kind, monkeypatch):
     """Also where queries see no key: zeros, and no gradient."""
-    monkeypatch.setattr(gpu_attention, "MIN_CHUNK", 32)
+    monkeypatch.setattr(gpu_chunks, "MIN_CHUNK", 32)
     q, k, v, ids, g = problem(2, 130, 4, 2, 6)
     seen, reach = seen_by(kind, ids)
     scoring = Scoring(0.37)
@@ -45,19 +51,68 @@ def test_intervals(kind, monkeypatch):
     near(got, both(intervals.attention, q, k, v, g, seen, scoring), share=5e-6)
 
 
+@pytest.mark.parametrize(
+    "head_dim, masks", [(16, {}), (20, {"window": 70, "soft_cap": 1.5})]
+)  # one is filled up to a power of two
+def test_causal_by_kernels(head_dim, masks):
+    q, k, v, ids, g = problem(2, 256, 4, 2, head_dim)
+    scoring = Scoring(0.37, **masks)
+    got = both(BLOCKS, q, k, v, g, ids, scoring)
+    near(got, both(attention.causal_attention, q, k, v, g, ids, scoring), share=5e-6)
+
+
+@pytest.mark.parametrize("kind", WAYS_TO_SEE)
+def test_intervals_by_kernels(kind):
+    """Blocks of keys that all queries see, some, or none; groups of heads; queries without keys."""
+    q, k, v, ids, g = problem(2, 192, 4, 2, 16)
+    seen, reach = seen_by(kind, ids)
+    scoring = Scoring(0.37)
+    attend = partial(gpu_attention.attention, interpret=True)
+    got = both(attend, q, k, v, g, seen, scoring, reach)
+    near(got, both(intervals.attention, q, k, v, g, seen, scoring), share=5e-6)
+
+
+def test_a_walk_leaves_out_other_documents():
+    """Of 16 x 16 blocks of keys, 4 documents of 4 blocks leave the causal ones of each; whole
+    blocks have no mask."""
+    ids = jnp.repeat(jnp.arange(1, 5, dtype=jnp.int32), 256)[None]
+    call = gpu_blocks.call_for(Scoring(1.0), 1024, 256, 4)
+    assert (call.block_q, call.block_k) == (64, 32)
+    seen = intervals.causal(ids)
+    some, every, partly, end = (a[0] for a in gpu_blocks.walk_of_queries(seen, call))
+    assert int(jnp.sum(end - some)) == 4 * (2 + 4 + 6 + 8)
+    assert int(jnp.sum(partly - every)) == 4 * (0 + 2 + 4 + 6)
+    some, every, partly, end = (a[0] for a in gpu_blocks.walk_of_keys(seen, call))
+    assert int(jnp.sum(end - some)) == 4 * 2 * (4 + 3 + 2 + 1)
+    assert int(jnp.sum(partly - every)) == 4 * 2 * (3 + 2 + 1)
+
+
+def test_blocks_seen_in_part_between_whole_ones_are_masked():
+    """Two of five blocks of queries do not see all of the first block of keys."""
+    q, k, v, _, g = problem(1, 320, 2, 1, 16)
+    at = jnp.arange(320)
+    start = jnp.where((at >= 64) & (at < 192), 5, 0)[None].astype(jnp.int32)
+    seen = intervals.Interval(start, jnp.full((1, 320), 320, jnp.int32))
+    scoring, reach = Scoring(0.37), intervals.Reach()
+    attend = partial(gpu_attention.attention, interpret=True)
+    got = both(attend, q, k, v, g, seen, scoring, reach)
+    near(got, both(intervals.attention, q, k, v, g, seen, scoring), share=5e-6)
+
+
 def test_on_a_mesh():
     q, k, v, ids, g = problem(4, 64, 4, 2, 8)
     scoring = Scoring(0.37)
-    alone = both(gpu_attention.causal_attention, q, k, v, g, ids, scoring)
+    alone = both(CHUNKS, q, k, v, g, ids, scoring)
     with jax.set_mesh(mesh_of(data=2, fsdp=2, tensor=2)):
-        near(both(gpu_attention.causal_attention, q, k, v, g, ids, scoring), alone)
+        near(both(CHUNKS, q, k, v, g, ids, scoring), alone)
+        near(both(BLOCKS, q, k, v, g, ids, scoring), alone, share=5e-6)
 
 
 def compiled_bytes(tokens):
-    """Temporary memory of result and gradients."""
+    """Temporary memory of result and gradients, without the kernels."""
     row = lambda heads: jax.ShapeDtypeStruct((1, tokens, heads, 8), jnp.bfloat16)  # noqa: E731
     ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
-    attend = select.causal_attention(Compute(kernels="gpu"))
+    attend = select.causal_attention(Compute(kernels="early gpu"))
 
     def run(q, k, v, g, ids):
         out, back = jax.vjp(lambda *a: attend(*a, ids, Scoring(0.3)), q, k, v)
@@ -67,18 +122,46 @@ def compiled_bytes(tokens):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def test_memory_grows_with_the_tokens():
+def test_memory_of_chunks_grows_with_the_tokens():
     few, many = compiled_bytes(2048), compiled_bytes(8192)
     assert many < 5 * few  # 16 times as many scores
     assert many < 4 * 4 * 8192**2  # less than those of one head and layer, kept in float32
 
 
-def test_gpus_get_it(monkeypatch):
-    """Its program for CUDA has no array of all scores of a row."""
-    tokens = 2048
-    attend = select.causal_attention(Compute(kernels="gpu"))
-    row = jax.ShapeDtypeStruct((1, tokens, 2, 8), jnp.bfloat16)
+def program_for_cuda(device_kind, tokens, head_dim, dtype=jnp.bfloat16, **masks):
+    """The gradients' program as a GPU of this kind gets it."""
+    compute = Compute(kernels=select.kernels_for("gpu", 1, device_kind))
+    attend = select.causal_attention(compute)
+    row = lambda heads: jax.ShapeDtypeStruct((1, tokens, heads, head_dim), dtype)  # noqa: E731
     ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
-    grads = jax.grad(lambda q, k, v, ids: jnp.sum(attend(q, k, v, ids, Scoring(0.3))), (0, 1, 2))
-    text = jax.export.export(jax.jit(grads), platforms=["cuda"])(row, row, row, ids).mlir_module()
-    assert f"{tokens}x{tokens}" not in text and re.search(rf"512x{tokens}xf32", text)
+    loss = lambda q, k, v, ids: jnp.sum(attend(q, k, v, ids, Scoring(0.3, **masks)))  # noqa: E731
+    triton = jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")
+    exported = jax.export.export(
+        jax.jit(jax.grad(loss, (0, 1, 2))), platforms=["cuda"], disabled_checks=[triton]
+    )
+    return exported(row(4), row(2), row(2), ids).mlir_module()
+
+
+def test_gpus_before_ampere_get_chunks():
+    """No array holds all scores of a row."""
+    text = program_for_cuda("Tesla T4", 2048, 8)
+    assert "triton" not in text
+    assert "2048x2048" not in text and re.search(r"512x2048xf32", text)
+
+
+@pytest.mark.parametrize(
+    "tokens, head_dim, dtype, masks",
+    [
+        (2048, 64, jnp.bfloat16, {}),
+        (320, 96, jnp.bfloat16, {"window": 100, "soft_cap": 30.0}),
+        (128, 256, jnp.float32, {}),
+    ],
+)
+def test_later_gpus_get_the_kernels(tokens, head_dim, dtype, masks):
+    text = program_for_cuda("NVIDIA H100 80GB HBM3", tokens, head_dim, dtype, **masks)
+    assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
+    assert f"{tokens}x{tokens}" not in text
+
+
+def test_rows_that_do_not_divide_get_chunks():
+    assert "triton" not in program_for_cuda("NVIDIA L4", 100, 16)

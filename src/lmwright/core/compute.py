@@ -16,7 +16,7 @@ from lmwright.config.registry import Registry
 from lmwright.config.run import ContextAttention, HeadGradient, OffloadName, RematName
 
 Block = Callable[..., Any]
-Kernels = Literal["reference", "cpu", "gpu", "tpu", "early tpu"]
+Kernels = Literal["reference", "cpu", "gpu", "early gpu", "tpu", "early tpu"]
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -31,6 +31,7 @@ HOST_MEMORY = "pinned_host"  # JAX's name of the host's memory that devices read
 
 LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
+EARLY_GPUS = ("Tesla", "Quadro", "TITAN", "GTX", "RTX 20")  # before Ampere: no bfloat16, no Triton
 
 FORMATS = Registry("lmwright.core", {"int12": "saves.INT12", "int8": "saves.INT8"})
 

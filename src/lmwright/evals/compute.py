@@ -27,9 +27,15 @@ def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> 
     None is the fastest precision: bf16 on TPUs, GPUs and CPUs that multiply it in hardware.
     Raises UserError for an unknown precision.
     """
-    platform = jax.local_devices()[0].platform
-    fast = platform != "cpu" or has_amx()
-    return _compute(precision or ("bf16" if fast else "fp32"), kernels)
+    return _compute(precision or ("bf16" if has_bf16() else "fp32"), kernels)
+
+
+def has_bf16() -> bool:
+    """True if devices of this machine multiply bfloat16 in hardware."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return has_amx()
+    return kernels_for(device.platform, 1, device.device_kind) != "early gpu"
 
 
 def decode_compute(
@@ -47,7 +53,8 @@ def decode_compute(
     """
     refuse_encoder(model)
     platform = jax.local_devices()[0].platform
-    compute = _compute(precision or ("fp32" if platform == "cpu" else "bf16"), kernels)
+    slow = platform == "cpu" or not has_bf16()
+    compute = _compute(precision or ("fp32" if slow else "bf16"), kernels)
     # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.
     copying_s = new_tokens * nbytes(w) / READ_BYTES_S
     pays = copying_s > COMPILE_S * model.num_layers

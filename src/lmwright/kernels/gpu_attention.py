@@ -1,98 +1,35 @@
-"""Attention for GPUs by XLA alone: scores of a few queries exist at a time, so that memory grows
-with the tokens and not with their square.
-
-    for each chunk of queries, with n keys:          those out of its reach do not exist
-        for 512 queries of it:  scores [B, K, G, 512, n] -> probabilities -> out
-
-Products are those of the operands' dtype with float32 sums. The backward pass computes scores again
-from the log of the softmax sum, as in FlashAttention (https://arxiv.org/abs/2205.14135).
+"""Attention on GPUs, on each device's own rows and heads: kernels in Triton from Ampere on
+(`gpu_blocks`), XLA alone on earlier cards and for what these do not take (`gpu_chunks`).
 """
 
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION
 from lmwright.core.sharding import by_shard
-from lmwright.kernels.ring_attention import pair_gradients, softmax_sums
-from lmwright.nn.attention import MASKED, Scoring
-from lmwright.nn.intervals import Interval, Reach, causal, causal_reach, zero_unseen
-
-MIN_CHUNK = 512  # queries
-MAX_CHUNKS = 8  # each is unrolled, so they cost compile time
+from lmwright.kernels import gpu_blocks, gpu_chunks
+from lmwright.nn.attention import Scoring
+from lmwright.nn.intervals import Interval, Reach, causal, causal_reach
 
 
-def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+def causal_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *,
+    early: bool = False, interpret: bool = False,
+) -> Array:  # fmt: skip
     """Causal attention, as `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids
-    [B, T]."""
+    [B, T]. `early` and `interpret` as in `attention`."""
     seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
-    return attention(q, k, v, seen, scoring, reach)
+    return attention(q, k, v, seen, scoring, reach, early=early, interpret=interpret)
 
 
 def attention(
-    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach
-) -> Array:
-    """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`, on each
-    device's own rows and heads."""
+    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach, *,
+    early: bool = False, interpret: bool = False,
+) -> Array:  # fmt: skip
+    """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`. `early`:
+    the card has no kernels in Triton; `interpret` runs them without a card, for tests."""
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:
-        b, t, n, h = q.shape
-        grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)  # [B, K, G, T, H]
-        out = _attention(scoring, reach, grouped, k, v, seen)
-        return zero_unseen(jnp.moveaxis(out, 3, 1).reshape(b, t, n, h), seen)
+        if not early and gpu_blocks.fits(q.shape[1], q.shape[3]):
+            return gpu_blocks.attention(q, k, v, seen, scoring, interpret=interpret)
+        return gpu_chunks.attention(q, k, v, seen, scoring, reach)
 
     return by_shard(local)(q, k, v, seen)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attention(
-    scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval
-) -> Array:
-    """Attention of q [B, K, G, T, H] to k, v [B, T, K, H]; the result has the shape of q."""
-    return _forward(scoring, reach, q, k, v, seen)[0]
-
-
-def _chunks(reach: Reach, length: int) -> Iterator[tuple[slice, slice]]:
-    """Queries of each chunk, and the keys that they may see."""
-    size = max(MIN_CHUNK, -(-length // MAX_CHUNKS // MIN_CHUNK) * MIN_CHUNK)
-    for start in range(0, length, size):
-        end = min(start + size, length)
-        yield slice(start, end), reach.keys(start, end, length)
-
-
-def _forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-    outs, log_sums = [], []
-    for at, keys in _chunks(reach, q.shape[3]):
-        some, places = q[:, :, :, at] * scoring.scale, Interval(seen.start[:, at], seen.end[:, at])
-        zeros = jnp.zeros(some.shape, jnp.float32)
-        none = (zeros, jnp.full(some.shape[:-1], MASKED, jnp.float32), zeros[..., 0])
-        some_keys = (k[:, keys], v[:, keys], keys.start)
-        out, top, total = softmax_sums(scoring, (some, places), some_keys, none)
-        outs.append((out / total[..., None]).astype(q.dtype))
-        log_sums.append(top + jnp.log(total))
-    out, sums = (jnp.concatenate(parts, axis=3) for parts in (outs, log_sums))
-    out, sums = (checkpoint_name(a, ATTENTION) for a in (out, sums))
-    return out, (q, k, v, seen, out, sums)
-
-
-def _backward(scoring: Scoring, reach: Reach, residuals: tuple[Any, ...], g: Array):
-    q, k, v, seen, out, log_sums = residuals
-    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-    g = g.astype(q.dtype)
-    dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    for at, keys in _chunks(reach, q.shape[3]):
-        arrays = [a[:, :, :, at] for a in (q, g, inner, log_sums)]
-        places = Interval(seen.start[:, at], seen.end[:, at])
-        some_keys = (k[:, keys], v[:, keys], keys.start)
-        new_dq, new_dk, new_dv = pair_gradients(scoring, (*arrays, places), some_keys)
-        dq.append(new_dq.astype(q.dtype))
-        dk, dv = dk.at[:, keys].add(new_dk), dv.at[:, keys].add(new_dv)
-    return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
-
-
-_attention.defvjp(_forward, _backward)

@@ -54,12 +54,11 @@ def both_ways_within(window: int | None) -> Reach:
 
 
 def _whole_rows(compute: Compute) -> Attend:
-    if compute.kernels in ("cpu", "gpu"):
-        return KERNELS[f"{compute.kernels} attention of intervals"]
-    if compute.kernels in ("tpu", "early tpu"):
-        attend = KERNELS["tpu attention of intervals"]
-        return partial(attend, early=True) if compute.kernels == "early tpu" else attend
-    return reference
+    if compute.kernels == "reference":
+        return reference
+    early, _, platform = compute.kernels.rpartition(" ")
+    attend = KERNELS[f"{platform} attention of intervals"]
+    return partial(attend, early=True) if early else attend
 
 
 def reference(

@@ -8,7 +8,7 @@ from jax import Array
 
 from lmwright.config.registry import Registry
 from lmwright.core import cpu
-from lmwright.core.compute import EARLY, Compute, Kernels
+from lmwright.core.compute import EARLY, EARLY_GPUS, Compute, Kernels
 from lmwright.core.sharding import context_ways
 from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent
@@ -61,7 +61,7 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
     if platform == "tpu":
         return "early tpu" if device_kind in EARLY else "tpu"
     if platform == "gpu":
-        return "gpu"
+        return "early gpu" if any(name in device_kind for name in EARLY_GPUS) else "gpu"
     return "cpu" if platform == "cpu" and num_devices == 1 else "reference"
 
 
@@ -103,12 +103,11 @@ def disentangled_attention(compute: Compute) -> Callable[..., Array]:
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:
-    if compute.kernels in ("cpu", "gpu"):
-        return KERNELS[f"{compute.kernels} attention"]
-    if compute.kernels in ("tpu", "early tpu"):
-        attend = KERNELS["tpu attention"]
-        return partial(attend, early=True) if compute.kernels == "early tpu" else attend
-    return attention.causal_attention
+    if compute.kernels == "reference":
+        return attention.causal_attention
+    early, _, platform = compute.kernels.rpartition(" ")
+    attend = KERNELS[f"{platform} attention"]
+    return partial(attend, early=True) if early else attend
 
 
 def _windows(compute: Compute) -> Callable[..., Array]:

@@ -24,7 +24,7 @@ from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.program.trainee import Training, spec_of, training_of
 
-UNROLLED = ("cpu", "gpu")  # kernels of platforms that lose time to a scan
+UNROLLED = ("cpu", "gpu", "early gpu")  # kernels of platforms that lose time to a scan
 MAX_UNROLLED = 48  # layers; a scan stores what the backward pass needs in slower ways
 
 
@@ -136,8 +136,11 @@ def refuse_chunks(plan: Plan) -> None:
 
 
 def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str = "") -> Compute:
-    """Compute settings of the run's model on a platform."""
+    """Compute settings of the run's model on a platform. Raises UserError for bf16 on a GPU that
+    does not compute in it."""
     kernels = select.kernels_for(platform, num_devices, device_kind)
+    if kernels == "early gpu" and run.train.precision == "bf16":
+        raise UserError(f"train.precision: {device_kind} has no bf16; set train.precision = 'fp32'")
     return Compute(
         precision=run.train.precision,
         remat=run.train.remat,

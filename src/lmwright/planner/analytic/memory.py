@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
+from lmwright.kernels import gpu_blocks
 from lmwright.kernels.ring_attention import QUERIES
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.stock import Weight
@@ -228,10 +229,18 @@ def attention_bytes(layout: Layout) -> float:
     return layout.tokens * m.num_heads * width / layout.ways("batch", "seq", "heads")
 
 
+def holds_scores(layout: Layout) -> bool:
+    """True if attention writes scores to a device's memory: the reference, and XLA's products on
+    GPUs where the kernels do not take the rows."""
+    if layout.kernels == "gpu" and layout.attention is not None:
+        return not gpu_blocks.fits(layout.seq_len, layout.attention.head_dim)
+    return layout.kernels in ("reference", "early gpu")
+
+
 def score_bytes(layout: Layout) -> float:
     """Bytes of the float32 scores of one layer, where attention computes them in a device's
     memory."""
-    if layout.kernels not in ("reference", "gpu") or layout.attention is None:
+    if layout.attention is None or not holds_scores(layout):
         return 0.0
     heads = layout.attention.num_heads / layout.ways("batch", "seq", "heads")
     return layout.tokens * layout.seq_len * heads * 4
@@ -247,7 +256,7 @@ def scores_share(layout: Layout) -> float:
 
 def scores_alive(layout: Layout) -> float:
     """Bytes of scores that exist at once: all of a layer, or those of a few queries."""
-    share = min(1.0, QUERIES / layout.seq_len) if layout.kernels == "gpu" else 1.0
+    share = 1.0 if layout.kernels == "reference" else min(1.0, QUERIES / layout.seq_len)
     return SCORES_ALIVE * share * score_bytes(layout)
 
 

@@ -1,0 +1,348 @@
+"""Attention to intervals of keys on GPUs from Ampere on, by kernels in Triton through Pallas.
+
+    out        a block of queries meets, one after the other, the blocks of keys that it sees
+    dq         the same walk, with scores computed again (https://arxiv.org/abs/2205.14135)
+    dk, dv     a block of keys meets the blocks of queries that see it, in each head of its group
+
+A walk leaves out the blocks before the first key and after the last key of its queries, so that
+packed documents cost what they hold, and masks only blocks that are seen in part.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from lmwright.core.compute import ATTENTION
+from lmwright.nn.attention import MASKED, Scoring
+from lmwright.nn.intervals import Interval, in_place, zero_unseen
+
+LEAST_BLOCK = 64  # tokens that must divide a row
+MOST_HEAD_DIM = 256
+LOG2E = 1.4426950408889634  # GPUs compute powers of two
+
+Ref = Any
+Sums = tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Static arguments of the kernels."""
+
+    scoring: Scoring
+    head_dim: int
+    block_q: int
+    block_k: int
+    num_warps: int
+    interpret: bool = False
+
+    @property
+    def width(self) -> int:
+        """Numbers of a head in a kernel: a power of two, filled up with zeros."""
+        return max(16, pl.next_power_of_2(self.head_dim))
+
+    @property
+    def inside(self) -> Array:
+        """bool [1, width]: True for the numbers that a head has."""
+        return jnp.arange(self.width)[None] < self.head_dim
+
+    def load(self, ref: Ref) -> Array:
+        """[tokens, width] of a block, zeros behind the head."""
+        if self.width == self.head_dim:
+            return ref[...]
+        return triton.load(ref, mask=self.inside, other=0.0)
+
+    def store(self, ref: Ref, block: Array) -> None:
+        """Writes [tokens, width] without what is behind the head."""
+        mask = None if self.width == self.head_dim else self.inside
+        triton.store(ref, block.astype(ref.dtype), mask=mask)
+
+    def scores(self, q: Array, k: Array) -> tuple[Array, Array | None]:
+        """float32 [queries, keys], and the derivative of the soft cap (None without one)."""
+        return self.scoring.capped_with_slope(product(q, k.T) * self.scoring.scale)
+
+    def run(self, kernel: Callable[..., None], **options: Any) -> Callable[..., Any]:
+        """The kernel as a function of arrays."""
+        params = triton.CompilerParams(num_warps=self.num_warps, num_stages=2)
+        return pl.pallas_call(
+            partial(kernel, self), compiler_params=params, interpret=self.interpret, **options
+        )
+
+
+class Walk(NamedTuple):
+    """Blocks that a block meets: `some` to `end`; all tokens see each other from `every` to
+    `partly`. int32 [B, blocks] in arrays, scalars in a kernel."""
+
+    some: Any
+    every: Any
+    partly: Any
+    end: Any
+
+    def at(self, number: Any) -> "Walk":
+        """The walk of one block."""
+        return Walk(*(side[number] for side in self))
+
+    def run(self, step: Callable[[bool, Any, Sums], Sums], sums: Sums) -> Sums:
+        """`step(masked, block, sums)` over the blocks."""
+        sums = lax.fori_loop(self.some, self.every, partial(step, True), sums)
+        sums = lax.fori_loop(self.every, self.partly, partial(step, False), sums)
+        return lax.fori_loop(self.partly, self.end, partial(step, True), sums)
+
+
+def fits(length: int, head_dim: int) -> bool:
+    """True for rows that the kernels take."""
+    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM
+
+
+def attention(
+    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, *, interpret: bool = False
+) -> Array:
+    """`nn.intervals.attention` of one device's own rows, for which `fits` holds."""
+    call = call_for(scoring, q.shape[1], q.shape[3], q.dtype.itemsize, interpret)
+    return zero_unseen(_attention(call, q, k, v, in_place(seen)), seen)
+
+
+def call_for(
+    scoring: Scoring, length: int, head_dim: int, itemsize: int, interpret: bool = False
+) -> Call:
+    """Sizes of blocks: operands of a step in shared memory, sums in registers."""
+    wide = max(16, pl.next_power_of_2(head_dim)) * itemsize  # bytes of a token
+    block_q = 128 if length % 128 == 0 and wide <= 256 else 64
+    block_k = 64 if wide <= 256 else 32
+    return Call(scoring, head_dim, block_q, block_k, 4 if wide <= 128 else 8, interpret)
+
+
+def product(a: Array, b: Array) -> Array:
+    """float32 product of matrices; float32 operands are not rounded."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def walk_of_queries(seen: Interval, call: Call) -> Walk:
+    """Blocks of keys that each block of queries meets."""
+    starts, ends = (a.reshape(a.shape[0], -1, call.block_q) for a in seen)
+    some = starts.min(axis=2) // call.block_k
+    end = -(-ends.max(axis=2) // call.block_k)
+    every = jnp.clip(-(-starts.max(axis=2) // call.block_k), some, end)
+    partly = jnp.clip(ends.min(axis=2) // call.block_k, every, end)
+    return Walk(some, every, partly, end)
+
+
+def walk_of_keys(seen: Interval, call: Call) -> Walk:
+    """Blocks of queries that each block of keys meets."""
+    starts, ends = (a.reshape(a.shape[0], 1, -1, call.block_q) for a in seen)
+    first = jnp.arange(0, seen.start.shape[1], call.block_k, dtype=jnp.int32)[:, None]
+    meet = (starts.min(axis=3) < first + call.block_k) & (ends.max(axis=3) > first)
+    whole = (starts.max(axis=3) <= first) & (ends.min(axis=3) >= first + call.block_k)
+    some, end = _first(meet), _end(meet)
+    every, partly = (jnp.clip(a, some, end) for a in (_first(whole), _end(whole)))
+    # blocks seen in part may lie between: then none is taken as whole
+    gap = jnp.sum(whole, axis=2) < partly - every
+    return Walk(some, every, jnp.where(gap, every, jnp.maximum(every, partly)), end)
+
+
+def _first(flags: Array) -> Array:
+    return jnp.argmax(flags, axis=2).astype(jnp.int32)
+
+
+def _end(flags: Array) -> Array:
+    last = flags.shape[2] - jnp.argmax(flags[:, :, ::-1], axis=2).astype(jnp.int32)
+    return jnp.where(jnp.any(flags, axis=2), last, 0)
+
+
+def _masked(call: Call, scores: Array, start: Array, end: Array, block: Any) -> Array:
+    """The scores of a block of keys, where the queries see them."""
+    key = block * call.block_k + jnp.arange(call.block_k, dtype=jnp.int32)[None]
+    return jnp.where((key >= start[:, None]) & (key < end[:, None]), scores, MASKED)
+
+
+def _at(block: Any, size: int) -> Any:
+    return pl.ds(block * size, size)
+
+
+def _out_kernel(call: Call, *refs: Ref) -> None:
+    q_ref, k_ref, v_ref, start_ref, end_ref, *walk, out_ref, log_ref = refs
+    q, start, end = call.load(q_ref), start_ref[...], end_ref[...]
+
+    def step(masked: bool, block: Any, sums: Sums) -> Sums:
+        top, total, out = sums
+        at = _at(block, call.block_k)
+        scores = call.scores(q, call.load(k_ref.at[at]))[0] * LOG2E
+        if masked:
+            scores = _masked(call, scores, start, end, block)
+        new = jnp.maximum(top, jnp.max(scores, axis=1))
+        probs, old = jnp.exp2(scores - new[:, None]), jnp.exp2(top - new)
+        v = call.load(v_ref.at[at])
+        out = out * old[:, None] + product(probs.astype(v.dtype), v)
+        return new, total * old + jnp.sum(probs, axis=1), out
+
+    none = jnp.full(call.block_q, MASKED, jnp.float32), jnp.zeros(call.block_q, jnp.float32)
+    sums = (*none, jnp.zeros((call.block_q, call.width), jnp.float32))
+    top, total, out = Walk(*walk).at(pl.program_id(0)).run(step, sums)
+    call.store(out_ref, out / total[:, None])
+    log_ref[...] = top + jnp.log2(total)
+
+
+def _gradient_of_scores(
+    call: Call, q: Array, k: Array, v: Array, g: Array, log_sum: Array, inner: Array,
+    mask: Callable[[Array], Array],
+) -> tuple[Array, Array]:  # fmt: skip
+    """float32 [queries, keys]: probabilities, and the gradient of the products of q and k."""
+    scores, slope = call.scores(q, k)
+    probs = jnp.exp2(mask(scores * LOG2E) - log_sum[:, None])
+    change = probs * (product(g, v.T) - inner[:, None]) * call.scoring.scale
+    return probs, change if slope is None else change * slope
+
+
+def _dq_kernel(call: Call, *refs: Ref) -> None:
+    q_ref, k_ref, v_ref, g_ref, log_ref, inner_ref, start_ref, end_ref, *walk, dq_ref = refs
+    q, g = call.load(q_ref), call.load(g_ref)
+    log_sum, inner, start, end = log_ref[...], inner_ref[...], start_ref[...], end_ref[...]
+
+    def step(masked: bool, block: Any, sums: Sums) -> Sums:
+        at = _at(block, call.block_k)
+        k, v = call.load(k_ref.at[at]), call.load(v_ref.at[at])
+        mask = lambda s: _masked(call, s, start, end, block) if masked else s  # noqa: E731
+        _, change = _gradient_of_scores(call, q, k, v, g, log_sum, inner, mask)
+        return (sums[0] + product(change.astype(k.dtype), k),)
+
+    zeros = jnp.zeros((call.block_q, call.width), jnp.float32)
+    (dq,) = Walk(*walk).at(pl.program_id(0)).run(step, (zeros,))
+    call.store(dq_ref, dq)
+
+
+def _dkv_kernel(call: Call, *refs: Ref) -> None:
+    """Refs of queries hold the heads of a group, one after the other."""
+    q_ref, k_ref, v_ref, g_ref, log_ref, inner_ref, start_ref, end_ref = refs[:8]
+    *walk, dk_ref, dv_ref = refs[8:]
+    k, v, keys = call.load(k_ref), call.load(v_ref), pl.program_id(0)
+    steps = Walk(*walk).at(keys)
+
+    def head(member: Any, sums: Sums) -> Sums:
+        def step(masked: bool, block: Any, sums: Sums) -> Sums:
+            at = _at(block, call.block_q)
+            q, g = call.load(q_ref.at[at, member]), call.load(g_ref.at[at, member])
+            start, end = start_ref[at], end_ref[at]
+            mask = lambda s: _masked(call, s, start, end, keys) if masked else s  # noqa: E731
+            probs, change = _gradient_of_scores(
+                call, q, k, v, g, log_ref[member, at], inner_ref[member, at], mask
+            )
+            dk, dv = sums
+            dv = dv + product(probs.astype(g.dtype).T, g)
+            return dk + product(change.astype(q.dtype).T, q), dv
+
+        return steps.run(step, sums)
+
+    zeros = jnp.zeros((call.block_k, call.width), jnp.float32)
+    dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (zeros, zeros))
+    call.store(dk_ref, dk)
+    call.store(dv_ref, dv)
+
+
+class Specs(NamedTuple):
+    """Block specs of a grid (block, head, row)."""
+
+    call: Call
+    length: int
+    group: int
+    """Query heads of a kv head."""
+
+    @property
+    def queries(self) -> pl.BlockSpec:
+        """A block of a head of q [B, T, N, H]."""
+        block = (None, self.call.block_q, None, self.call.width)
+        return pl.BlockSpec(block, lambda i, n, b: (b, i, n, 0))
+
+    @property
+    def keys(self) -> pl.BlockSpec:
+        """The row of the kv head of a query head, of k [B, T, K, H]."""
+        block = (None, self.length, None, self.call.width)
+        return pl.BlockSpec(block, lambda i, n, b: (b, 0, n // self.group, 0))
+
+    @property
+    def some_keys(self) -> pl.BlockSpec:
+        """A block of a head of k [B, T, K, H]."""
+        block = (None, self.call.block_k, None, self.call.width)
+        return pl.BlockSpec(block, lambda i, n, b: (b, i, n, 0))
+
+    @property
+    def heads(self) -> pl.BlockSpec:
+        """The row of a group of heads of q [B, T, N, H]."""
+        block = (None, self.length, self.group, self.call.width)
+        return pl.BlockSpec(block, lambda i, n, b: (b, 0, n, 0))
+
+    def numbers(self, whole: bool) -> pl.BlockSpec:
+        """Numbers of queries [B, N, T]: of a block of a head, or of a group of whole rows."""
+        if whole:
+            return pl.BlockSpec((None, self.group, self.length), lambda i, n, b: (b, n, 0))
+        return pl.BlockSpec((None, None, self.call.block_q), lambda i, n, b: (b, n, i))
+
+    def sides(self, whole: bool) -> list[pl.BlockSpec]:
+        """Starts and ends of intervals [B, T], and the four sides of walks [B, blocks]."""
+        of_row = lambda size: pl.BlockSpec((None, size), lambda i, n, b: (b, 0))  # noqa: E731
+        some = pl.BlockSpec((None, self.call.block_q), lambda i, n, b: (b, i))
+        blocks = self.length // (self.call.block_k if whole else self.call.block_q)
+        return [of_row(self.length) if whole else some] * 2 + [of_row(blocks)] * 4
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+    """Attention of q [B, T, N, H] to k, v [B, T, K, H]; each query sees a key."""
+    return _forward(call, q, k, v, seen)[0]
+
+
+def _forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
+    b, t, n, _ = q.shape
+    specs = Specs(call, t, n // k.shape[2])
+    out, log_sums = call.run(
+        _out_kernel,
+        grid=(t // call.block_q, n, b),
+        in_specs=[specs.queries, specs.keys, specs.keys, *specs.sides(whole=False)],
+        out_specs=[specs.queries, specs.numbers(whole=False)],
+        out_shape=[
+            jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((b, n, t), jnp.float32),
+        ],
+    )(q, k, v, *seen, *walk_of_queries(seen, call))  # fmt: skip
+    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    return out, (q, k, v, seen, out, log_sums)
+
+
+def _backward(call: Call, residuals: tuple[Any, ...], g: Array):
+    q, k, v, seen, out, log_sums = residuals
+    b, t, n, _ = q.shape
+    g = g.astype(q.dtype)
+    inner = jnp.einsum("btnh,btnh->bnt", out.astype(jnp.float32), g.astype(jnp.float32))
+    arrays, specs = (q, k, v, g, log_sums, inner, *seen), Specs(call, t, n // k.shape[2])
+    numbers = [specs.numbers(whole=False)] * 2
+    dq = call.run(
+        _dq_kernel,
+        grid=(t // call.block_q, n, b),
+        in_specs=[
+            specs.queries, specs.keys, specs.keys, specs.queries, *numbers,
+            *specs.sides(whole=False),
+        ],
+        out_specs=specs.queries,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+    )(*arrays, *walk_of_queries(seen, call))  # fmt: skip
+    numbers = [specs.numbers(whole=True)] * 2
+    dk, dv = call.run(
+        _dkv_kernel,
+        grid=(t // call.block_k, k.shape[2], b),
+        in_specs=[
+            specs.heads, specs.some_keys, specs.some_keys, specs.heads, *numbers,
+            *specs.sides(whole=True),
+        ],
+        out_specs=[specs.some_keys] * 2,
+        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (k, v)],
+    )(*arrays, *walk_of_keys(seen, call))  # fmt: skip
+    return dq, dk, dv, None
+
+
+_attention.defvjp(_forward, _backward)
