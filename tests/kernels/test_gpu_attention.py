@@ -99,13 +99,15 @@ def test_blocks_seen_in_part_between_whole_ones_are_masked():
     near(got, both(intervals.attention, q, k, v, g, seen, scoring), share=5e-6)
 
 
-def test_on_a_mesh():
+@pytest.mark.parametrize("attend", [CHUNKS, BLOCKS], ids=["chunks", "kernels"])
+def test_on_a_mesh(attend):
+    if attend is CHUNKS and jax.__version_info__ >= (0, 11):
+        pytest.skip("the CPU compiler of JAX 0.11 crashes on it")
     q, k, v, ids, g = problem(4, 64, 4, 2, 8)
     scoring = Scoring(0.37)
-    alone = both(CHUNKS, q, k, v, g, ids, scoring)
+    alone = both(attend, q, k, v, g, ids, scoring)
     with jax.set_mesh(mesh_of(data=2, fsdp=2, tensor=2)):
-        near(both(CHUNKS, q, k, v, g, ids, scoring), alone)
-        near(both(BLOCKS, q, k, v, g, ids, scoring), alone, share=5e-6)
+        near(both(attend, q, k, v, g, ids, scoring), alone)
 
 
 def compiled_bytes(tokens):
@@ -136,10 +138,13 @@ def program_for_cuda(device_kind, tokens, head_dim, dtype=jnp.bfloat16, **masks)
     ids = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
     loss = lambda q, k, v, ids: jnp.sum(attend(q, k, v, ids, Scoring(0.3, **masks)))  # noqa: E731
     triton = jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")
+    card = jax.sharding.AbstractDevice(device_kind, None, "gpu")
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=card)
     exported = jax.export.export(
         jax.jit(jax.grad(loss, (0, 1, 2))), platforms=["cuda"], disabled_checks=[triton]
     )
-    return exported(row(4), row(2), row(2), ids).mlir_module()
+    with jax.sharding.use_abstract_mesh(mesh):
+        return exported(row(4), row(2), row(2), ids).mlir_module()
 
 
 def test_gpus_before_ampere_get_chunks():
