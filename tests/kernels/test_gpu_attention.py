@@ -73,11 +73,9 @@ def test_intervals_by_kernels(kind):
 
 
 def test_a_walk_leaves_out_other_documents():
-    """Of 16 x 16 blocks of keys, 4 documents of 4 blocks leave the causal ones of each; whole
-    blocks have no mask."""
+    """Four documents of 4 blocks of queries and 8 of keys; whole blocks have no mask."""
     ids = jnp.repeat(jnp.arange(1, 5, dtype=jnp.int32), 256)[None]
-    call = gpu_blocks.call_for(Scoring(1.0), 1024, 256, 4)
-    assert (call.block_q, call.block_k) == (64, 32)
+    call = gpu_blocks.Call(Scoring(1.0), 64, 64, 32, 4)
     seen = intervals.causal(ids)
     some, every, partly, end = (a[0] for a in gpu_blocks.walk_of_queries(seen, call))
     assert int(jnp.sum(end - some)) == 4 * (2 + 4 + 6 + 8)
@@ -159,7 +157,7 @@ def test_gpus_before_ampere_get_chunks():
     [
         (2048, 64, jnp.bfloat16, {}),
         (320, 96, jnp.bfloat16, {"window": 100, "soft_cap": 30.0}),
-        (128, 256, jnp.float32, {}),
+        (128, 256, jnp.float16, {}),
     ],
 )
 def test_later_gpus_get_the_kernels(tokens, head_dim, dtype, masks):
@@ -168,5 +166,6 @@ def test_later_gpus_get_the_kernels(tokens, head_dim, dtype, masks):
     assert f"{tokens}x{tokens}" not in text
 
 
-def test_rows_that_do_not_divide_get_chunks():
+def test_rows_that_do_not_divide_and_float32_get_chunks():
     assert "triton" not in program_for_cuda("NVIDIA L4", 100, 16)
+    assert "triton" not in program_for_cuda("NVIDIA L4", 128, 16, jnp.float32)

@@ -9,6 +9,25 @@ from dataclasses import dataclass
 
 from lmwright.hardware.chips import CHIPS, GIB, Chip, Peak, Power, Price
 
+KIB, MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a compiler must know of a GPU."""
+
+    capability: tuple[int, int]
+    """Compute capability: 8.0 is Ampere, 9.0 Hopper, 10.0 Blackwell."""
+    cores: int
+    """Streaming multiprocessors."""
+    lanes_per_core: int
+    threads_per_core: int
+    shared_bytes: int
+    """Shared memory of a core; a block may have 1 KiB less."""
+    cache_bytes: int
+    """Second-level cache."""
+    clock_ghz: float
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -16,6 +35,7 @@ class Gpu:
 
     device_kind: str
     """Name that JAX reports."""
+    card: Card
     peak: Peak
     hbm_bytes_per_s: float
     link_bytes_per_s: float
@@ -28,28 +48,33 @@ class Gpu:
     """Thermal design power, as its data sheet says."""
 
 
+# NVIDIA's CUDA programming guide (compute capabilities) and data sheets
+A100 = Card((8, 0), 108, 64, 2048, 164 * KIB, 40 * MIB, 1.41)
+H100 = Card((9, 0), 132, 128, 2048, 228 * KIB, 50 * MIB, 1.98)
+B200 = Card((10, 0), 148, 128, 2048, 228 * KIB, 126 * MIB, 1.965)
+L4 = Card((8, 9), 58, 128, 1536, 100 * KIB, 48 * MIB, 2.04)
+
 # https://www.nvidia.com/en-us/data-center/{a100,h100,h200,dgx-b200,l4}; NVLink figures there
 # count both directions. Networks are those of the DGX systems: HDR 200, NDR 400 Gbit/s a GPU.
 # A price is that of the whole machine (a2-highgpu, a2-ultragpu, a3-highgpu, a3-ultragpu,
 # g2-standard-4) over its GPUs; the B200 has no list price by the hour.
+PRICES = {"a100": 5.07, "a100-40gb": 3.67, "h100": 11.06, "h200": 10.60, "l4": 0.71}  # USD an hour
+WATTS = {"a100": 400, "a100-40gb": 400, "h100": 700, "h200": 700, "b200": 1000, "l4": 72}
 GPUS = {
-    # name: device kind, FLOP/s, memory, its bytes/s, of the links, of the network, USD an hour, W
+    # name: device kind, card, FLOP/s, memory, its bytes/s, of the links, of the network
     name: Gpu(
-        kind,
-        Peak(bf16_flops=flops, hbm_bytes=memory),
-        *rates,
-        usd and Price(on_demand=usd),
-        most_w=watts,
+        kind, card, Peak(bf16_flops=flops, hbm_bytes=memory), *rates,
+        PRICES.get(name) and Price(on_demand=PRICES[name]), most_w=WATTS[name],
     )
-    for name, (kind, flops, memory, rates, usd, watts) in {
-        "a100": ("NVIDIA A100-SXM4-80GB", 312e12, 80 * GIB, (2039e9, 300e9, 25e9), 5.07, 400),
-        "a100-40gb": ("NVIDIA A100-SXM4-40GB", 312e12, 40 * GIB, (1555e9, 300e9, 25e9), 3.67, 400),
-        "h100": ("NVIDIA H100 80GB HBM3", 989e12, 80 * GIB, (3350e9, 450e9, 50e9), 11.06, 700),
-        "h200": ("NVIDIA H200", 989e12, 141 * 10**9, (4800e9, 450e9, 50e9), 10.60, 700),
-        "b200": ("NVIDIA B200", 2250e12, 180 * 10**9, (8000e9, 900e9, 50e9), None, 1000),
-        "l4": ("NVIDIA L4", 121e12, 24 * GIB, (300e9, 32e9, 3e9), 0.71, 72),
+    for name, (kind, card, flops, memory, *rates) in {
+        "a100": ("NVIDIA A100-SXM4-80GB", A100, 312e12, 80 * GIB, 2039e9, 300e9, 25e9),
+        "a100-40gb": ("NVIDIA A100-SXM4-40GB", A100, 312e12, 40 * GIB, 1555e9, 300e9, 25e9),
+        "h100": ("NVIDIA H100 80GB HBM3", H100, 989e12, 80 * GIB, 3350e9, 450e9, 50e9),
+        "h200": ("NVIDIA H200", H100, 989e12, 141 * 10**9, 4800e9, 450e9, 50e9),
+        "b200": ("NVIDIA B200", B200, 2250e12, 180 * 10**9, 8000e9, 900e9, 50e9),
+        "l4": ("NVIDIA L4", L4, 121e12, 24 * GIB, 300e9, 32e9, 3e9),
     }.items()
-}
+}  # fmt: skip
 GPU_MATMUL_EFFICIENCY = 0.65
 GPU_ATTENTION_EFFICIENCY = 0.4
 

@@ -25,10 +25,12 @@ def attention(
     early: bool = False, interpret: bool = False,
 ) -> Array:  # fmt: skip
     """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`. `early`:
-    the card has no kernels in Triton; `interpret` runs them without a card, for tests."""
+    the card has no kernels in Triton; `interpret` runs them without a card, for tests, in any
+    dtype."""
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:
-        if not early and gpu_blocks.fits(q.shape[1], q.shape[3]):
+        itemsize = 2 if interpret else q.dtype.itemsize
+        if not early and gpu_blocks.fits(q.shape[1], q.shape[3], itemsize):
             return gpu_blocks.attention(q, k, v, seen, scoring, interpret=interpret)
         return gpu_chunks.attention(q, k, v, seen, scoring, reach)
 

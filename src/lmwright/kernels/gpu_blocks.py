@@ -96,27 +96,25 @@ class Walk(NamedTuple):
         return lax.fori_loop(self.partly, self.end, partial(step, True), sums)
 
 
-def fits(length: int, head_dim: int) -> bool:
-    """True for rows that the kernels take."""
-    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM
+def fits(length: int, head_dim: int, itemsize: int) -> bool:
+    """True for rows that the kernels take. Triton multiplies float32 without tensor cores, and
+    compiles it for minutes: XLA is better there."""
+    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM and itemsize == 2
 
 
 def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, *, interpret: bool = False
 ) -> Array:
     """`nn.intervals.attention` of one device's own rows, for which `fits` holds."""
-    call = call_for(scoring, q.shape[1], q.shape[3], q.dtype.itemsize, interpret)
+    call = call_for(scoring, q.shape[1], q.shape[3], interpret)
     return zero_unseen(_attention(call, q, k, v, in_place(seen)), seen)
 
 
-def call_for(
-    scoring: Scoring, length: int, head_dim: int, itemsize: int, interpret: bool = False
-) -> Call:
-    """Sizes of blocks: operands of a step in shared memory, sums in registers."""
-    wide = max(16, pl.next_power_of_2(head_dim)) * itemsize  # bytes of a token
-    block_q = 128 if length % 128 == 0 and wide <= 256 else 64
-    block_k = 64 if wide <= 256 else 32
-    return Call(scoring, head_dim, block_q, block_k, 4 if wide <= 128 else 8, interpret)
+def call_for(scoring: Scoring, length: int, head_dim: int, interpret: bool = False) -> Call:
+    """Sizes of blocks, for which the 99 KiB of shared memory of an L4 are enough."""
+    block_q = 128 if length % 128 == 0 and head_dim <= 128 else 64
+    block_k = 64 if head_dim <= 64 else 32 if head_dim <= 128 else 16
+    return Call(scoring, head_dim, block_q, block_k, 4 if head_dim <= 64 else 8, interpret)
 
 
 def product(a: Array, b: Array) -> Array:

@@ -17,7 +17,13 @@ from lmwright.planner.analytic.machine import Machine, known_as, machine_of, par
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.tensors import Tensor
 from lmwright.planner.checklist import known_now
-from lmwright.planner.compiler.compile import HostMemoryError, compile_for, has_libtpu
+from lmwright.planner.compiler.compile import (
+    Compiled,
+    HostMemoryError,
+    compile_for,
+    has_libtpu,
+)
+from lmwright.planner.compiler.gpu import has_cuda_compiler
 from lmwright.planner.cost import RunCost, cost_of
 from lmwright.planner.page import write_page
 from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
@@ -187,22 +193,32 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
     machine = parse_machine(wanted.on)
     if wanted.finalists is not None and machine.platform != "tpu":
         raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
-    compiles = machine.platform == "tpu" and not wanted.quick
-    if compiles and not has_libtpu():
-        answer = _estimated(run, machine, wanted)
-        instead = (
-            f"the TPU compiler is not installed, so this is the estimate of --quick; for the "
-            f"compiler's own answer {install('tpu')} (no TPU is needed)"
-        )
-        return replace(answer, lines=[*answer.lines, instead])
-    if not compiles:
+    if wanted.quick or machine.platform == "cpu":
         return _estimated(run, machine, wanted)
+    if machine.platform == "gpu":
+        if wanted.search or wanted.longest:
+            return _estimated(run, machine, wanted)
+        if has_cuda_compiler():
+            return _compiled_for_gpus(run, machine, wanted)
+        return _without(_estimated(run, machine, wanted), "CUDA", "memory of --quick", "cuda13")
+    if not has_libtpu():
+        return _without(_estimated(run, machine, wanted), "TPU", "estimate of --quick", "tpu")
     where = parse_slice(wanted.on)
     if wanted.search:
         return _search(run, machine, wanted, where)
     if wanted.longest:
         return _longest(run, machine, wanted, where)
     return _compiled(run, where, wanted)
+
+
+def _without(answer: Answer, compiler: str, instead: str, extra: str) -> Answer:
+    """The answer of arithmetic, where a compiler is not installed."""
+    device = "TPU" if compiler == "TPU" else "GPU"
+    line = (
+        f"the {compiler} compiler is not installed, so this is the {instead}; for the compiler's "
+        f"own answer {install(extra)} (no {device} is needed)"
+    )
+    return replace(answer, lines=[*answer.lines, line])
 
 
 def _estimated(run: Run, machine: Machine, wanted: Wanted) -> Answer:
@@ -264,8 +280,14 @@ def _longest(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) ->
     return Answer(lines, longest.to_json(), longest.fits, stopped)
 
 
-def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
-    quick = Quick.of(run, machine)
+def _compiled_for_gpus(run: Run, machine: Machine, wanted: Wanted) -> Answer:
+    """The answer of arithmetic with the compiler's memory: its programs for GPUs say no times."""
+    print(f"compiling the train step for {machine.name} (some minutes)", file=sys.stderr)
+    return _quick(run, machine, wanted, compile_for(run, machine))
+
+
+def _quick(run: Run, machine: Machine, wanted: Wanted, compiled: Compiled | None = None) -> Answer:
+    quick = Quick.of(run, machine, compiled)
     later = []
     for phase in phases_of(run)[1:]:
         rest = Quick.of(only(run, phase.active), machine)
@@ -276,11 +298,12 @@ def _quick(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     if quick.fits:
         last = advise(quick, quick.timing.by_kind, quick.timing.by_part)
     else:
-        suggestions = suggest(run, machine, wanted.hours)
+        over_bytes = quick.over_bytes if compiled else 0.0
+        suggestions = suggest(run, machine, wanted.hours, over_bytes)
         last = too_large(quick.memory.parts(), quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
     known = known_now(
-        run, quick.memory.peak, quick.limit_bytes, quick.step_s if quick.fits else None, quick.fits
+        run, quick.peak_bytes, quick.limit_bytes, quick.step_s if quick.fits else None, quick.fits
     )
     text = with_later(quick.to_json(cost, last), later)
     lines = [*lines, "", *known, "", last.text]

@@ -24,7 +24,7 @@ from lmwright.program.text import fingerprint
 
 FORMAT = 2  # of the answer
 ENTRIES = 200  # some 100 KB each; the oldest go
-PACKAGES = ("jax", "jaxlib", "libtpu")
+PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 
 
 def cache_folder() -> Path:
@@ -35,9 +35,16 @@ def cache_folder() -> Path:
 
 def key_of(program: str, slice_name: str, options: dict[str, str]) -> str:
     """The name of an entry."""
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {name: _version(name) for name in PACKAGES}
     told = json.dumps([FORMAT, fingerprint(program), slice_name, options, versions], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def load(key: str) -> tuple[dict[str, Any], str] | None:

@@ -233,7 +233,9 @@ def holds_scores(layout: Layout) -> bool:
     """True if attention writes scores to a device's memory: the reference, and XLA's products on
     GPUs where the kernels do not take the rows."""
     if layout.kernels == "gpu" and layout.attention is not None:
-        return not gpu_blocks.fits(layout.seq_len, layout.attention.head_dim)
+        return not gpu_blocks.fits(
+            layout.seq_len, layout.attention.head_dim, layout.activation_bytes
+        )
     return layout.kernels in ("reference", "early gpu")
 
 

@@ -34,6 +34,7 @@ from lmwright.program.plan import Plan
 
 if TYPE_CHECKING:
     from lmwright.planner.advice import Advice
+    from lmwright.planner.compiler.compile import Compiled
 
 MEMORY_ERROR_SHARE = 0.2
 """Largest error of the memory estimate against the compiler on the rows of
@@ -47,11 +48,13 @@ class Quick:
     run: Run
     machine: Machine
     plan: Plan
+    compiled: "Compiled | None" = None
+    """The compiler's answer, whose memory is then that of the verdict."""
 
     @classmethod
-    def of(cls, run: Run, machine: Machine) -> "Quick":
+    def of(cls, run: Run, machine: Machine, compiled: "Compiled | None" = None) -> "Quick":
         """The analytic answer. Raises UserError where the run cannot be laid out on the machine."""
-        return cls(run, machine, on_paper(run, machine))
+        return cls(run, machine, on_paper(run, machine), compiled)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -86,9 +89,14 @@ class Quick:
         return self.machine.usable_bytes
 
     @property
+    def peak_bytes(self) -> float:
+        """Bytes of a device at the fullest moment of a step."""
+        return self.compiled.peak_bytes if self.compiled else self.memory.peak
+
+    @property
     def over_bytes(self) -> float:
         """Bytes by which the run is too large for a device; negative if it fits."""
-        return self.memory.peak - self.limit_bytes if self.limit_bytes else -1.0
+        return self.peak_bytes - self.limit_bytes if self.limit_bytes else -1.0
 
     @property
     def fits(self) -> bool:
@@ -98,7 +106,7 @@ class Quick:
     @property
     def is_close(self) -> bool:
         """True if the error of the model could change the verdict."""
-        limit = self.limit_bytes
+        limit = None if self.compiled else self.limit_bytes
         return limit is not None and abs(self.over_bytes) < MEMORY_ERROR_SHARE * limit
 
     @property
@@ -134,7 +142,8 @@ class Quick:
             "tokens_per_step": self.plan.tokens_per_step,
             "flops_per_step": self.plan.flops_per_step,
             "fits": self.fits,
-            "peak_bytes": self.memory.peak,
+            "peak_bytes": self.peak_bytes,
+            "compile_s": self.compiled.compile_s if self.compiled else None,
             "limit_bytes": self.limit_bytes,
             "memory": asdict(self.memory),
             "memory_error_share": MEMORY_ERROR_SHARE,
@@ -165,6 +174,11 @@ class Quick:
             self.verdict(),
         ]
         parts = self.memory.parts()
+        if self.compiled:
+            lines.append(
+                f"by arithmetic, give or take {MEMORY_ERROR_SHARE:.0%}: "
+                f"{memory_size(self.memory.peak)}"
+            )
         peak = self.memory.peak
         lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
         lines += teacher_lines(self.layouts)
@@ -194,7 +208,9 @@ class Quick:
 
     def verdict(self) -> str:
         """Sentence on whether the run fits, and how certain that is."""
-        used, error = self.memory.peak, f"give or take {MEMORY_ERROR_SHARE:.0%}"
+        used, error = self.peak_bytes, f"give or take {MEMORY_ERROR_SHARE:.0%}"
+        if self.compiled:
+            error = "by the compiler for CUDA"
         if self.limit_bytes is None:
             return f"NEEDS {memory_size(used)} of the host's memory, {error}"
         text = (
@@ -217,6 +233,11 @@ class Quick:
 
     def _unknown(self) -> list[str]:
         lines = ["by the analytic model; no compiler was asked"]
+        if self.compiled:
+            lines = [
+                f"compiled in {self.compiled.compile_s:.0f} s; the times are those of the analytic "
+                "model"
+            ]
         if self.factor is not None:
             lines.append(factor_of(self.machine.name).note(self.machine.name, self.factor))
         if self.run.train.compiler_options:

@@ -17,7 +17,9 @@ from jax.experimental import topologies
 from lmwright.core.compute import HOST_MEMORY
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.hardware.slices import parse_slice, topology_request
+from lmwright.hardware.slices import topology_request
+from lmwright.planner.analytic.machine import Machine, parse_machine
+from lmwright.planner.compiler import gpu
 from lmwright.planner.compiler.compile import memory_of_error
 from lmwright.program import cache, executable
 from lmwright.program.plan import resolve
@@ -42,14 +44,8 @@ def compile_step(
     from lmwright.program.state import abstract_batch, abstract_state
     from lmwright.program.step import make_step
 
-    where = parse_slice(slice_name)
-    try:
-        devices = topologies.get_topology_desc(**topology_request(where)).devices
-    except Exception as error:
-        raise UserError(
-            f"--on {slice_name}: the TPU compiler refuses this topology: {error}"
-        ) from None
-    plan = resolve(load_run(run_file), devices)
+    where = parse_machine(slice_name)
+    plan = resolve(load_run(run_file), devices_of(where))
     trainees = plan.training.trainees
     active = [t for t in trainees if t.name in names] if names else list(trainees)
     rows = sum(t.rows for t in active)
@@ -85,10 +81,23 @@ def compile_step(
             reply, hlo, compiled = ask_compiler(lowered)
             if is_answer(reply):
                 cache.save(key, reply, hlo)
-            is_kept = compiled is not None and executable.save(step_key, compiled, made)
+            ours = compiled is not None and where.platform == "tpu"
+            is_kept = ours and executable.save(step_key, compiled, made)
     if hlo:
         folder.joinpath("step.hlo").write_text(hlo)
     return answer | reply | {"from_cache": bool(cached), "step_kept": is_kept}
+
+
+def devices_of(where: Machine) -> Sequence[Any]:
+    """JAX's devices of a machine, for compiling alone."""
+    if where.where is None:
+        return gpu.devices_of(where)
+    try:
+        return topologies.get_topology_desc(**topology_request(where.where)).devices
+    except Exception as error:
+        raise UserError(
+            f"--on {where.name}: the TPU compiler refuses this topology: {error}"
+        ) from None
 
 
 def is_answer(reply: dict[str, Any]) -> bool:

@@ -1,8 +1,9 @@
-"""Compile: a run's own train step, by the TPU's own compiler, on a host without a TPU.
+"""Compile: a run's own train step, by the TPU's or the GPU's own compiler, on a host without one.
 
     Run --dump--> run.toml --child process--> answer.json, step.hlo --> Compiled
 
-The compiler (`libtpu`) gives the verdict: the memory of one chip, or that it does not fit.
+The compiler (`libtpu`, or JAX's plugin for CUDA) gives the verdict: the memory of one chip, or that
+it does not fit.
 """
 
 import importlib.util
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError, install
 from lmwright.hardware.slices import Slice, parse_slice
+from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.compiler import gpu
 from lmwright.planner.compiler.hlo import parse
 from lmwright.planner.compiler.peak import peak_split
 from lmwright.program.executable import refuse_option
@@ -95,20 +98,23 @@ def require_libtpu() -> None:
 
 def compile_for(
     run: Run,
-    where: Slice,
+    where: Slice | Machine,
     *,
     trainees: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
     program: Sequence[str] = CHILD,
 ) -> Compiled:
     """Compiles the train step of `run`, while these trainees still train (all if there are none),
-    for the slice, in a child process: Python with `program`, the run file, the slice and a folder
-    for the answer.
+    for the slice, or for a machine with GPUs, in a child process: Python with `program`, the run
+    file, the slice and a folder for the answer.
 
     Raises UserError where the run cannot be laid out on the slice, the compiler is missing, fails
     or crashes, or the host has too little time or memory for it.
     """
-    require_libtpu()
+    if isinstance(where, Slice):
+        require_libtpu()
+    else:
+        gpu.require_cuda_compiler()
     with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
         run_file = Path(folder, "run.toml")
         run_file.write_text(dump_toml(run))
@@ -116,8 +122,8 @@ def compile_for(
         env = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "LIBTPU_"))}
         try:
             done = subprocess.run(
-                command, env=env | COMPILER_ENVIRONMENT, capture_output=True, text=True,
-                timeout=timeout_s,
+                command, env=env | COMPILER_ENVIRONMENT | gpu.ENVIRONMENT,
+                capture_output=True, text=True, timeout=timeout_s,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise UserError(
@@ -126,12 +132,16 @@ def compile_for(
             ) from None
         answer_file = Path(folder, "answer.json")
         if not answer_file.exists():
-            raise _died(where, done)
+            raise _died(where.name, done)
         answer = json.loads(answer_file.read_text())
         if "user_error" in answer:
             raise UserError(answer["user_error"])
         hlo = Path(folder, "step.hlo")
-        return _compiled(answer, hlo.read_text() if hlo.exists() else "")
+        compiled = _compiled(answer, hlo.read_text() if hlo.exists() else "")
+        if isinstance(where, Slice):
+            return compiled
+        limit = where.usable_bytes or compiled.peak_bytes
+        return replace(compiled, fits=compiled.peak_bytes <= limit, limit_bytes=limit)
 
 
 class HostMemoryError(UserError):
@@ -151,9 +161,9 @@ _LAST_WORDS = re.compile(r"Check failed|LLVM ERROR|terminate called|what\(\):|^F
 _SHOWN = 400  # letters of what the compiler says; its messages can hold whole programs
 
 
-def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
+def _died(name: str, done: subprocess.CompletedProcess) -> Exception:
     if done.returncode in _KILLED or _NO_MEMORY.search(done.stderr):
-        return _no_memory(where.name)
+        return _no_memory(name)
     number = -done.returncode if done.returncode < 0 else done.returncode - 128
     crashed = number in list(signal.Signals)
     if not crashed and "Traceback" in done.stderr:  # our own mistake
@@ -161,7 +171,7 @@ def _died(where: Slice, done: subprocess.CompletedProcess) -> Exception:
     end = signal.Signals(number).name if crashed else f"exit code {done.returncode}"
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     words = [line for line in lines if _LAST_WORDS.search(line)] or lines[-1:]
-    return _failed(where.name, f"crashed with {end}", " ".join(words))
+    return _failed(name, f"crashed with {end}", " ".join(words))
 
 
 def _failed(name: str, verb: str, text: str) -> UserError:
@@ -170,8 +180,8 @@ def _failed(name: str, verb: str, text: str) -> UserError:
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     words = f"said: {text}" if text else "said nothing"
     return UserError(
-        f"{name}: the TPU compiler {verb} and {words}; change the mesh, train.remat or "
-        f"train.compiler_options, or ask with --quick"
+        f"{name}: the {'CUDA' if name.startswith('gpu:') else 'TPU'} compiler {verb} and {words}; "
+        f"change the mesh, train.remat or train.compiler_options, or ask with --quick"
     )
 
 
