@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not has_cuda_compiler(), reason="needs JAX's plugin for CUDA (cuda13)"),
 ]
 SMALL = (
-    "model.num_layers=2", "model.embed_dim=256", "model.mlp_dim=512", "model.num_heads=4",
+    "model.num_layers=2", "model.embed_dim=256", "model.mlp_dim=384", "model.num_heads=4",
     "model.num_kv_heads=2", "model.head_dim=64", "model.seq_len=1024", "model.vocab_size=4096",
     "train.global_batch_size=8",
 )  # fmt: skip

@@ -14,7 +14,7 @@ KIB, MIB = 2**10, 2**20
 
 @dataclass(frozen=True)
 class Card:
-    """What a compiler must know of a GPU."""
+    """Numbers of a GPU that a compiler asks for."""
 
     capability: tuple[int, int]
     """Compute capability: 8.0 is Ampere, 9.0 Hopper, 10.0 Blackwell."""
