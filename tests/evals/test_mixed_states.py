@@ -60,7 +60,7 @@ def test_a_row_token_by_token_is_the_row():
     assert stacks["0"].matrix.shape == (2, 2, 2, 8, 8) and stacks["1"]["k"].shape[2] == 16
     tokens, real = jnp.asarray(tokens), jnp.asarray(real)
     extend = jax.jit(
-        lambda t, r, cache, first: cached.extend(MODEL, w, t, r, cache, compute, first=first),
+        lambda t, r, cache, first: cached.extend(MODEL, w, t, r, cache, compute, empty_cache=first),
         static_argnums=3,
     )
     first, cache = extend(tokens[:, :10], real[:, :10], cache, True)

@@ -110,7 +110,7 @@ class Copier:
     def new_cache(self, batch_size, length, compute):
         return {"tokens": jnp.full((batch_size, length), -1), "end": jnp.zeros((), jnp.int32)}
 
-    def extend(self, w, tokens, valid, cache, compute, *, first=False):
+    def extend(self, w, tokens, valid, cache, compute, *, empty_cache=False):
         known = jax.lax.dynamic_update_slice(
             cache["tokens"], jnp.where(valid, tokens, -1), (0, cache["end"])
         )

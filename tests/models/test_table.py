@@ -30,6 +30,16 @@ def test_the_page_about_adding_a_family_counts_right():
     assert total == sum(int(n) for _, n in counted) + sum(map(int, others))
 
 
+def test_the_page_shows_the_code_as_it_is():
+    page = (ROOT / "docs" / "internals" / "add-a-family.md").read_text()
+    code = {
+        line.strip() for line in (ROOT / "src/lmwright/models/olmo2.py").read_text().split("\n")
+    }
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)[:3]
+    shown = [line.strip() for block in blocks for line in block.splitlines()]
+    assert len(shown) > 20 and [line for line in shown if line not in code | {"...", ""}] == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_the_parity_table(kind):
     """Each family of the registry is compared with transformers somewhere."""

@@ -192,7 +192,7 @@ def test_a_row_token_by_token_is_the_row():
     size = lambda cache: sum(a.nbytes for a in jax.tree.leaves(cache["layers"]))  # noqa: E731
     assert size(cache) == size(cached.new_cache(MODEL, 2, 64, compute))
     extend = jax.jit(
-        lambda t, r, cache, first: cached.extend(MODEL, w, t, r, cache, compute, first=first),
+        lambda t, r, cache, first: cached.extend(MODEL, w, t, r, cache, compute, empty_cache=first),
         static_argnums=3,
     )
     first, cache = extend(tokens[:, :10], real[:, :10], cache, True)

@@ -51,10 +51,10 @@ def run_stack(
     There is one block for each place of the span's pattern; leaves of `layers` are [L, ...],
     below "0", "1", ... where there are several places; those of `side` are [B, ...]. Over
     stages, rows go in `num_microbatches` pieces."""
-    layers = layers if (apart := len(blocks) > 1) else {"0": layers}
+    layers = layers if (several := len(blocks) > 1) else {"0": layers}
     if unroll and num_stages() == 1:
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
-    block = _chained([remat.apply(block, prevent_cse=apart) for block in blocks], apart)
+    block = _chained([remat.apply(block, prevent_cse=several) for block in blocks], several)
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
@@ -132,15 +132,15 @@ def _joint_bwd(trained: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, .
 joint_gradients.defvjp(_joint_fwd, _joint_bwd, symbolic_zeros=True)
 
 
-def _chained(blocks: Sequence[Block], apart: bool = False) -> Block:
-    """Chains blocks into one; block i reads `w[str(i)]`. If `apart`, the backward pass of block i,
-    weight gradients included, ends before that of block i - 1 begins."""
+def _chained(blocks: Sequence[Block], in_turn: bool = False) -> Block:
+    """Chains blocks into one; block i reads `w[str(i)]`. If `in_turn`, the backward pass of block
+    i, weight gradients included, ends before that of block i - 1 begins."""
 
     def block(w: Tree, x: Array, *side: Any) -> tuple[Array, Aux]:
         total: Aux = {}
         for i, each in enumerate(blocks):
-            x, place = joint_gradients(x, w[str(i)]) if apart else (x, w[str(i)])
-            x, aux = each(place, x, *side)
+            x, own = joint_gradients(x, w[str(i)]) if in_turn else (x, w[str(i)])
+            x, aux = each(own, x, *side)
             total = added(total, aux)
         return x, total
 
@@ -152,7 +152,7 @@ def added(total: Aux, aux: Aux) -> Aux:
     return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
 
 
-def apart(layers: Tree) -> list[Tree]:
+def as_list(layers: Tree) -> list[Tree]:
     """Splits a tree of arrays stacked on axis 0 into a list of trees, one a layer. A program that
     takes these reads each weight in place, where slices of a stack would be copied."""
     leaves, tree = jax.tree.flatten(layers)
@@ -164,7 +164,7 @@ class Span:
     """Layers `first`, `first` + 1, ... with `kinds` repeating `repeats` times."""
 
     name: str
-    kinds: tuple[str, ...]
+    kinds: tuple[Any, ...]
     repeats: int
     first: int
 
@@ -172,7 +172,7 @@ class Span:
     def num_layers(self) -> int:
         return len(self.kinds) * self.repeats
 
-    def places(self) -> Iterator[tuple[str, str, range]]:
+    def places(self) -> Iterator[tuple[str, Any, range]]:
         """(path of the stack in the weights, kind, numbers of its layers) by place."""
         for i, kind in enumerate(self.kinds):
             path = f"{self.name}.{i}" if len(self.kinds) > 1 else self.name
@@ -181,7 +181,7 @@ class Span:
 
 
 @cache
-def spans(kinds: tuple[str, ...]) -> tuple[Span, ...]:
+def spans(kinds: tuple[Any, ...]) -> tuple[Span, ...]:
     """The spans of layers of these kinds in order, with as few places in all as can be."""
     cuts = min(_cuts(kinds), key=lambda cuts: sum(len(pattern) for pattern, _ in cuts))
     most = max(range(len(cuts)), key=lambda i: len(cuts[i][0]) * cuts[i][1])
@@ -193,10 +193,10 @@ def spans(kinds: tuple[str, ...]) -> tuple[Span, ...]:
     return tuple(result)
 
 
-Cuts = list[tuple[tuple[str, ...], int]]
+Cuts = list[tuple[tuple[Any, ...], int]]
 
 
-def _cuts(kinds: tuple[str, ...]) -> Iterator[Cuts]:
+def _cuts(kinds: tuple[Any, ...]) -> Iterator[Cuts]:
     """Ways to cut: runs of one kind, a repeated pattern, runs of one kind."""
     yield _runs(kinds)
     for start in range(len(kinds)):
@@ -210,7 +210,7 @@ def _cuts(kinds: tuple[str, ...]) -> Iterator[Cuts]:
                 yield [*_runs(kinds[:start]), (pattern, repeats), *_runs(kinds[end:])]
 
 
-def _runs(kinds: Sequence[str]) -> Cuts:
+def _runs(kinds: Sequence[Any]) -> Cuts:
     runs: Cuts = []
     for kind in kinds:
         if runs and runs[-1][0] == (kind,):

@@ -58,8 +58,9 @@ def dot(
     """einsum of activations with a weight, e.g. `dot("btd,dnh->btnh", x, w)`.
 
     An array is cast to the dtype of `x`; quantized leaves, and the base of `Lora`, take no
-    gradient. Letters are the package's legend. `name` is what rematerialization policies know
-    the result by, if not by its width. `narrow` is a Lora's part of `narrow_products`.
+    gradient. Letters as in `core.fanout.NAMES`, and v for vocab. `name` is what rematerialization
+    policies know the result by, if not by its width. `narrow` is a Lora's part of
+    `narrow_products`.
     """
     name = name or name_of(eqn)
     if not isinstance(w, TYPED) and (flat := _heads_as_one(eqn)):

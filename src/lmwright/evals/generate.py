@@ -275,7 +275,7 @@ def _prefill(
 ) -> tuple[Array, Tree]:
     """Logits [B, V] after the prompts [B, T], and their kv cache of `length`."""
     cache = cached.new_cache(model, tokens.shape[0], length, compute)
-    hidden, cache = cached.extend(model, w, tokens, valid, cache, compute, first=True)
+    hidden, cache = cached.extend(model, w, tokens, valid, cache, compute, empty_cache=True)
     return model.logits(w, hidden[:, -1:])[:, 0], cache
 
 

@@ -67,8 +67,8 @@ class BitNet(PreNorm):
         """x [B, T, D] after attention and feed-forward."""
         w = in_codes(self.layer_spec(kind), w)
 
-        def normed(*args: Any, **masks: Any) -> Array:
-            h = attend(*args, **masks)  # [B, T, N, H]
+        def normed(*args: Any) -> Array:
+            h = attend(*args)  # [B, T, N, H]
             return rms_norm(h, w["attention_sub_norm"], self.norm_eps, dims=2)
 
         return super().layer(kind, w, x, tables, replace(attend, run=normed))

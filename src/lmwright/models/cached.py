@@ -10,7 +10,6 @@ weights. No step of training needs this module.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +17,18 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
-from lmwright.core.stack import Span, apart
+from lmwright.core.stack import Span, as_list
 from lmwright.kernels import select
 from lmwright.models.decoder import Decoder
-from lmwright.models.layers import Attend, Layer, Spans, applied, by_place
+from lmwright.models.layers import Attend, Layer, LayerKind, Spans, by_place
 from lmwright.nn.attention import Scoring, cached_attention
 
 
 def new_cache(model: Decoder, batch_size: int, length: int, compute: Compute) -> Tree:
     """Empty cache for `length` tokens a row."""
 
-    def empty(kind: Any, *layers: int) -> Tree:
-        kind = kind if isinstance(kind, str) else kind.kind
-        state = model.state(kind, batch_size=batch_size, length=length, dtype=compute.dtype)
+    def empty(kind: LayerKind, *layers: int) -> Tree:
+        state = model.state(kind.kind, batch_size=batch_size, length=length, dtype=compute.dtype)
         return jax.tree.map(lambda a: jnp.zeros((*layers, *a.shape), a.dtype), state)
 
     def of(span: Span) -> Tree:
@@ -47,22 +45,22 @@ def new_cache(model: Decoder, batch_size: int, length: int, compute: Compute) ->
 
 def layers_apart(model: Decoder, w: Tree) -> Tree:
     """The weights with each span's layers as a list, for `extend` with `compute.unroll`."""
-    return w | {span.name: apart(w[span.name]) for span in model.spans}
+    return w | {span.name: as_list(w[span.name]) for span in model.spans}
 
 
 def extend(
     model: Decoder, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
-    *, first: bool = False,
+    *, empty_cache: bool = False,
 ) -> tuple[Array, Tree]:  # fmt: skip
     """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
-    `first`: there are none in it.
+    `empty_cache`: there are none in it, so that the platform's kernel is used.
 
     `valid` [B, T] is False at (left) padding, which is never attended to and counts
     for no position. The caller sees to it that the cache is long enough.
     """
     tables = model.tables(cache_positions(valid, cache), cache["valid"].shape[1])
     x = model.embedded(w, tokens, compute)
-    kernel = select.causal_attention(compute) if first else None
+    kernel = select.causal_attention(compute) if empty_cache else None
     x, cache = extend_layers(model.layer, model.spans, w, x, tables, valid, cache, kernel)
     return model.last_norm(w, x), cache
 
@@ -76,10 +74,10 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
 
 def extend_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree,
-    first: Callable[..., Array] | None = None,
+    kernel: Callable[..., Array] | None = None,
 ) -> tuple[Array, Tree]:  # fmt: skip
-    """x [B, T, D] of new tokens after those in the cache, and the new cache. `first` is the
-    kernel of the platform where the cache is empty: new tokens then see each other alone."""
+    """x [B, T, D] of new tokens after those in the cache, and the new cache. `kernel` is that
+    of the platform where the cache is empty: new tokens then see each other alone."""
     start = cache["filled"]
     all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
     places = jnp.cumsum(all_valid, axis=1)  # [B, S]: windows are counted without padding
@@ -89,20 +87,20 @@ def extend_layers(
     back = query[:, :, None] - places[:, None, :]
     ids = valid.astype(jnp.int32)
 
-    def block(kind: str, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
+    def block(kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
         new: list[Tree] = []
 
         def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
             at = (0, start, 0, 0)  # [B, S, K, H]
             put = jax.lax.dynamic_update_slice
             new.append({"k": put(state["k"], k, at), "v": put(state["v"], v, at)})
-            if first is not None:
-                return first(q, k, v, ids, scoring)
+            if kernel is not None:
+                return kernel(q, k, v, ids, scoring)
             mask = seen if scoring.window is None else seen & (back < scoring.window)
             return cached_attention(q, new[0]["k"], new[0]["v"], mask, scoring)
 
         of_state = Attend(attend, ids, state=state, put=new.append)
-        x, _ = applied(layer, kind, w, x, tables, of_state)
+        x, _ = kind.run(layer, w, x, tables, of_state)
         return x, new[0]
 
     layers: Tree = {}

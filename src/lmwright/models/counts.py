@@ -8,7 +8,7 @@ import jax
 from lmwright.core.compute import Compute
 from lmwright.core.param import Param, count_params, walk
 from lmwright.models.cached import new_cache
-from lmwright.models.work import active_share
+from lmwright.models.decoder import active_share
 
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
 

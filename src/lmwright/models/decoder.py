@@ -1,6 +1,7 @@
 """Decoder: fields and methods that causal decoders share."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -11,8 +12,8 @@ from pydantic import Field
 from lmwright.config.registry import Kind, Registry
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Work
-from lmwright.core.param import Param, Tree
+from lmwright.core.contract import Attention, Batch, Work
+from lmwright.core.param import Param, Tree, walk
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux, spans
 from lmwright.core.weight import Noisy, dot, lookup
@@ -22,6 +23,8 @@ from lmwright.models import TableOf
 from lmwright.models.layers import (
     Attend,
     Kernel,
+    LayerKind,
+    Plain,
     Spans,
     layers_spec,
     run_layers,
@@ -35,15 +38,14 @@ AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
 ]
-# imported on demand: a step without experts needs none of their code, and no step counts its work
+# imported on demand: a step without experts needs none of their code
 REASONING = Kind("reasoning", Registry("lmwright.models", {"reasoning": "reasoning.Reasoning"}))
-WORK = Registry("lmwright.models", {"of a decoder": "work.work_of"})
 ReasoningSection = Annotated[
     Annotated[Any, REASONING] | None,
     Field(description="Small experts beside the decoder's own layers, after every few of them."),
 ]
 QkNorm = Literal["none", "head", "all"]
-Reach = Literal["local", "global"]
+LayerReach = Literal["local", "global"]
 """Keys of a layer: those in the model's window, or the whole row."""
 
 
@@ -54,7 +56,7 @@ class Decoder:
 
     hf: ClassVar[TableOf] = TableOf()
     """The family's table of Hugging Face names."""
-    normed_branches: ClassVar[tuple[str, ...]] = ()  # last weights of those with a norm behind
+    normed_branches: ClassVar[tuple[str, ...]] = ()  # weights whose products a norm reads
     both_ways: ClassVar[bool] = False  # whether queries see tokens after themselves
     fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
     mixer: ClassVar[str] = "attention"  # what joins tokens in its layers
@@ -87,7 +89,7 @@ class Decoder:
         check_decoder(self)
 
     @property
-    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
         """The window of local layers, and the pattern of local and global ones."""
         return None, ("global",)
 
@@ -119,9 +121,9 @@ class Decoder:
     @property
     def spans(self) -> Spans:
         """The layers as they are stacked."""
-        kinds: tuple[Any, ...] = self.kinds
+        kinds: tuple[LayerKind, ...] = tuple(map(Plain, self.kinds))
         if self.reasoning is not None:
-            kinds = self.reasoning.among(kinds, self.embed_dim, self.norm_eps)
+            kinds = self.reasoning.among(self.kinds, self.embed_dim, self.norm_eps)
         return spans(kinds)
 
     @property
@@ -131,7 +133,7 @@ class Decoder:
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
-        return WORK["of a decoder"](self, seq_len)
+        return _work(self, seq_len)
 
     def spec(self) -> Tree:
         """Every weight, once."""
@@ -206,7 +208,7 @@ class Decoder:
         return {"k": each, "v": each}
 
 
-def reaches(pattern: Sequence[Reach], num_layers: int) -> tuple[Reach, ...]:
+def reaches(pattern: Sequence[LayerReach], num_layers: int) -> tuple[LayerReach, ...]:
     """The reach of each layer, from the repeated pattern. Raises UserError for an empty one."""
     if not pattern:
         raise UserError('model.layer_pattern: is empty; write ["local", "global"] or leave it out')
@@ -236,3 +238,34 @@ def check_decoder(model: Decoder) -> None:
                     "head; give one per pair"
                 )
     _ = model.kinds
+
+
+@lru_cache(256)
+def _work(model: Decoder, seq_len: int) -> Work:
+    """Work of a token in a row of `seq_len`; with an untied head the embedding is only looked
+    up."""
+    spec = model.spec()
+    active = {path: active_share(model, path, param) for path, param in walk(spec)}
+    if model.head == "untied":
+        active["embed"] = 0.0
+    return Work(
+        spec=spec,
+        seq_len=seq_len,
+        num_layers=model.num_layers,
+        embed_dim=model.embed_dim,
+        vocab_size=model.vocab_size,
+        active=active,
+        attention=Attention(
+            model.windows, model.num_heads, model.num_kv_heads, model.head_dim, model.both_ways
+        ),
+        soft_capped=model.logits_soft_cap is not None,
+        normed=frozenset((*model.normed_branches, *("qk" if model.qk_norm != "none" else ""))),
+    )
+
+
+def active_share(model: Decoder, path: str, param: Param) -> float:
+    """Fraction of a weight that each token meets: all of it, of experts the chosen ones."""
+    if "experts" not in param.batch:
+        return 1.0
+    own = path.rpartition(".")[2].startswith("reasoning_")
+    return model.mixtures["reasoning" if own else "router"].active_share

@@ -21,7 +21,7 @@ from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
 from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output, project
-from lmwright.models.decoder import AnyMlp, Decoder, Head, Reach
+from lmwright.models.decoder import AnyMlp, Decoder, Head, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm_from_zero
@@ -38,8 +38,8 @@ class Gemma(Decoder):
     mlp_dim: PositiveInt
     window: PositiveInt
     """Tokens that local layers look at, the query included."""
-    layer_pattern: tuple[Reach, ...] = ("local", "global")
-    """Reach of each layer; the pattern repeats over all layers."""
+    layer_pattern: tuple[LayerReach, ...] = ("local", "global")
+    """LayerReach of each layer; the pattern repeats over all layers."""
     query_dim: PositiveInt | None = None
     """Dimension whose root scores are divided by; head_dim if unset."""
     attention_soft_cap: Positive | None = None
@@ -55,7 +55,7 @@ class Gemma(Decoder):
     """RMS norm of q and k over head_dim."""
 
     @property
-    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
         """The window of local layers, and the pattern of local and global ones."""
         return self.window, self.layer_pattern
 

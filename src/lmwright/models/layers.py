@@ -6,14 +6,13 @@ those in a cache.
     run_layers              attend = the platform's kernel, inside segments
     cached.extend_layers    attend = new keys and values put into the cache, all of it looked at
 
-Kinds of layers and their order are the family's; see `core.stack`. A kind that is no string adds
-something to a layer of another kind (`models.reasoning`).
+Kinds of layers and their order are the family's; see `core.stack`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from jax import Array
 
@@ -26,7 +25,9 @@ from lmwright.core.weight import name_result
 
 @dataclass(frozen=True)
 class Attend:
-    """attend(q [B, T, N, H], k and v [B, T, K, H], scoring)."""
+    """Call attend(q [B, T, N, H], k and v [B, T, K, H], scoring, *more), and what a layer must know
+    of its rows. Where a layer has another mixer, its setting stands in the place of `scoring`, and
+    `more` are other arrays that it reads."""
 
     run: Callable[..., Array]
     ids: Array
@@ -43,8 +44,8 @@ class Attend:
         """bool [B, T]: False at padding."""
         return self.ids > 0
 
-    def __call__(self, *args: Any, **masks: Any) -> Array:
-        return self.run(*args, **masks)
+    def __call__(self, q: Array, k: Array, v: Array, scoring: Any, *more: Array) -> Array:
+        return self.run(q, k, v, scoring, *more)
 
     def carry(self, whole: Callable[[], Array], on: Callable[[Tree], tuple[Array, Tree]]) -> Array:
         """The result of a layer with a state of its own: `whole()` for whole rows, or `on(state)`,
@@ -57,24 +58,44 @@ class Attend:
 
 
 Kernel = Callable[..., Array]
-Layer = Callable[[str, Tree, Array, Tree, Attend], tuple[Array, Aux]]
+LayerResult = tuple[Array, Aux]
+Layer = Callable[[str, Tree, Array, Tree, Attend], LayerResult]
 Spans = tuple[Span, ...]
+
+
+class LayerKind(Protocol):
+    """A kind of layer as the stack sees it."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the family's kind."""
+
+    def spec(self, spec_of: Callable[[str], Tree]) -> Tree:
+        """The weights, from those of the family's kind."""
+
+    def run(self, layer: Layer, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
+        """x [B, T, D] after the family's `layer` and what the kind adds."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A kind of layer that adds nothing (`models.reasoning` has one that does)."""
+
+    kind: str
+
+    def spec(self, spec_of: Callable[[str], Tree]) -> Tree:
+        return spec_of(self.kind)
+
+    def run(self, layer: Layer, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
+        return layer(self.kind, w, x, tables, attend)
 
 
 def layers_spec(spans: Spans, spec_of: Callable[[str], Tree]) -> dict[str, Tree]:
     """The Params of all spans, `spec_of(kind)` stacked for each place."""
     spec: dict[str, Tree] = {}
     for span in spans:
-        whole = [
-            spec_of(kind) if isinstance(kind, str) else kind.spec(spec_of) for kind in span.kinds
-        ]
-        spec[span.name] = by_place([stack(layer, span.repeats) for layer in whole])
+        spec[span.name] = by_place([stack(k.spec(spec_of), span.repeats) for k in span.kinds])
     return spec
-
-
-def applied(layer: Layer, kind: Any, *args: Any) -> tuple[Array, Aux]:
-    """The result of `layer`, and what its kind adds to it."""
-    return layer(kind, *args) if isinstance(kind, str) else kind.run(layer, *args)
 
 
 def by_place(trees: list[Tree]) -> Tree:
@@ -91,13 +112,13 @@ def run_layers(
     takes q, k, v, what else a layer gives it, segment ids and the scoring."""
     chunk = compute.mlp_chunk_tokens
 
-    def block(kind: str, w: Tree, x: Array, tables: Tree, ids: Array) -> tuple[Array, Aux]:
-        def attend(q: Array, k: Array, v: Array, *more: Any) -> Array:
+    def block(kind: LayerKind, w: Tree, x: Array, tables: Tree, ids: Array) -> LayerResult:
+        def attend(q: Array, k: Array, v: Array, scoring: Any, *more: Array) -> Array:
             q, k, v = (name_result(a, HEADS) for a in (q, k, v))
-            return kernel(q, k, v, *more[:-1], ids, more[-1])
+            return kernel(q, k, v, *more, ids, scoring)
 
         x = name_result(x, BLOCK_INPUT)
-        return applied(layer, kind, w, x, tables, Attend(attend, ids, chunk))
+        return kind.run(layer, w, x, tables, Attend(attend, ids, chunk))
 
     total: Aux = {}
     for span in spans:

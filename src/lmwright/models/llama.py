@@ -28,7 +28,7 @@ from lmwright.models.block import (
     qk_norm_spec,
     qk_normed,
 )
-from lmwright.models.decoder import Decoder, Head, Reach
+from lmwright.models.decoder import Decoder, Head, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
@@ -62,7 +62,7 @@ class PreNorm(Decoder):
         }
 
     def attention_input(self, w: Tree, x: Array) -> Array:
-        """[B, T, D] that queries, keys and values are projections of."""
+        """The input of the q, k and v projections, [B, T, D]."""
         return rms_norm(x, w["attention_norm"], self.norm_eps)
 
     def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -89,8 +89,8 @@ class Llama(PreNorm):
     mlp_dim: PositiveInt
     window: PositiveInt | None = None
     """Tokens that local layers look at, the query included."""
-    layer_pattern: tuple[Reach, ...] = ("local",)
-    """Reach of each layer; the pattern repeats over all layers."""
+    layer_pattern: tuple[LayerReach, ...] = ("local",)
+    """LayerReach of each layer; the pattern repeats over all layers."""
     head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""
@@ -105,6 +105,6 @@ class Llama(PreNorm):
             )
 
     @property
-    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
         """The window of local layers, and the pattern of local and global ones."""
         return self.window, self.layer_pattern

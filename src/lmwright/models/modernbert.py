@@ -29,7 +29,7 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
 from lmwright.kernels.select import KERNELS
 from lmwright.models.block import into_stream, output, with_bias
-from lmwright.models.decoder import Decoder, Head, Reach, reaches
+from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
 from lmwright.models.heads import DocumentHead
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
@@ -61,8 +61,8 @@ class ModernBert(Decoder):
     mlp_dim: PositiveInt
     window: PositiveInt = 65
     """Tokens that local layers look at on either side, the query included."""
-    layer_pattern: tuple[Reach, ...] = ("global", "local", "local")
-    """Reach of each layer; the pattern repeats over all layers."""
+    layer_pattern: tuple[LayerReach, ...] = ("global", "local", "local")
+    """LayerReach of each layer; the pattern repeats over all layers."""
     rope_theta: Positive = 160_000.0
     local_rope_theta: Positive = 10_000.0
     """Theta of local layers, which are not scaled."""
@@ -76,7 +76,7 @@ class ModernBert(Decoder):
     head, and its logits (`decoder`)."""
 
     @property
-    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
         """The window of local layers, and the pattern of local and global ones."""
         return self.window, self.layer_pattern
 

@@ -21,7 +21,7 @@ from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot, name_result
 from lmwright.models.block import attention_spec, mlp_spec, output
-from lmwright.models.decoder import Decoder, Reach
+from lmwright.models.decoder import Decoder, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import GatedMlp, gated
@@ -43,7 +43,7 @@ class Phi3(Decoder):
     """Gate of the feed-forward."""
 
     @property
-    def reach(self) -> tuple[int | None, tuple[Reach, ...]]:
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
         """The window of local layers, and the pattern of local and global ones."""
         return self.window, ("local",)
 

@@ -12,7 +12,6 @@ softmax over all experts, or over the best `experts_per_token`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +22,10 @@ from lmwright.core.compute import GATE
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
 from lmwright.errors import UserError
 from lmwright.models.experts import EXPERT, ROUTER, Experts, part, refuse_more
+from lmwright.models.layers import Attend, Layer, LayerKind, LayerResult, Plain
 from lmwright.nn.mlp import gated
 from lmwright.nn.norm import rms_norm
 
@@ -69,7 +68,7 @@ class Reasoning:
             z_loss=self.z_loss,
         )
 
-    def among(self, kinds: Sequence[str], embed_dim: int, norm_eps: float) -> tuple[Any, ...]:
+    def among(self, kinds: Sequence[str], embed_dim: int, norm_eps: float) -> tuple[LayerKind, ...]:
         """The kinds of a model's layers, every n-th with a reasoning layer. Raises UserError where
         there is none."""
         if self.every > len(kinds):
@@ -78,7 +77,7 @@ class Reasoning:
                 f"lower it or drop model.reasoning"
             )
         add = lambda kind: Reasoned(kind, self, embed_dim, norm_eps)  # noqa: E731
-        return tuple(add(kind) if i % self.every == 0 else kind for i, kind in enumerate(kinds, 1))
+        return tuple((Plain if i % self.every else add)(kind) for i, kind in enumerate(kinds, 1))
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,7 @@ class Reasoned:
         own[f"{EXPERT}down"] = replace(own[f"{EXPERT}down"], std=None, fill=0.0)
         return spec_of(self.kind) | {f"{PREFIX}{name}": param for name, param in own.items()}
 
-    def run(
-        self, layer: Callable[..., tuple[Array, Aux]], w: Tree, x: Array, tables: Tree, attend: Any
-    ) -> tuple[Array, Aux]:
+    def run(self, layer: Layer, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
         """The result of `layer`, then of the reasoning layer."""
         x, aux = layer(self.kind, w, x, tables, attend)
         w = part(w, PREFIX)

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from lmwright.models.decoder import Reach, reaches
+from lmwright.models.decoder import LayerReach, reaches
 from lmwright.models.hf.pairs import (
     EVEN_HEADS,
     GATED_ACT,
@@ -67,7 +67,7 @@ def _write_reach(model: Any, *_: str) -> Json:
     return own
 
 
-def _every(count: int, num_layers: int) -> list[Reach]:
+def _every(count: int, num_layers: int) -> list[LayerReach]:
     """The reach of layers of which the first of each `count` is global."""
     return ["local" if i % count else "global" for i in range(num_layers)]
 

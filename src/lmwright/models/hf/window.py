@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.models.decoder import Reach
+from lmwright.models.decoder import LayerReach
 
-TYPES: dict[Reach, str] = {"local": "sliding_attention", "global": "full_attention"}
+TYPES: dict[LayerReach, str] = {"local": "sliding_attention", "global": "full_attention"}
 
 
-def pattern_of(reach: Sequence[Reach]) -> list[Reach]:
+def pattern_of(reach: Sequence[LayerReach]) -> list[LayerReach]:
     """The shortest pattern that, over and over, gives the reach of each layer."""
     lengths = range(1, len(reach) + 1)
     fits = lambda n: all(each == reach[i % n] for i, each in enumerate(reach))  # noqa: E731
     return list(reach[: next(n for n in lengths if fits(n))])
 
 
-def reach_of(layer_types: Any, num_layers: int, where: str) -> list[Reach]:
+def reach_of(layer_types: Any, num_layers: int, where: str) -> list[LayerReach]:
     """The reach of each layer. Raises UserError where a type is unknown or one is missing."""
     names = {theirs: ours for ours, theirs in TYPES.items()}
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
@@ -29,7 +29,7 @@ def reach_of(layer_types: Any, num_layers: int, where: str) -> list[Reach]:
     return [names[each] for each in layer_types]
 
 
-def window_fields(window: int | None, reach: Sequence[Reach]) -> dict[str, Any]:
+def window_fields(window: int | None, reach: Sequence[LayerReach]) -> dict[str, Any]:
     """`window` and `layer_pattern` for layers of this reach."""
     if window is None or "local" not in reach:
         return {"window": None}
