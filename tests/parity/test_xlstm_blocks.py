@@ -128,7 +128,7 @@ def by_hand(tokens, w=None):
                 layers[number] = kind, {name: leaf[at] for name, leaf in stack.items()}
     for number in sorted(layers):
         kind, layer = layers[number]
-        x = blocks[kind](layer, x)
+        x = blocks[kind.kind](layer, x)
     return norm(x, w["norm"]) @ w["head"]
 
 
