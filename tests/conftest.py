@@ -27,6 +27,11 @@ os.environ["XLA_FLAGS"] = (
 # torch's threads wait for each other by spinning: two workers of two threads each on two cores
 # take ten times the CPU of one thread each
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# where in Python each operation of a program stands is written into all of them and read by none
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+# hundreds of processes import the package: each would compile it anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # No answer from before, nothing left in the home. All workers share one: many tests compile the
 # same small program, and those that train in a process of its own inherit it, too.
 if "PYTEST_XDIST_WORKER" not in os.environ:

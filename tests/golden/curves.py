@@ -110,7 +110,7 @@ CASES: dict[str, dict] = {
     **{f"optim {kind}": {"optim": {"kind": kind}}
        for kind in ("adam8bit", "adafactor", "lion", "muon")},
 }  # fmt: skip
-QUICK = ("objective sft", "lora three")  # full training and adapters
+QUICK = ("objective sft", "lora one")  # full training and adapters
 
 SUBJECTS = ["the red cat", "a small bird", "the old sailor", "my neighbor", "the tall tree"]
 VERBS = ["looks at", "sings of", "remembers", "forgets", "counts", "waits for"]

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +21,7 @@ NOT_READING = ("config", "presets/", "cli/", "models/hf/", "formats/")
 READ_IN_A_LOOP = {"Mesh": AXES}
 
 
+@cache
 def reads():
     """Names that some code reads as an attribute, `x.name`."""
     found = {}
@@ -36,9 +38,6 @@ def reads():
     return found
 
 
-READS = reads()
-
-
 def place_of(cls):
     """File and line of a section."""
     return f"{name_of(Path(inspect.getfile(cls)))}:{inspect.getsourcelines(cls)[1]}: {cls.__name__}"
@@ -50,7 +49,7 @@ def test_every_field_is_read():
         f"{place_of(cls)}.{field.name}"
         for cls in SECTIONS
         for field in fields(cls)
-        if field.name not in {"kind", *READS, *READ_IN_A_LOOP.get(cls.__name__, ())}
+        if field.name not in {"kind", *reads(), *READ_IN_A_LOOP.get(cls.__name__, ())}
     ]
     assert not unread, "\n" + "\n".join(unread)
 
@@ -99,4 +98,4 @@ def test_the_walk_reaches_the_sections():
 
 
 def test_a_field_that_nobody_reads_is_found():
-    assert "no_such_field" not in READS and "global_batch_size" in READS
+    assert "no_such_field" not in reads() and "global_batch_size" in reads()
