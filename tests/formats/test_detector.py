@@ -13,9 +13,11 @@ from lmwright.cli.main import main
 from lmwright.core.compute import Compute
 from lmwright.core.param import walk
 from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
 from lmwright.formats.weights import load_run_weights
 from tests.golden import curves
 from tests.parity.compare import assert_near, make_batch
+from tests.saved_run import save_run
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -24,16 +26,31 @@ TOKENS = np.random.default_rng(1).integers(5, 380, (2, 40))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def prepared(tmp_path_factory):
+    """The run file of a run whose data is prepared."""
     folder = tmp_path_factory.mktemp("rtd")
     curves.write_sources(folder)
     case = curves.CASES["objective rtd"] | {
         "train": {"steps": 6, "global_batch_size": 8, "ema_decay": 0.5}
     }
     path = curves.run_file(folder, "rtd", case)
-    for verb in ("prepare", "train"):
-        assert main([verb, str(path)]) == 0
-    return folder / "runs" / "rtd"
+    assert main(["prepare", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(prepared):
+    """The run directory, trained."""
+    assert main(["train", str(prepared)]) == 0
+    return prepared.with_name("runs") / "rtd"
+
+
+@pytest.fixture(scope="module")
+def saved(prepared):
+    """A run directory of the same models with random weights."""
+    folder = prepared.with_name("runs") / "saved"
+    folder.parent.mkdir(exist_ok=True)
+    return save_run(load_run(prepared, [f"dir={folder}", "train.ema_decay=none"]), (1,), std=0.3)
 
 
 def lines_of(run, kind):
@@ -91,9 +108,9 @@ def test_the_discriminator_is_exported_with_both_tables(run, tmp_path, capsys):
     assert main(["verify", str(out), str(again)]) == 0
 
 
-def test_the_generator_is_exported_by_name(run, tmp_path, capsys):
+def test_the_generator_is_exported_by_name(saved, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["export", str(run), str(out), "--part", "generator"]) == 0
+    assert main(["export", str(saved), str(out), "--part", "generator"]) == 0
     said = capsys.readouterr().out
     assert "result in lmwright and transformers" in said
     fill = transformers.AutoModelForMaskedLM.from_pretrained(out).eval()
@@ -137,13 +154,13 @@ def test_a_classifier_starts_from_the_discriminator(from_export, run, tmp_path):
     assert_near(ours, logits, "logits")
 
 
-def test_what_it_is_not(run, tmp_path, capsys):
+def test_what_it_is_not(saved, tmp_path, capsys):
     """One line and its cure, whatever else is asked of it."""
     for words, said in (
-        (["export", run, tmp_path / "x.gguf"], "DebertaV2Model"),
-        (["generate", run, "--prompt", "a"], "is an encoder"),
-        (["predict", run, tmp_path / "x.txt"], "is no classifier"),
-        (["vocab", run, tmp_path / "y", "--add", "zzz"], "is a detector"),
+        (["export", saved, tmp_path / "x.gguf"], "DebertaV2Model"),
+        (["generate", saved, "--prompt", "a"], "is an encoder"),
+        (["predict", saved, tmp_path / "x.txt"], "is no classifier"),
+        (["vocab", saved, tmp_path / "y", "--add", "zzz"], "is a detector"),
     ):
         (tmp_path / "x.txt").write_text("a\n")
         assert main([str(word) for word in words]) == 2, words

@@ -134,7 +134,7 @@ def test_rows_mapped_over(long, monkeypatch):
     check(one_by_one, odd(ids), (q, k, v, g))
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(data=st.data(), long=st.booleans())
 def test_any_intervals_within_any_reach(data, long):
     """Drawn by blocks of 32 queries, so that whole spans may be empty."""

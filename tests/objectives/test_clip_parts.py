@@ -1,4 +1,4 @@
-"""Two models clipped apart: five steps as of two optimizers of torch, each with its own norm."""
+"""Two models clipped apart, each by its own norm, as torch does it; and five whole steps."""
 
 from dataclasses import replace
 
@@ -9,8 +9,10 @@ import pytest
 
 from lmwright.config.run import Train
 from lmwright.core.compute import Compute
+from lmwright.core.param import Param, walk
 from lmwright.models.detector import Detector
 from lmwright.optim import KINDS
+from lmwright.optim.build import clip_parts
 from lmwright.optim.kinds import Constant
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
@@ -25,6 +27,31 @@ torch = pytest.importorskip("torch", reason="torch is the reference")
 
 OBJECTIVE = replace(test_rtd.OBJECTIVE, generator_layers=1)
 STEPS, CLIP, RATE, DECAY, EPS = 5, 0.3, 3e-3, 0.1, 1e-4
+
+
+@pytest.mark.parametrize("clip_norm", [CLIP, None])
+def test_the_rule_is_torchs_of_each_part(clip_norm):
+    """One of the two is below the limit, and stays as it is."""
+    draws, sizes = np.random.default_rng(0), {"generator": 1.0, "discriminator": 0.01}
+    params = {"up": Param("embed -> mlp", (4, 6)), "norm": Param("norm", (6,), fill=1.0)}
+    spec = {part: {name: param for name, param in params.items()} for part in sizes}
+    grads = {
+        part: {n: (size * draws.standard_normal(p.shape)).astype("f4") for n, p in params.items()}
+        for part, size in sizes.items()
+    }
+    found = clip_parts(grads, spec, clip_norm)
+    for part, tree in grads.items():
+        ps = {path: torch.nn.Parameter(torch.tensor(leaf)) for path, leaf in walk(tree)}
+        for p in ps.values():
+            p.grad = p.detach().clone()
+        if clip_norm:
+            torch.nn.utils.clip_grad_norm_(ps.values(), clip_norm)
+        for path, leaf in walk(found[part]):
+            np.testing.assert_allclose(leaf, ps[path].grad, rtol=1e-5, err_msg=path)
+    same = np.array_equal(found["discriminator"]["up"], grads["discriminator"]["up"])
+    assert same and np.array_equal(found["generator"]["up"], grads["generator"]["up"]) == (
+        clip_norm is None
+    )
 
 
 def optimizer_of(*modules):

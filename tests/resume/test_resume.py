@@ -20,7 +20,7 @@ from lmwright.formats.open import load_run
 from lmwright.train import session
 from lmwright.train.hooks import Hook
 from lmwright.train.session import train
-from tests.resume.small_runs import STEPS, in_dir, losses, train_in_process, typed
+from tests.resume.small_runs import STEPS, in_dir, losses, train_in_process
 
 KILL_IN_STEP = """
     import os, signal
@@ -190,13 +190,16 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(
     assert (Path(run.dir) / "checkpoints.damaged" / str(STEPS)).is_dir()
 
 
-def test_a_moved_run_directory_continues_where_it_is(small_run, uninterrupted, tmp_path):
+def test_a_moved_run_directory_continues_where_it_is(
+    small_run, uninterrupted, one_device, tmp_path, monkeypatch, capsys
+):
     run = in_dir(small_run, tmp_path / "a")
     assert train(run, jax.devices()[:1], hooks=[Signal(8, signal.SIGTERM)]).exit_code == 42
     (tmp_path / "a").rename(tmp_path / "b")
-    again = typed(tmp_path, "train", "b")
-    assert again.returncode == 0, again.stderr
-    assert "continuing from step" in again.stdout and "where it was before" in again.stdout
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "b"]) == 0
+    said = "".join(capsys.readouterr())
+    assert "continuing from step" in said and "where it was before" in said
     assert not (tmp_path / "a").exists()
     assert losses(in_dir(run, tmp_path / "b")) == uninterrupted[1]
     assert final_weights(in_dir(run, tmp_path / "b")) == final_weights(uninterrupted[0])

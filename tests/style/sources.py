@@ -34,6 +34,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file, walked once for all rules."""
+    return list(ast.walk(parsed(path)))
+
+
 def name_of(path: Path) -> str:
     """A file's path in the repository."""
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name

@@ -12,7 +12,7 @@ import pydantic.dataclasses
 from lmwright.config.fields import all_sections, field_types
 from lmwright.core.sharding import AXES
 from lmwright.formats.open import RUN_FILES
-from tests.style.sources import PACKAGE, name_of, parsed, python_files
+from tests.style.sources import PACKAGE, name_of, nodes_of, python_files
 
 SECTIONS = list(dict.fromkeys(all_sections(RUN_FILES.kinds)))
 # Where a field may be said, checked or renamed, which is not yet to be read.
@@ -29,7 +29,7 @@ def reads():
         place = path.relative_to(PACKAGE).as_posix()
         if place.startswith(NOT_READING):
             continue
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.setdefault(node.attr, set()).add(name_of(path))
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":

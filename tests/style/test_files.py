@@ -11,6 +11,7 @@ from tests.style.sources import (
     check,
     is_dataclass_definition,
     lines_of,
+    nodes_of,
     parsed,
     python_files,
     text_files,
@@ -38,6 +39,8 @@ THIS_FILE = ROOT / "tests/style/test_files.py"
 OWN_PATH = re.compile(r"(?<![\w.:/])/(?:work|root|home)/\w[^\s\"'`]*")
 NO_SUBJECT = re.compile(r"(What|Whether|The same|That of|Those of)\b")
 EINSUMS = ("dot", "einsum", "dot_ragged")
+NAMED_BY = {ast.Name: "id", ast.FunctionDef: "name", ast.arg: "arg", ast.Attribute: "attr",
+            ast.keyword: "arg"}  # fmt: skip
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -54,7 +57,7 @@ def file_is_short_ascii_and_says_what_it_is(path):
 
 
 def functions_are_short(path):
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, FUNCTIONS):
             size = node.end_lineno - node.lineno + 1
             if size > MAX_FUNCTION_LINES:
@@ -62,11 +65,10 @@ def functions_are_short(path):
 
 
 def no_banned_names_calls_and_imports(path):
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         found = set()
-        if isinstance(node, ast.Name | ast.FunctionDef | ast.arg | ast.Attribute | ast.keyword):
-            names = (getattr(node, field, None) for field in ("id", "name", "arg", "attr"))
-            found |= BANNED_NAMES & {name for name in names if isinstance(name, str)}
+        if (field := NAMED_BY.get(type(node))) is not None:
+            found |= BANNED_NAMES & {getattr(node, field)}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found |= BANNED_CALLS & {node.func.id}
         if isinstance(node, ast.Import):
@@ -79,7 +81,7 @@ def no_banned_names_calls_and_imports(path):
 
 
 def dataclass_attributes_are_annotated(path):
-    for node in filter(is_dataclass_definition, ast.walk(parsed(path))):
+    for node in filter(is_dataclass_definition, nodes_of(path)):
         for statement in node.body:
             for target in statement.targets if isinstance(statement, ast.Assign) else ():
                 if isinstance(target, ast.Name) and not target.id.startswith("__"):
@@ -87,7 +89,7 @@ def dataclass_attributes_are_annotated(path):
 
 
 def einsum_letters_are_those_of_the_legend(path):
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and node.args:
             called, equation = ast.unparse(node.func).split(".")[-1], node.args[0]
             text = equation.value if isinstance(equation, ast.Constant) else None
@@ -104,7 +106,7 @@ def public_functions_and_classes_are_described(path):
 
 
 def docstrings_name_their_subject(path):
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             name = getattr(node, "name", "the module")
             told = NO_SUBJECT.match(ast.get_docstring(node) or "")
@@ -162,4 +164,4 @@ def test_the_rules_leave_neighbors_alone():
     assert not re.fullmatch(BANNED_FILES, "llama")
     assert NO_SUBJECT.match("The same, but") and not NO_SUBJECT.match("The samples")
     assert NO_SUBJECT.match("Those of x") and not NO_SUBJECT.match("Those that see x")
-    assert any(is_dataclass_definition(n) for n in ast.walk(parsed(PACKAGE / "config" / "run.py")))
+    assert any(is_dataclass_definition(n) for n in nodes_of(PACKAGE / "config" / "run.py"))

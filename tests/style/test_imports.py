@@ -5,7 +5,7 @@ import subprocess
 import sys
 from functools import cache
 
-from tests.style.sources import PACKAGE, parsed, python_files
+from tests.style.sources import PACKAGE, nodes_of, python_files
 
 # Lowest first; a package imports from those before it, or from itself.
 ORDER = [
@@ -67,7 +67,7 @@ MODULES = {module_of(path): path for path in python_files("src")}
 
 def imported(path):
     """Modules of our own that a file imports, inside functions too."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
