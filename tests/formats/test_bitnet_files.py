@@ -2,6 +2,7 @@
 gguf package and llama.cpp read them."""
 
 import json
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +47,18 @@ def written(model, w, out, dtype):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of the 2B model's kind: in floats, packed, in bf16, and packed from these."""
+    """Function to folders of the 2B model's kind: in floats, packed, in bf16, and packed from
+    these; its model and weights."""
     root, (model, w) = tmp_path_factory.mktemp("bitnet"), model_of("relu2glu")
-    with pytest.MonkeyPatch.context() as patch:  # transformers is asked below, once
-        patch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
-        for dtype in ("fp32", "ternary", "bf16", "ternary-bf16"):
+
+    @cache
+    def folder(dtype):
+        with pytest.MonkeyPatch.context() as patch:  # transformers is asked below, once
+            patch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
             written(model, w, root / dtype, dtype)
-    return root, model, w
+        return root / dtype
+
+    return folder, model, w
 
 
 def test_packing_is_that_of_transformers():
@@ -82,8 +88,8 @@ def transformers_logits(folder):
     torch = pytest.importorskip("torch", reason="torch is the reference")
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         return torch.nn.Module.float(theirs.eval())(
             torch.tensor(IDS, dtype=torch.long)
         ).logits.numpy()
@@ -105,12 +111,12 @@ def near_but_for_codes(a, b):
 @pytest.mark.parametrize("floats, packed", [("fp32", "ternary"), ("bf16", "ternary-bf16")])
 def test_the_forms_of_a_folder_agree(folders, floats, packed, record_property):
     """Here and in transformers, which reads one by rounding and the other by unpacking."""
-    root, model, w = folders
-    loaded = [load_model(root / name) for name in (floats, packed)]
+    folder, model, w = folders
+    loaded = [load_model(folder(name)) for name in (floats, packed)]
     ours = [logits(each.model, each.load(dtype=jnp.float32), IDS) for each in loaded]
     assert loaded[0].model == loaded[1].model == model
     near_but_for_codes(*ours)
-    theirs = [transformers_logits(root / name) for name in (floats, packed)]
+    theirs = [transformers_logits(folder(name)) for name in (floats, packed)]
     near_but_for_codes(*theirs)
     near_but_for_codes(ours[0], theirs[0])
     record_property("forms", float(agreement(*theirs).max_abs_diff / np.abs(theirs[0]).max()))
@@ -119,10 +125,11 @@ def test_the_forms_of_a_folder_agree(folders, floats, packed, record_property):
 
 
 def test_packed_bytes(folders):
-    root, model, _ = folders
-    said = json.loads((root / "ternary" / "config.json").read_text())["quantization_config"]
+    folder, model, _ = folders
+    packed = folder("ternary")
+    said = json.loads((packed / "config.json").read_text())["quantization_config"]
     assert said["quantization_mode"] == "offline" and said["linear_class"] == "autobitlinear"
-    sizes = dict(encoding_of("ternary", model, load_model(root / "ternary").tensors).sizes(model))
+    sizes = dict(encoding_of("ternary", model, load_model(packed).tensors).sizes(model))
     assert sizes["model.layers.0.mlp.up_proj.weight"] == 256 * 512 / 4
 
 
@@ -203,14 +210,14 @@ def test_ternary_types_are_for_ternary_weights(tmp_path):
 
 
 def test_a_folder_that_its_class_computes_otherwise_is_refused(folders, tmp_path):
-    root, *_ = folders
+    folder, *_ = folders
     for change, word in (
         (None, "computes with floats"),
         ({"linear_class": "bitlinear"}, "divides by the scale"),
         ({"use_rms_norm": True}, "norm before every projection"),
         ({"modules_to_not_convert": ["q_proj"]}, "leaves projections"),
     ):
-        config = json.loads((root / "fp32" / "config.json").read_text())
+        config = json.loads((folder("fp32") / "config.json").read_text())
         said = config.pop("quantization_config")
         if change is not None:
             config["quantization_config"] = said | change

@@ -92,10 +92,16 @@ def test_without_the_compiler_the_estimate_is_given(plan, capsys, monkeypatch):
     assert "predicted: " in out
     last = out.strip().splitlines()[-1]
     assert "the TPU compiler is not installed" in last and ".[tpu]" in last
-    assert plan("--on", "v5e-8") == 1  # as with --quick
-    assert plan("--on", "v4-32", "--search") == 0
-    assert "the TPU compiler is not installed" in capsys.readouterr().out
     assert plan("--on", "v4-32", "lora.rank=8") == 0
+    assert "the TPU compiler is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # thousands of candidates; those with --quick are asked above
+def test_without_the_compiler_other_layouts_are_estimated(plan, capsys, monkeypatch):
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    assert plan("--on", "v5e-8") == 1  # as with --quick
+    capsys.readouterr()
+    assert plan("--on", "v4-32", "--search") == 0
     assert "the TPU compiler is not installed" in capsys.readouterr().out
 
 

@@ -20,19 +20,24 @@ from tests.resume.small_runs import in_dir, logged
 
 
 @pytest.fixture(scope="module")
-def run(small_run, tmp_path_factory):
-    """Keeps block inputs in 8 bits; two of its steps are done."""
+def fresh(small_run, tmp_path_factory):
+    """A run that keeps block inputs in 8 bits, before its first step."""
     fields = {"remat": "block", "block_inputs": "int8", "steps": 2}
     run = in_dir(small_run, tmp_path_factory.mktemp("bits") / "run")
-    run = replace(
+    return replace(
         run,
         model=replace(run.model, embed_dim=64),
         train=replace(run.train, **fields),
         checkpoint=replace(run.checkpoint, save_every_steps=1),
         eval=replace(run.eval, every_steps=None),
     )
-    train(run, jax.devices()[:1])
-    return run
+
+
+@pytest.fixture(scope="module")
+def run(fresh):
+    """The run whose two steps are done."""
+    train(fresh, jax.devices()[:1])
+    return fresh
 
 
 def gradients(plan, state, batch, block_inputs):
@@ -89,9 +94,9 @@ def test_it_makes_another_run(run):
     assert identity(run) != identity(exact)
 
 
-def test_fewer_rows_and_then_less_of_one_where_memory_is_short(run, monkeypatch):
+def test_fewer_rows_and_then_less_of_one_where_memory_is_short(fresh, monkeypatch):
     """What does not fit is not compared; what is left is."""
-    plan, tried = resolve(run, jax.devices()[:1]), []
+    plan, tried = resolve(fresh, jax.devices()[:1]), []
 
     def compare(plan, exact, trainee, state, batch):
         tried.append((*batch.tokens.shape[1:], exact.compute.offload, exact.compute.block_inputs))
