@@ -99,16 +99,32 @@ def test_the_commands_say_it_and_take_options(shared_data, tmp_path, capsys, mon
     for options, says in (
         ((), "fp32, cpu kernels"),
         (("--kernels", "reference"), "fp32, reference kernels on cpu"),
-        (("--precision", "bf16"), "bf16, cpu kernels"),
     ):
         assert main(["eval", stories, "--text", str(text), "--context", "64", *options]) == 0
         *_, row, line = capsys.readouterr().out.splitlines()
         assert line == says
         losses[says] = float(row.split()[2])
     assert losses["fp32, cpu kernels"] == losses["fp32, reference kernels on cpu"]
-    assert losses["bf16, cpu kernels"] == pytest.approx(losses["fp32, cpu kernels"], abs=0.03)
-    assert main(["generate", stories, "--prompt", "Once", "--max-new-tokens", "3"]) == 0
-    assert "fp32, cpu kernels]" in capsys.readouterr().err
     words = ["--max-new-tokens", "3", "--precision", "bf16", "--kernels", "reference"]
     assert main(["generate", stories, "--prompt", "Once", *words]) == 0
     assert "bf16, reference kernels on cpu]" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # the other halves of the above
+def test_bf16_is_near_and_text_by_default(shared_data, tmp_path, capsys, monkeypatch):
+    stories = str(shared_data / "models" / "stories260k")
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time, Lily went to the park. She saw a big dog. " * 9)
+    monkeypatch.setattr("lmwright.evals.compute.has_amx", lambda: False)
+    losses = []
+    for options, says in (
+        ((), "fp32, cpu kernels"),
+        (("--precision", "bf16"), "bf16, cpu kernels"),
+    ):
+        assert main(["eval", stories, "--text", str(text), "--context", "64", *options]) == 0
+        *_, row, line = capsys.readouterr().out.splitlines()
+        assert line == says
+        losses += [float(row.split()[2])]
+    assert losses[1] == pytest.approx(losses[0], abs=0.03)
+    assert main(["generate", stories, "--prompt", "Once", "--max-new-tokens", "3"]) == 0
+    assert "fp32, cpu kernels]" in capsys.readouterr().err

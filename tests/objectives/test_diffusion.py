@@ -99,16 +99,17 @@ def test_the_head_runs_over_little_more_than_half_of_the_tokens():
 def test_the_loss_is_the_weighted_cross_entropy_at_the_masks():
     objective = Diffusion(mask_token_id=MASK)
     w, batch, draws = init_weights(MODEL.spec(), jax.random.key(0)), rows(3, 31, 6), drawn(3)
-    found = objective.loss(MODEL, w, batch, draws, Compute(loss_chunk_tokens=5))
+    compute = Compute(loss_chunk_tokens=5)
+    found = jax.jit(lambda w: objective.loss(MODEL, w, batch, draws, compute))(w)
     masked, weights = mask_rows(batch, draws)
     seen = replace(batch, tokens=jnp.where(masked, MASK, batch.tokens))
-    logits = MODEL.logits(w, MODEL.hidden(w, seen, Compute())[0])
+    logits = jax.jit(lambda w: MODEL.logits(w, MODEL.hidden(w, seen, Compute())[0]))(w)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens)
     np.testing.assert_allclose(found.total, np.sum(each * weights), rtol=1e-5)
     np.testing.assert_allclose(found.weight, 3 * 25, rtol=1e-6)
     # where outputs predict the next token, those before the masks are read
     shifted = replace(MODEL, predicts="next")
-    other = objective.loss(shifted, w, batch, draws, Compute())
+    other = jax.jit(lambda w: objective.loss(shifted, w, batch, draws, Compute()))(w)
     before = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], batch.tokens[:, 1:])
     np.testing.assert_allclose(other.total, np.sum(before * weights[:, 1:]), rtol=1e-5)
 

@@ -9,10 +9,10 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.leaves import Lora
-from lmwright.core.param import init_weights
 from lmwright.models.llama import Llama
 from lmwright.objectives.kto import Kto
 from lmwright.objectives.preference import Dpo, Orpo
+from tests.in_memory import abstract_weights
 
 LENGTH, ROWS, RANK = 128, 2, 2
 MODEL = Llama(
@@ -23,7 +23,7 @@ MODEL = Llama(
 
 def compiled_flops(objective):
     """FLOPs of a loss and its gradient for adapters, as XLA counts them."""
-    base = init_weights(MODEL.spec(), jax.random.key(0))
+    base = abstract_weights(MODEL.spec())
 
     def loss(factors, base, batch):
         up = Lora(base["layers"]["up"], *factors)

@@ -74,8 +74,8 @@ def batch():
 
 def test_the_loss_is_that_of_the_completions():
     w, rows = init_weights(MODEL.spec(), jax.random.key(1)), batch()
-    hidden, _ = MODEL.hidden(w, rows, HOW)
-    logits = np.asarray(MODEL.logits(w, hidden), np.float64)
+    logits = jax.jit(lambda w: MODEL.logits(w, MODEL.hidden(w, rows, HOW)[0]))(w)
+    logits = np.asarray(logits, np.float64)
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     wanted = 0.0
     for b in range(B):
@@ -122,9 +122,11 @@ def test_noise_is_on_the_embeddings_alone_and_only_in_training():
 
     noise = embedding_noise(rows, 12, 3.0, key)
     told = Shifted(**vars(MODEL))
-    ours, grads = jax.value_and_grad(lambda w: noisy.loss(MODEL, w, rows, key, HOW).total)(w)
-    plain = Sft(label_smoothing=0.1)
-    theirs, their_grads = jax.value_and_grad(lambda w: plain.loss(told, w, rows, key, HOW).total)(w)
+    both = lambda objective, model: jax.jit(  # noqa: E731
+        jax.value_and_grad(lambda w: objective.loss(model, w, rows, key, HOW).total)
+    )(w)
+    ours, grads = both(noisy, MODEL)
+    theirs, their_grads = both(Sft(label_smoothing=0.1), told)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(their_grads), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
