@@ -78,7 +78,7 @@ def refuse_start(plan: Plan, store: TokenStore) -> None:
             parts_of(plan, origin, store)
             return
         refuse_tokenizer(origin, store)
-        if plan.run.objective.kind != "rtd":
+        if not plan.run.objective.parts:
             _taken(plan, origin, fresh_weights(plan, origin), added_weights(plan, origin))
     except UserError as error:
         where = "init_parts" if train.init_parts else "init_from"
