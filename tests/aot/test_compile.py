@@ -17,6 +17,7 @@ from lmwright.errors import UserError
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import cost, hlo
+from lmwright.planner.report import Report
 from lmwright.program import cache
 from lmwright.program.executable import refuse_option
 from tests.aot.programs import SHARED, check_compiled
@@ -90,6 +91,23 @@ def test_the_flagship_compiles_and_fits(changes, tmp_path):
     assert found.fits
     check_estimate(found, where)
     check_collectives(" ".join(["kisoku-3b", where.name, *changes]), found, where)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_the_flagship_with_long_rows(tmp_path):
+    """Rows of 8,192 tokens, one a device and turn: products that are saved are written into the
+    stack of layers by themselves, and the step takes 55 % of the peak."""
+    lengths = "model.seq_len=8192", "data.pack.seq_len=8192", "data.tokenizer.vocab_size=50304"
+    changes = "train.remat=dots", "train.num_microbatches=2"
+    head = "train.head_gradient=once", "train.loss_chunk_tokens=2048"
+    run = run_of(tmp_path, *lengths, *changes, *head, preset="kisoku-3b", batch=32)
+    where = parse_slice("v4-32")
+    found = aot.compile_for(run, where)
+    assert found.fits and Report(run, where, found).mfu > 0.55
+    # gate and up, in four pieces: products that write into the stack of layers
+    stack = r"dynamic-update-slice_fusion\S* = \(bf16\[32,4,2048,8192\].* kind=(\w+)"
+    assert re.findall(stack, found.hlo) == ["kOutput"] * 2
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
     where = topology_request(parse_slice(slice_name))
     place = SingleDeviceSharding(topologies.get_topology_desc(**where).devices[0])
     array = lambda *s, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(s, dtype, sharding=place)
+    pieces = choices.pop("pieces", 1)
     def loss(q, k, v, ids):
         early = slice_name.startswith(("v2", "v3"))
         if "distances" in choices:
@@ -46,7 +47,8 @@ def kernels_of(slice_name, b, t, n, k, h, choices):
             attend, rest = tpu_attention.causal_attention, (ids, Scoring(0.1, **choices))
         out = attend(q, k, v, *rest, early=early)
         return jnp.sum(out.astype(jnp.float32) ** 2)
-    args = array(b, t, n, h), array(b, t, k, h), array(b, t, k, h), array(b, t, dtype=jnp.int32)
+    whole = lambda heads: array(b * pieces, t // pieces, heads, h)
+    args = whole(n), whole(k), whole(k), array(b, t, dtype=jnp.int32)
     table = jnp.ones((512, n, h), jnp.bfloat16)
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*args).compile().as_text()
     cost = estimate(parse(text), parse_slice(slice_name)).by_kind.get("attention")
@@ -101,6 +103,17 @@ def test_every_generation_compiles_kernels_that_look_both_ways(slice_name):
     assert [kernel for *kernel, _ in found[5:]] == [[2, False]] * 2
     row, near_row, whole, near, far, wide, near_wide = (cost for *_, cost in found)
     assert 0 < near_row <= row and (early or near < far < whole) and 0 < near_wide < wide
+
+
+@pytest.mark.slow
+def test_every_generation_with_the_kernel_of_long_rows_compiles_rows_in_pieces():
+    names = [name for name in GENERATIONS if name not in EARLY]
+    shape = (1, 8192, 2, 1, 96)
+    found = kernels_of(
+        [(name, *shape, choices) for name in names for choices in ({}, {"pieces": 4})]
+    )
+    assert [kernel for *kernel, _ in found] == [[2, False]] * len(found)
+    assert found[::2] == found[1::2]  # of the same cost
 
 
 @pytest.mark.slow

@@ -49,6 +49,19 @@ def test_windows_and_soft_caps(choices, monkeypatch):
     check((1, 1280, 2, 1, 96), **choices)
 
 
+@pytest.mark.parametrize("choices", [{}, {"window": 300}])
+def test_rows_in_pieces(choices, monkeypatch):
+    """Queries, keys and values of each row as three rows of a third of it; two spans of queries and
+    one of keys in each."""
+    monkeypatch.setattr(tpu_spans, "SHAPES", ((128, 256, 128, 256),))
+    q, k, v, ids, g = problem(2, 768, 4, 2, 32)
+    cut = lambda a: a.reshape(6, 256, *a.shape[2:])  # noqa: E731
+    kernel = partial(tpu_long_attention.causal_attention, interpret=True)
+    whole = both(kernel, q, k, v, ids, g, **choices)
+    for a, b in zip(both(kernel, *map(cut, (q, k, v)), ids, cut(g), **choices), whole, strict=True):
+        np.testing.assert_array_equal(a.reshape(b.shape), b)
+
+
 def test_rows_mapped_over():
     """As those of many adapters."""
     q, k, v, ids, g = problem(2, 256, 2, 1, 32)

@@ -31,6 +31,15 @@ ENTRY %main (q: bf16[2,8,128,8192]) -> (bf16[2,8,128,8192]) {
 """  # noqa: E501
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_in_pieces_costs_as_a_whole_one(way):
+    whole = KERNEL.replace("NAME", way)
+    cut = whole.replace("2,8,128,8192", "8,8,128,2048").replace('{\\"', '{\\"pieces\\": 4, \\"', 1)
+    assert "pieces" in cut
+    first, second = (estimate(parse(text), parse_slice("v6e-8")).step_s for text in (whole, cut))
+    assert first == second > 0
+
+
 @pytest.mark.parametrize("window", [None, 1, 700, 4096])
 def test_blocks_are_those_that_the_mask_touches(window):
     sizes = Sizes(4096, 512, 1024, 1024, 2048)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from jax import Array
 
@@ -33,6 +34,7 @@ KERNELS = Registry(
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
         "tpu window attention": "tpu_window_attention.attend",
+        "tpu layers": "tpu_pieces.run_layers",
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",
@@ -100,6 +102,11 @@ def attend(compute: Compute) -> Callable[..., Array]:
 def disentangled_attention(compute: Compute) -> Callable[..., Array]:
     """Self-attention with scores of distances; signature of `nn.disentangled.attention`."""
     return KERNELS["disentangled attention"](compute)
+
+
+def over_layers(model: Any, run: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
+    """`run`, which is `models.layers.run_layers`, with rows as this platform prefers them."""
+    return partial(KERNELS["tpu layers"], model, run) if compute.kernels == "tpu" else run
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:

@@ -29,16 +29,17 @@ def causal_attention(
     q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring,
     *, early: bool = False, interpret: bool = False,
 ) -> Array:  # fmt: skip
-    """Causal attention, as `nn.attention.causal_attention`; rows that are no multiple of 128, too.
+    """Causal attention, as `nn.attention.causal_attention`; rows of any length, or in `tpu_pieces`.
 
     `early` is for v2 and v3, whose kernels cannot multiply bfloat16 and have half the vector
     memory. `interpret` runs the kernel step by step on any platform, for tests.
     """
-    if not fits(q.shape[1], early):
+    tokens = segment_ids.shape[1]
+    if not fits(tokens, early):
         return attention.causal_attention(q, k, v, segment_ids, scoring)
 
     def local(q: Array, k: Array, v: Array, ids: Array) -> Array:
-        if not early and tpu_row_attention.fits(q.shape[1], q.shape[3], q.dtype.itemsize):
+        if not early and tpu_row_attention.fits(tokens, q.shape[3], q.dtype.itemsize):
             return tpu_row_attention.causal_attention(q, k, v, ids, scoring, interpret=interpret)
         if not early and q.shape[3] % TILE == 0:
             attend = select.KERNELS["tpu long attention"]

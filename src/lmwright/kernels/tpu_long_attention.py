@@ -31,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.kernels.tpu_row_attention import dot
-from lmwright.kernels.tpu_spans import Ref, Specs, Step, Tables, Walk, sizes_of
+from lmwright.kernels.tpu_spans import Ref, Specs, Step, Tables, Walk, sizes_of, span_of_queries
 from lmwright.nn.attention import MASKED, Scoring
 from lmwright.nn.intervals import (
     Interval,
@@ -180,7 +180,7 @@ class _Sums(NamedTuple):
     """Gradients of queries on their way to the chip's memory and back."""
 
     memory: Ref
-    """Sums float32 [B, N, spans of queries, H, tokens of a span], in the chip's memory."""
+    """Sums float32 [B, N, H, T], in the chip's memory."""
     before: Ref
     """Sum that a span already has there."""
     slots: Ref
@@ -233,7 +233,7 @@ def _backward_kernel(program: _Program, *refs: Ref) -> None:
     pairs, steps, members = (pl.num_programs(axis) for axis in range(2, 5))
     step = walk.step(tables, row, pair, number)
     head = kv * members + member
-    span = dq.at[row, head, step.queries]
+    span = span_of_queries(walk.sizes, dq, row, head, step.queries)
     at_span = row * walk.sizes.spans_q + step.queries
 
     @pl.when(step.first & (member == 0))
@@ -301,6 +301,7 @@ class Call(NamedTuple):
         said = {"block_q": sizes.block_q, "block_kv": sizes.block_k}  # for `kernel_cost`
         said |= {"span_q": sizes.span_q, "span_kv": sizes.span_k, **self.reach.metadata}
         said |= {"band": 1} if sizes.band else {}
+        said |= {"pieces": p} if (p := arrays[0][0].shape[0] // start.shape[0]) > 1 else {}
         grid = (start.shape[0], heads[0], walk.pairs, steps, *heads[1:])
         by_query = Specs(walk, 1 if len(heads) == 1 else heads[1]).intervals()
         order = ("parallel", "parallel", *["arbitrary"] * (len(grid) - 2))
@@ -325,15 +326,15 @@ class Call(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: Call, q: Array, k: Array, v: Array, start: Array, end: Array) -> Array:
-    """Attention of q [B, N, H, T] to k, v [B, K, H, T] within start, end [B, T]."""
+    """Attention of q [B, N, H, T] to k, v [B, K, H, T], or their pieces, in start, end [B, T]."""
     return forward(call, q, k, v, start, end)[0]
 
 
 def forward(call: Call, q: Array, k: Array, v: Array, start: Array, end: Array):
     """The forward pass of `_attend`: the result, and what the backward pass reads."""
-    b, n, h, t = q.shape
-    walk = Walk(sizes_of(t, h, q.dtype.itemsize, call.reach), by_keys=False)
-    specs, size = Specs(walk, n // k.shape[1]), walk.sizes.span_q
+    (b, n, h, t), (rows, tokens) = q.shape, start.shape
+    walk = Walk(sizes_of(tokens, h, q.dtype.itemsize, call.reach), by_keys=False)
+    specs, size = Specs(walk, n // k.shape[1], b // rows), walk.sizes.span_q
     queries, keys = specs.of("queries", h), specs.of("keys", h)
     scaled = (k.astype(jnp.float32) * _factor(call.scoring)).astype(k.dtype).swapaxes(2, 3)
     arrays = [(q, queries), (scaled, specs.turned_keys(h)), (v, keys)]
@@ -351,14 +352,14 @@ def backward(call: Call, residuals: tuple[Array, ...], g: Array):
     """The backward pass of `_attend`: gradients of q, k and v, and None for what is seen."""
     q, k, v, start, end, out, log_sums = residuals
     inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=2, keepdims=True)
-    (b, n, h, t), kv_heads = q.shape, k.shape[1]
-    walk = Walk(sizes_of(t, h, q.dtype.itemsize, call.reach), by_keys=True)
-    sizes, specs = walk.sizes, Specs(walk, n // kv_heads)
+    (b, n, h, _), kv_heads, (rows, tokens) = q.shape, k.shape[1], start.shape
+    walk = Walk(sizes_of(tokens, h, q.dtype.itemsize, call.reach), by_keys=True)
+    sizes, specs = walk.sizes, Specs(walk, n // kv_heads, b // rows)
     queries, keys, one = specs.of("queries", h), specs.of("keys", h), specs.of("queries", 1)
     arrays = [(q, queries), (k, keys), (v, keys), (g.astype(q.dtype), queries)]
     arrays += [(log_sums, one), (inner, one)]
-    parts = jax.ShapeDtypeStruct((b, n, sizes.spans_q, h, sizes.span_q), jnp.float32)
-    made = [(parts, pl.BlockSpec(memory_space=pltpu.HBM)), (_like(k), keys), (_like(v), keys)]
+    in_float32 = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+    made = [(in_float32, pl.BlockSpec(memory_space=pltpu.HBM)), (_like(k), keys), (_like(v), keys)]
     turned, by_key = (pltpu.VMEM((sizes.span_k, h), a.dtype) for a in (k, v)), (h, sizes.span_k)
     scratch = [*turned, pltpu.VMEM(by_key, jnp.float32), pltpu.VMEM(by_key, jnp.float32)]
     scratch += [pltpu.VMEM((*two, h, sizes.span_q), jnp.float32) for two in ((), (2,))]
@@ -368,8 +369,7 @@ def backward(call: Call, residuals: tuple[Array, ...], g: Array):
     dq, dk, dv = call(
         _backward_kernel, "long_attention_bwd", walk, heads, (start, end), arrays, made, scratch
     )
-    dq = (dq * call.scoring.scale).astype(q.dtype).swapaxes(2, 3).reshape(q.shape)
-    return dq, dk, dv, None, None
+    return (dq * call.scoring.scale).astype(q.dtype), dk, dv, None, None
 
 
 _attend.defvjp(forward, backward)
@@ -383,7 +383,7 @@ def causal_attention(
     q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *, interpret: Any = False
 ) -> Array:
     """Causal attention, as `nn.attention.causal_attention`, of one device's own rows, for which
-    `tpu_spans.fits` holds; tokens of a segment stand together."""
+    `tpu_spans.fits` holds, and whose q, k and v may be in pieces; a segment stands together."""
     seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
     return attention(q, k, v, seen, scoring, reach, interpret=interpret)
 

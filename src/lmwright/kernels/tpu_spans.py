@@ -223,6 +223,8 @@ class Specs(NamedTuple):
     walk: Walk
     group: int
     """Query heads of a kv head."""
+    pieces: int = 1
+    """Rows of an array that are one row of the kernel (`kernels.tpu_pieces`)."""
 
     def _index(self, side: str, row: Any, head: Any, pair: Any, number: Any, *rest: Any) -> Any:
         """(row, head, span) of an operand."""
@@ -234,19 +236,28 @@ class Specs(NamedTuple):
         query_head = head * self.group + member if self.walk.by_keys else head
         return row, query_head, step.queries
 
+    def _place(self, side: str, step: tuple[Any, ...]) -> Any:
+        """(row, head, span) of an operand whose rows are cut into pieces."""
+        row, head, span = self._index(side, *step)
+        if self.pieces == 1:
+            return row, head, span
+        sizes = self.walk.sizes
+        count = (sizes.spans_k if side == "keys" else sizes.spans_q) // self.pieces
+        return row * self.pieces + lax.div(span, count), head, lax.rem(span, count)
+
     def of(self, side: str, rows: int) -> pl.BlockSpec:
         """Block spec of an array [B, heads, rows, T], by the spans of one side."""
         size = self.walk.sizes.span_k if side == "keys" else self.walk.sizes.span_q
 
         def index(*step: Any) -> Any:
-            row, head, span = self._index(side, *step)
+            row, head, span = self._place(side, step)
             return row, head, 0, span
 
         return pl.BlockSpec((None, None, rows, size), index)
 
     def turned_keys(self, head_dim: int) -> pl.BlockSpec:
         """Block spec of an array [B, K, T, H], by spans of keys."""
-        index = lambda *step: (*self._index("keys", *step), 0)  # noqa: E731
+        index = lambda *step: (*self._place("keys", step), 0)  # noqa: E731
         return pl.BlockSpec((None, None, self.walk.sizes.span_k, head_dim), index)
 
     def intervals(self) -> pl.BlockSpec:
@@ -257,3 +268,12 @@ class Specs(NamedTuple):
             return row, 0, span
 
         return pl.BlockSpec((None, 1, self.walk.sizes.span_q), index)
+
+
+def span_of_queries(sizes: Sizes, array: Ref, row: Any, head: Any, number: Any) -> Ref:
+    """Span `number` of a row's queries in an array [B, N, H, T] in the chip's memory; its rows may
+    be pieces of them."""
+    size, count = sizes.span_q, array.shape[3] // sizes.span_q
+    row = row * (sizes.spans_q // count) + lax.div(number, count)
+    first = pl.multiple_of(lax.rem(number, count) * size, size)
+    return array.at[row, head, :, pl.ds(first, size)]

@@ -188,7 +188,8 @@ class Decoder:
         """`hidden` by any attention that takes what `select.self_attention` does."""
         x = self.embedded(w, batch.tokens, compute)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
-        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, kernel)
+        run = select.over_layers(self, run_layers, compute)
+        x, aux = run(self.layer, self.spans, w, x, tables, batch, compute, kernel)
         return self.last_norm(w, x), aux
 
     def head_weights(self, w: Tree) -> Tree:

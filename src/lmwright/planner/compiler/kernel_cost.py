@@ -34,6 +34,7 @@ from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
 _SPANS = re.compile(r'(block|span)_(q|kv)\\?": (\d+)')
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
+_PIECES = re.compile(r'pieces\\?": (\d+)')
 _WINDOW = re.compile(r'window\\?": (\d+)')
 _REACH = re.compile(r'reach\\?": \[(\d+|null), (\d+|null)\]')
 _TABLE = re.compile(r"[su](?:8|16|32)\[(\d+(?:,\d+)+)\]")
@@ -70,6 +71,8 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     q_dims = max(queries, key=math.prod)
     *mapped, one, other = q_dims
     heads, t, h = math.prod(mapped), max(one, other), min(one, other)  # either may be the minor one
+    if found := _PIECES.search(step.rest):
+        heads, t = heads // int(found[1]), t * int(found[1])
     blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
     if which in long_attention.WAYS:
         way = long_attention.WAYS.index(which)
