@@ -1,12 +1,15 @@
 """Grids bit for bit as the gguf package and torch compute them, gradients that stop where a value
 is clipped, and adapters inside the rounding."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lmwright.core.leaves import Lora, Rounded
+from lmwright.core.ragged import dot_ragged
 from lmwright.core.rounded import first_scale, stored, widened
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.weight import dot
@@ -120,3 +123,45 @@ def test_a_product_is_that_of_the_values(activations):
     g = jnp.cos(met @ widened(held))
     np.testing.assert_allclose(dx, g @ widened(held).T, rtol=1e-4, atol=1e-4)
     assert np.isfinite(dw).all() and np.abs(dw).max() > 0
+
+
+def experts(activations="none"):
+    """(weight of 3 experts, the leaf of it)."""
+    w = np.stack([weight(seed) for seed in range(3)])
+    return w, Rounded(jnp.asarray(w), None, "int4", 16, activations, inputs=1, outputs=1)
+
+
+@pytest.mark.parametrize("activations", ["none", "int8"])
+def test_rows_meet_the_rounded_matrix_of_their_expert(activations):
+    """Values and gradients of ragged products, each expert's as torch computes it alone."""
+    w, held = experts(activations)
+    found = [torch_values(matrix, 16, -8, 7) for matrix in w]
+    values, inside = (np.stack(each) for each in zip(*found, strict=True))
+    rng, sizes = np.random.default_rng(3), np.array([5, 0, 6])
+    x, g = rng.standard_normal((11, 64)).astype("f4"), rng.standard_normal((11, 24)).astype("f4")
+    read = np.asarray(int8_shifted(jnp.asarray(x), (1,))) if activations == "int8" else x
+    owner = np.repeat(np.arange(3), sizes)
+
+    def ours(x, latent):
+        return dot_ragged("td,edf->tf", x, replace(held, latent=latent), jnp.asarray(sizes))
+
+    y, pull = jax.vjp(ours, jnp.asarray(x), held.latent)
+    dx, dw = pull(jnp.asarray(g))
+    wide = values.astype("f8")
+    np.testing.assert_allclose(y, np.einsum("td,tdf->tf", read, wide[owner]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx, np.einsum("tf,tdf->td", g, wide[owner]), rtol=1e-5, atol=1e-5)
+    for expert in range(3):
+        rows = owner == expert
+        want = (read[rows].astype("f8").T @ g[rows]) * inside[expert]
+        np.testing.assert_allclose(dw[expert], want, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_of_each_expert_have_a_scale_of_their_own():
+    """Also in a product that is summed over experts, as that of reasoning layers."""
+    held = experts("int8")[1]
+    x = np.random.default_rng(4).standard_normal((2, 5, 3, 64)).astype("f4")
+    x *= np.array([1, 10, 100], "f4")[:, None]
+    read = np.asarray(int8_shifted(jnp.asarray(x), (3,)))
+    found = dot("btef,efd->btd", jnp.asarray(x), held)
+    wide = np.asarray(widened(held)).astype("f8")
+    np.testing.assert_allclose(found, np.einsum("btef,efd->btd", read, wide), rtol=1e-5, atol=1e-3)

@@ -24,9 +24,9 @@ ONE = LowRank(base="int4", rank=6, variant="dora")
 TWO = LowRank(base="int8", adapters=(Adapter(name="a", rank=3), Adapter(name="b", rank=5, rows=8)))
 
 
-def two_steps(lora, num_devices, **mesh):
+def two_steps(lora, num_devices, model=MODEL, qat=None, **mesh):
     run = Run(
-        name="x", dir="x", model=MODEL, objective=Clm(), data=Data(dir="x"), lora=lora,
+        name="x", dir="x", model=model, objective=Clm(), data=Data(dir="x"), lora=lora, qat=qat,
         optim=KINDS["adamw"](learning_rate=1e-2, eps=1e-4),
         train=Train(steps=9, global_batch_size=16, precision="fp32"), mesh=Mesh(**mesh),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from lmwright.core.rounding import GRIDS
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
+from tests.formats.unpacked import is_read_by_others
 from tests.train.texts import PLAIN, STEADY, write_run, write_texts
 
 MODEL = """
@@ -28,6 +29,9 @@ num_kv_heads = 2
 head_dim = 16
 seq_len = 48
 """
+MIXTURE = MODEL.format(kind="mixtral").replace(
+    "mlp_dim = 96", "experts = {num_experts = 4, experts_per_token = 2, mlp_dim = 32}"
+)
 IDS = np.random.default_rng(0).integers(0, 320, (1, 9)).astype(np.int32)
 
 
@@ -40,10 +44,10 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
-def write(folder, data, weights="q4_0", top="", train="", kind="llama"):
+def write(folder, data, weights="q4_0", top="", train="", kind="llama", model=MODEL):
     folder.mkdir(exist_ok=True)
     return write_run(
-        folder, MODEL.format(kind=kind), top=f'qat.weights = "{weights}"\n{top}', data=data,
+        folder, model.format(kind=kind), top=f'qat.weights = "{weights}"\n{top}', data=data,
         source=f'sources = [{{path = "{data}.jsonl"}}]', train=PLAIN + train,
         more=STEADY.format(rate=1e-2),
     )  # fmt: skip
@@ -122,7 +126,7 @@ def test_the_unquantized_folder_has_the_trained_numbers(q4, tmp_path, capsys):
     ],
 )
 def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, tmp_path):
-    """Unpacked here by the notes of the format; transformers where it is installed."""
+    """Unpacked here by the notes of the format, and by its own package where it is installed."""
     path = write(tmp_path / "a", data, weights, top)
     assert main(["train", path, "train.steps=2"]) == 0
     run, out = str(tmp_path / "a" / "run"), tmp_path / "packed"
@@ -142,19 +146,7 @@ def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, t
     np.testing.assert_array_equal(dense[:, 1], second.astype("f4") * scale[:, 0])
     said = json.loads((out / "config.json").read_text())["quantization_config"]
     assert said["format"] == "pack-quantized" and said["ignore"] == ["lm_head"]
-    transformers_reads(out, trained)
-
-
-def transformers_reads(folder, trained):
-    """Its logits are those of the trained values, where compressed-tensors is installed."""
-    pytest.importorskip("compressed_tensors", reason="reads the folder in transformers")
-    torch = pytest.importorskip("torch", reason="torch is the reference")
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        there = theirs.eval()(torch.tensor(IDS, dtype=torch.long)).logits.numpy()
-    here = logits(trained.model, trained.weights, IDS)
-    np.testing.assert_allclose(here, there, atol=1e-5 * np.abs(there).max())
+    is_read_by_others(out, trained.model, trained.weights, trained.tensors)
 
 
 def test_an_adapter_inside_the_rounding(q4, data, tmp_path, capsys):
@@ -184,6 +176,37 @@ def test_an_adapter_inside_the_rounding(q4, data, tmp_path, capsys):
     capsys.readouterr()
     assert main(["adapters", "export", run, str(tmp_path / "peft")]) == 2
     assert "rounded its adapter with its base" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_experts_and_adapters_of_them(data, tmp_path):
+    """Files hold what was trained, with and without adapters, which change all experts that got
+    tokens."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    model = MIXTURE.replace("{", "{{").replace("}", "}}")
+    plain = write(folders[0], data, model=model)
+    lora = write(
+        folders[1], data, top='lora = {rank = 4, base = "fp32"}', model=model,
+        train=f'init_from = "{folders[0]}/run"',
+    )  # fmt: skip
+    own = [f"data.tokenizer.path={data}/tokenizer", f"data.dir={tmp_path}/data"]
+    assert main(["prepare", lora, *own]) == 0
+    assert main(["train", plain]) == main(["train", lora, *own]) == 0
+    seen = []
+    for folder in folders:
+        out = f"{folder}.gguf"
+        assert main(["export", str(folder / "run"), out, "--dtype", "q4_0"]) == 0
+        trained = dict(walk(load_model(folder / "run").weights))
+        read = dict(walk(load_model(out).weights))
+        for path, leaf in trained.items():
+            if path not in ("embed", "head"):
+                np.testing.assert_array_equal(np.asarray(read[path]), leaf)
+        seen.append(trained)
+    before, after = seen
+    for name in ("gate", "up", "down"):
+        path = f"layers.expert_{name}"
+        assert (before[path] != after[path]).any(axis=(2, 3)).sum() >= 6, path  # of 8
+    np.testing.assert_array_equal(before["layers.router"], after["layers.router"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from jax import Array, lax
 from lmwright.core import cpu
 from lmwright.core.compute import EARLY, LANES
 from lmwright.core.frozen import dropped
-from lmwright.core.leaves import Lora, dequantize, merge
+from lmwright.core.leaves import Lora, Rounded, dequantize, merge
+from lmwright.core.rounded import met, widened
 from lmwright.core.sharding import by_platform, device_kind
 from lmwright.core.weight import Weight, as_array, name_of, name_result
 
@@ -39,10 +40,16 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
         out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
     elif isinstance(w, Lora):
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
+    elif isinstance(w, Rounded):
+        out = jax.checkpoint(_rounded)(x, w, sizes)
     else:
         out = ragged_product(x, as_array(w, x.dtype), sizes)
     out = out.astype(x.dtype)
     return name_result(out, name or name_of(eqn))
+
+
+def _rounded(x: Array, w: Rounded, sizes: Array) -> Array:
+    return ragged_product(met(x, w, (1,)), widened(w), sizes)
 
 
 @jax.custom_vjp

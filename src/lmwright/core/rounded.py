@@ -30,11 +30,16 @@ def product(eqn: str, x: Array, w: Rounded, narrow: None = None) -> Array:
 
 
 def _product(eqn: str, x: Array, w: Rounded) -> Array:
-    x_letters, _, out = letters(eqn)
-    if w.activations == "int8":
-        contracted = (i for i, letter in enumerate(x_letters) if letter not in out)
-        x = int8_shifted(x, tuple(contracted)).astype(x.dtype)
+    x_letters, w_letters, out = letters(eqn)
+    batch = w_letters[: len(w_letters) - w.inputs - w.outputs]
+    each = out + batch  # an expert's inputs have a scale of their own, wherever it is summed over
+    x = met(x, w, tuple(i for i, letter in enumerate(x_letters) if letter not in each))
     return untyped_dot(eqn, x.dtype, x, widened(w).astype(x.dtype))
+
+
+def met(x: Array, w: Rounded, axes: tuple[int, ...]) -> Array:
+    """Activations as the weight reads them, in their dtype; a token's are along `axes`."""
+    return int8_shifted(x, axes).astype(x.dtype) if w.activations == "int8" else x
 
 
 def widened(w: Rounded) -> Array:

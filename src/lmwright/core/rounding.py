@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from lmwright.core.sharding import by_platform
 
@@ -102,15 +102,19 @@ class Q4_0(Grid):
 GRIDS = {"int4": Grid(-8, 7), "int8": Grid(-128, 127), "q4_0": Q4_0(-8, 7)}
 
 
-def int8_shifted(x: Array, axes: tuple[int, ...]) -> Array:
+def int8_shifted(x: Array, axes: tuple[int, ...], over: str | None = None) -> Array:
     """`x` rounded to 256 levels between the least and the largest value of each token, zero among
-    them; float32, and the gradient of `x` passes."""
+    them; float32, and the gradient of `x` passes. Inside a shard_map, `over` is the mesh axis that
+    a token's values are cut over."""
     wide = x.astype(jnp.float32)
-    low = jnp.minimum(jnp.min(wide, axis=axes, keepdims=True), 0)
-    high = jnp.maximum(jnp.max(wide, axis=axes, keepdims=True), 0)
+    fixed = lax.stop_gradient(wide)
+    low = jnp.minimum(jnp.min(fixed, axis=axes, keepdims=True), 0)
+    high = jnp.maximum(jnp.max(fixed, axis=axes, keepdims=True), 0)
+    if over is not None:
+        low, high = lax.pmin(low, over), lax.pmax(high, over)
     scale = jnp.maximum(_over(high - low, 255), EPS)
     zero = jnp.clip(-128 - jnp.round(low / scale), -128, 127)
-    codes = jnp.round(wide * (1 / scale)) + zero
+    codes = jnp.round(fixed * (1 / scale)) + zero
     clipped = jnp.clip(codes, -128, 127)
     return straight(wide, (clipped - zero) * scale, codes == clipped)
 

@@ -7,7 +7,7 @@
 https://github.com/vllm-project/compressed-tensors
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from lmwright.models.counts import is_layer_matrix
 BITS = {"int4": 4, "int8": 8}
 ENDINGS = ("packed", "scale", "shape")  # behind `X.weight_`
 FORMAT = "pack-quantized"
-LEFT_AS_FLOATS = ("lm_head",)  # linear layers, by their readers' names, tied ones as well
+LEFT_AS_FLOATS = ("lm_head",)  # by its readers' name
 WORD = 32
 
 
@@ -36,22 +36,31 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
         )
 
 
-def group_of(model: HfModel, tensors: Any) -> int:
+def group_of(dtype: str, model: HfModel, tensors: Any) -> int:
     """Inputs that share a scale; 0 if all do."""
+    if dtype == "int8":
+        return 0
     slot = next(slot for slot in slots(model) if is_layer_matrix(slot.param))
     _, scale = tensors.codes(slot.name)
-    return 0 if scale.shape[1] == 1 else slot.shape[1] // scale.shape[1]
+    return slot.shape[1] // scale.shape[1]
 
 
-def scheme(dtype: str, group: int) -> dict[str, Any]:
-    """`quantization_config` of a folder."""
+def left_as_floats(model: HfModel) -> list[str]:
+    """Names of the linear layers that are not rounded: the head, tied or not, and routers."""
+    inside = (s for s in slots(model) if s.param.is_matrix and "layers" in s.param.batch)
+    floats = (s.name.removesuffix(".weight") for s in inside if not is_layer_matrix(s.param))
+    return [*LEFT_AS_FLOATS, *floats]
+
+
+def scheme(dtype: str, group: int, floats: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of a folder, whose linear layers `floats` are not rounded."""
     weights = {
         "num_bits": BITS[dtype], "type": "int", "symmetric": True, "dynamic": False,
         "strategy": "group" if group else "channel", "group_size": group or None,
     }  # fmt: skip
     return {
         "quant_method": "compressed-tensors", "format": FORMAT,
-        "quantization_status": "compressed", "ignore": list(LEFT_AS_FLOATS),
+        "quantization_status": "compressed", "ignore": list(floats),
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ from lmwright.formats.compressed import (
     BITS,
     ENDINGS,
     group_of,
+    left_as_floats,
     pack_integers,
     packed_width,
     refuse_grid,
@@ -93,11 +94,12 @@ class Compressed(Encoding):
     """Integers that were trained, as compressed-tensors packs them; the rest as floats."""
 
     group: int
+    floats: tuple[str, ...]
 
     @property
     def config(self) -> dict[str, Any]:
         """The scheme, and the linear layers that it leaves as floats."""
-        return {QUANTIZATION: scheme(self.name, self.group)}
+        return {QUANTIZATION: scheme(self.name, self.group, self.floats)}
 
     def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
         if not is_layer_matrix(slot.param):
@@ -130,7 +132,8 @@ def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encod
         return Encoding(dtype, dtype)
     if dtype in BITS:
         refuse_grid(dtype, tensors)
-        return Compressed(dtype, "fp32", group_of(model, tensors))
+        group = group_of(dtype, model, tensors)
+        return Compressed(dtype, "fp32", group, tuple(left_as_floats(model)))
     if not has_ternary(model):
         raise UserError(
             f"dtype: {dtype!r} packs ternary weights, and a {model.kind!r} model has none; use one "

@@ -45,10 +45,10 @@ def part_of(param: Param) -> str:
 
 
 def is_layer_matrix(param: Param) -> bool:
-    """True for the matrices that [qat] rounds: those of attention and mlps; embeddings, head and
-    experts stay floats."""
+    """True for the matrices that [qat] rounds: those of attention, mlps and experts; embeddings,
+    head and routers stay floats."""
     inside = param.is_matrix and "layers" in param.batch
-    return inside and part_of(param) in ("attention", "mlp")
+    return inside and part_of(param) in ("attention", "mlp", "experts")
 
 
 def count_by_part(model: Any) -> list[PartCount]:

@@ -12,7 +12,7 @@ in the activations' dtype, and their gradients summed in float32. Rows that take
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -20,7 +20,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core.compute import GATE
+from lmwright.core.leaves import Rounded
 from lmwright.core.ragged import dot_ragged
+from lmwright.core.rounded import met
+from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import as_array, dot
 from lmwright.nn.exchange import Exchange, moved
@@ -41,6 +44,8 @@ class Dispatch:
     num_experts: int
     mlp: Mlp = "swiglu"
     capacity_factor: float | None = None
+    rounds: bool = False
+    """True if the inputs of `down` are rounded to 8 bits before plain weights take them."""
 
 
 def mixture(
@@ -56,7 +61,8 @@ def mixture(
     tokens, choices = act("batch seq"), act("batch seq experts")
     arrows = {"up": "experts embed mlp", "gate": "experts embed mlp", "down": "experts mlp embed"}
     specs = {name: partition(tuple(arrows[name].split()), WEIGHTS) for name in w}
-    w = {name: as_array(a, x.dtype) for name, a in w.items()}
+    x, w, rounds = _plain(x, w)
+    dispatch = replace(dispatch, rounds=rounds)
     local = partial(_local, dispatch=dispatch, ways=mesh.shape[EXPERT], tensor=mesh.shape[TENSOR])
     return jax.shard_map(
         local,
@@ -65,6 +71,17 @@ def mixture(
         out_specs=(act("batch stream embed"), tokens),
         check_vma=False,
     )(x, experts, shares, real, w)
+
+
+def _plain(x: Array, w: Experts) -> tuple[Array, Experts, bool]:
+    """x as `up` and `gate` read it, the weights as arrays, and whether inputs are rounded: each
+    device computes with parts of what has scales as a whole."""
+    rounded = next((a for a in w.values() if isinstance(a, Rounded)), None)
+    if rounded is None:
+        return x, {name: as_array(a, x.dtype) for name, a in w.items()}, False
+    # gradients are summed in the dtype of the weights
+    wide = {name: as_array(a, jnp.float32) for name, a in w.items()}
+    return met(x, rounded, (2,)), wide, rounded.activations == "int8"
 
 
 def _local(
@@ -106,17 +123,25 @@ def _by_rows(
     ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
     swap = Exchange.of(ids, dispatch.num_experts, ways)
     rows, sizes = swap.there(x.reshape(b * t, -1))
-    y = swap.back(_mlp_of_rows(rows, sizes, w, dispatch.mlp))  # [b t, k, D]
+    y = swap.back(_mlp_of_rows(rows, sizes, w, dispatch))  # [b t, k, D]
     y = jnp.sum(y.astype(jnp.float32) * shares.reshape(b * t, k, 1), axis=1)
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
 
-def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, mlp: Mlp) -> Array:
+def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, dispatch: Dispatch) -> Array:
     up = dot_ragged("td,edf->tf", rows, w["up"], sizes)
-    if mlp in GATED:
+    gate = None
+    if dispatch.mlp in GATED:
         gate = dot_ragged("td,edf->tf", rows, w["gate"], sizes, name=GATE)
-        return dot_ragged("tf,efd->td", gated(mlp, gate, up), w["down"], sizes)
-    return dot_ragged("tf,efd->td", activate(mlp, up), w["down"], sizes)
+    return dot_ragged("tf,efd->td", _inner(up, gate, dispatch), w["down"], sizes)
+
+
+def _inner(up: Array, gate: Array | None, dispatch: Dispatch) -> Array:
+    """Input of `down`."""
+    h = activate(dispatch.mlp, up) if gate is None else gated(dispatch.mlp, gate, up)
+    if dispatch.rounds:  # a token's values are cut over devices
+        h = int8_shifted(h, (h.ndim - 1,), TENSOR).astype(h.dtype)
+    return h
 
 
 def _by_capacity(
@@ -146,7 +171,7 @@ def _by_capacity(
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 0, 1, tiled=True)  # [E here, b of all, C, D]
     there = rows.shape
-    rows = _mlp_of_slots(rows.reshape(there[0], -1, there[-1]), w, dispatch.mlp).reshape(there)
+    rows = _mlp_of_slots(rows.reshape(there[0], -1, there[-1]), w, dispatch).reshape(there)
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)
     rows = rows.swapaxes(0, 1).reshape(b, end, -1)
@@ -155,10 +180,9 @@ def _by_capacity(
     return y, jnp.sum(real[..., None] & ~inside, axis=-1, dtype=jnp.float32)
 
 
-def _mlp_of_slots(rows: Array, w: Experts, mlp: Mlp) -> Array:
+def _mlp_of_slots(rows: Array, w: Experts, dispatch: Dispatch) -> Array:
     up = dot("ecd,edf->ecf", rows, w["up"])
-    if mlp in GATED:
-        h = gated(mlp, dot("ecd,edf->ecf", rows, w["gate"], name=GATE), up)
-    else:
-        h = activate(mlp, up)
-    return dot("ecf,efd->ecd", h, w["down"])
+    gate = None
+    if dispatch.mlp in GATED:
+        gate = dot("ecd,edf->ecf", rows, w["gate"], name=GATE)
+    return dot("ecf,efd->ecd", _inner(up, gate, dispatch), w["down"])

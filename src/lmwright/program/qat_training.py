@@ -6,13 +6,14 @@
                                        base, so that the merged model is the trained one
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 from jax import Array
+from jax.sharding import Mesh
 
 from lmwright.core.leaves import Lora, Rounded
 from lmwright.core.param import Param, Tree, nest, walk
@@ -39,8 +40,6 @@ def rounded_params(run: Any, spec: Tree) -> dict[str, Param]:
         raise UserError(
             f"qat: the weights of a {run.model.kind!r} model are ternary already; remove [qat]"
         )
-    if any("experts" in param.axes for param in params.values()):
-        raise UserError("qat: matrices of experts are not rounded yet; remove [qat]")
     if not set(params) <= {path for path, _ in walk(run.model.spec())}:
         raise UserError(
             f"qat: objective.kind = {run.objective.kind!r} has weights beside the model's, which "
@@ -129,6 +128,10 @@ class LowRankQatTraining(LoraTraining):
     @cached_property
     def _rounded(self) -> dict[str, Param]:
         return rounded_params(self.run, frozen_spec(self.run))
+
+    def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
+        """Nothing: an adapter is one matrix with its base before a product meets it, also that of
+        an expert on another device."""
 
     def init(self, trainee: ResolvedAdapter, frozen: Tree, key: Array) -> Tree:
         """Factors that leave the model as it is, and the scales of its weights."""

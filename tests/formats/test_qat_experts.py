@@ -1,0 +1,93 @@
+"""Experts that were trained rounded: every form of export holds their values to the bit, also as
+other packages read them, and routers stay floats."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.core.param import init_weights, walk
+from lmwright.formats.gguf_write import write_gguf
+from lmwright.formats.hf_layout import HfTensors
+from lmwright.formats.hf_write import write_hf
+from lmwright.formats.load import load_model
+from lmwright.formats.safetensors import TensorFiles
+from lmwright.models.experts import Experts
+from lmwright.models.moe import Dots1, Mixtral, Olmoe, Qwen3Moe
+from lmwright.program.qat_section import Qat
+from lmwright.program.trainee import training_of
+from tests.formats.unpacked import is_read_by_others
+from tests.sharded.problem import make_run
+
+SIZES = {
+    "vocab_size": 97, "embed_dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 16, "seq_len": 32,
+}  # fmt: skip
+EXPERTS = Experts(num_experts=5, experts_per_token=2, mlp_dim=32)
+MODELS = {
+    "mixtral": Mixtral(**SIZES, experts=EXPERTS),
+    "qwen3-moe": Qwen3Moe(**SIZES, mlp_dim=95, dense_layers=(0,), experts=EXPERTS),
+    "olmoe": Olmoe(
+        **{**SIZES, "num_kv_heads": 4}, experts=replace(EXPERTS, shares="all"), head="untied"
+    ),
+    "dots1": Dots1(
+        **SIZES, mlp_dim=96, dense_layers=(0,),
+        experts=replace(EXPERTS, num_experts=6, score="sigmoid", shared_dim=64, bias_rate=0.001),
+    ),
+}  # fmt: skip
+
+
+def trained(kind, weights, group=None):
+    """(model, values that it computes with, its tensors) in a run with [qat]."""
+    model = MODELS[kind]
+    run = replace(make_run(), model=model, qat=Qat(weights=weights, group_size=group))
+    training, latent = training_of(run), init_weights(model.spec(), jax.random.key(0))
+    (trainee,) = training.trainees
+    values = jax.tree.map(np.asarray, training.merged(trainee, {}, latent))
+    codes = jax.tree.map(np.asarray, training.codes(trainee, {}, latent))
+    return model, values, HfTensors(model, values, codes, weights)
+
+
+@pytest.mark.parametrize(
+    "kind, weights, group",
+    [
+        ("qwen3-moe", "int8", None),  # a row of 95 does not fill its last word
+        ("olmoe", "int4", 32),  # a whole row of an expert's `down` is one group
+        pytest.param("mixtral", "int4", 16, marks=pytest.mark.slow),
+        pytest.param("dots1", "int4", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_folders_hold_the_values(kind, weights, group, tmp_path):
+    """Packed and as floats; every matrix of an expert has integers, no router has."""
+    model, w, tensors = trained(kind, weights, group)
+    packed, floats = tmp_path / "packed", tmp_path / "floats"
+    for folder, dtype in ((packed, weights), (floats, "fp32")):
+        write_hf(model, tensors, lambda: w, None, folder, dtype=dtype)
+        back = load_model(folder)
+        assert back.model == model
+        jax.tree.map(np.testing.assert_array_equal, back.weights, w)
+    said = json.loads((packed / "config.json").read_text())["quantization_config"]
+    files, plain = TensorFiles(packed), set(TensorFiles(floats))
+    routers = {name.removesuffix(".weight") for name in plain if name.endswith(".gate.weight")}
+    assert routers and set(said["ignore"]) == {"lm_head", *routers}
+    matrices = {name for name in plain if "proj" in name or ".experts." in name}
+    assert sum(".experts." in name for name in matrices) >= 15
+    assert {f"{name}_packed" for name in matrices} == {n for n in files if n.endswith("packed")}
+    is_read_by_others(packed, model, w, tensors)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmoe"])
+def test_gguf_files_hold_the_values(kind, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    model, w, tensors = trained(kind, "q4_0")
+    out = tmp_path / "m.gguf"
+    write_gguf(model, tensors, lambda: w, None, out, dtype="q4_0")
+    read = dict(walk(load_model(out).weights))
+    for path, leaf in walk(w):
+        if path not in ("embed", "head"):  # which are F16
+            np.testing.assert_array_equal(read[path], leaf)
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
+    assert kinds["blk.1.ffn_up_exps.weight"] == "Q4_0"
+    assert kinds["blk.1.ffn_gate_inp.weight"] == "F32"
