@@ -30,15 +30,21 @@ Make = Callable[..., Step]
 
 def compete(
     title: str, shapes: dict[str, tuple[int, int]], names: Sequence[str], quick: Sequence[str],
-    *, lmwright: Make, torch: Make, shape: str = "all",
+    *, lmwright: Make, torch: Make, shape: str = "all", apart: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """The command of a benchmark: compares contestants (with `--quick` those of `quick`) for each
     shape, or for `shape` if none is asked for. `shapes` says steps a round and tokens a step. A
-    name is `lmwright` or `torch` and what else the function of that library takes, by dashes."""
+    name is `lmwright` or `torch` and what else the function of that library takes, by dashes. Those
+    that are `apart` need packages that would change others: they are left out unless `--python`
+    names an interpreter that has them."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--shape", choices=[*shapes, "all"], default=shape)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="steps a round")
+    parser.add_argument("--refresh", type=int, default=REFRESH, help="steps a round not counted")
+    parser.add_argument(
+        "--python", action="append", default=[], help="CONTESTANT=PATH of its interpreter"
+    )
     parser.add_argument("--quick", action="store_true", help="2 rounds, fewer contestants")
     parser.add_argument("--only", help="comma-separated contestants: " + ", ".join(names))
     parser.add_argument("--json", help="file for the raw results")
@@ -49,12 +55,15 @@ def compete(
         make = {"lmwright": lmwright, "torch": torch}[library]
         work(lambda: make(args.shape, *rest))
         return
+    pythons = dict(each.split("=", 1) for each in args.python)
     chosen = args.only.split(",") if args.only else [*(quick if args.quick else names)]
+    chosen = [name for name in chosen if name in pythons or name not in apart]
     every = {}
     for name in shapes if args.shape == "all" else [args.shape]:
         steps, tokens = shapes[name]
         rounds = 2 if args.quick else args.rounds
-        every[name] = compare(name, chosen, rounds, args.steps or steps)
+        counts = (args.steps or steps, args.refresh)
+        every[name] = compare(name, chosen, rounds, counts, pythons)
         show(name, every[name], tokens)
     if args.json:
         with open(args.json, "w") as file:
@@ -110,7 +119,8 @@ def torch_steps(
 
 
 def work(make: Callable[[], Step]) -> None:
-    """A contestant's process: a line in says how many steps, a line out what they took."""
+    """A contestant's process: a line in says how many steps, and how many before them are not
+    counted; a line out what they took."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print; our pipe stays clean
     started = time.perf_counter()
@@ -118,22 +128,23 @@ def work(make: Callable[[], Step]) -> None:
     losses = [step(), step()]
     print(json.dumps({"start_s": time.perf_counter() - started}), file=out, flush=True)
     for line in sys.stdin:
-        losses += [step() for _ in range(REFRESH)]
+        count, refresh = map(int, line.split())
+        losses += [step() for _ in range(refresh)]
         wall, cpu = time.perf_counter(), time.process_time()
-        losses += [step() for _ in range(int(line))]
+        losses += [step() for _ in range(count)]
         result = {
-            "wall_s": (time.perf_counter() - wall) / int(line),
-            "cpu_s": (time.process_time() - cpu) / int(line),
+            "wall_s": (time.perf_counter() - wall) / count,
+            "cpu_s": (time.process_time() - cpu) / count,
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "losses": (losses[0], losses[-1]),
         }
         print(json.dumps(result), file=out, flush=True)
 
 
-def start(name: str, shape: str) -> subprocess.Popen:
+def start(name: str, shape: str, python: str) -> subprocess.Popen:
     """A contestant's process, of the script that runs."""
     env = dict(os.environ, JAX_PLATFORMS="cpu", TOKENIZERS_PARALLELISM="false")
-    command = [sys.executable, os.path.abspath(sys.argv[0]), "--worker", name, "--shape", shape]
+    command = [python, os.path.abspath(sys.argv[0]), "--worker", name, "--shape", shape]
     return subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
@@ -150,18 +161,20 @@ def ask(worker: subprocess.Popen, line: str | None = None) -> dict:
     return json.loads(answer)
 
 
-def compare(shape: str, names: list[str], rounds: int, steps: int) -> dict:
-    """Results by contestant: lists over rounds."""
+def compare(
+    shape: str, names: list[str], rounds: int, steps: tuple[int, int], pythons: dict[str, str]
+) -> dict:
+    """Results by contestant: lists over rounds of as many steps, and as many uncounted ones."""
     workers, results = {}, {}
     try:
         for name in names:
-            workers[name] = start(name, shape)
+            workers[name] = start(name, shape, pythons.get(name, sys.executable))
             ready = ask(workers[name])
             results[name] = {"start_s": ready["start_s"], "rounds": []}
             print(f"{shape} {name}: ready after {ready['start_s']:.0f} s", flush=True)
         for _ in range(rounds):
             for name in names:
-                results[name]["rounds"].append(ask(workers[name], str(steps)))
+                results[name]["rounds"].append(ask(workers[name], f"{steps[0]} {steps[1]}"))
     finally:
         for worker in workers.values():
             worker.kill()

@@ -1,12 +1,19 @@
-"""xLSTM beside transformers' class and beside a llama of the same size, on this CPU.
+"""xLSTM beside transformers' class, the package of its authors, and a llama of the same size, on
+this CPU.
 
     python benchmarks/xlstm_cpu.py --shape train           # steps of rows of 1,024 tokens
     python benchmarks/xlstm_cpu.py --shape decode --quick  # tokens behind 4,096 others
 
-Both models have 7.4 M weights. transformers trains by its chunks (`mode="train"`) and decodes with
-its cache. Run as `contestants.py` says.
+All models have 7.4 M weights. transformers trains by its chunks (`mode="train"`) and decodes with
+its cache. The package, `pip install xlstm mlstm_kernels`, runs with its plain torch kernels; where
+it is installed transformers uses it too, so it stays in an environment of its own:
+
+    --python torch-package-eager-fp32=OTHER_ENVIRONMENT/bin/python
+
+Run as `contestants.py` says.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +25,9 @@ MODELS = {
     "llama": SHARED | dict(mlp_dim=704, num_heads=4, num_kv_heads=4, head_dim=64),
 }
 ROWS, SEQ_LEN, CONTEXT, NEW = 2, 1024, 4096, 16
+PACKAGE = "torch-package-eager-fp32"
 TORCH = ("torch-xlstm-eager-fp32", "torch-llama-eager-fp32")
-CONTESTANTS = ("lmwright-xlstm-fp32", "lmwright-llama-fp32", *TORCH)
+CONTESTANTS = ("lmwright-xlstm-fp32", "lmwright-llama-fp32", *TORCH, PACKAGE)
 
 
 def model_of(kind: str) -> Any:
@@ -91,9 +99,12 @@ def lmwright_decoding(model: Any) -> Step:
 def torch_step(shape: str, kind: str, mode: str, precision: str) -> Step:
     """The same in torch."""
     import torch
-    import transformers
 
     torch.manual_seed(0)
+    if kind == "package":
+        return package_step(shape, mode, precision)
+    import transformers
+
     model = model_of(kind)
     said = model.hf.config(model)
     if kind == "xlstm" and shape == "train":
@@ -119,8 +130,51 @@ def torch_step(shape: str, kind: str, mode: str, precision: str) -> Step:
     return one
 
 
+def package_step(shape: str, mode: str, precision: str) -> Step:
+    """The same by the package's class."""
+    import torch
+    from xlstm.xlstm_large.model import xLSTMLarge, xLSTMLargeConfig
+
+    said = MODELS["xlstm"]
+    config = xLSTMLargeConfig(
+        embedding_dim=said["embed_dim"], num_heads=said["num_heads"],
+        num_blocks=said["num_layers"], vocab_size=said["vocab_size"],
+        mode="train" if shape == "train" else "inference", return_last_states=True,
+        chunkwise_kernel="chunkwise--native_autograd", step_kernel="native",
+        sequence_kernel="native_sequence__native", autocast_kernel_dtype="float32",
+    )  # fmt: skip
+    model = xLSTMLarge(config)
+    if shape == "train":
+
+        class WithLoss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, ids):
+                logits = self.model(ids)[0][:, :-1].flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+                return SimpleNamespace(loss=loss)
+
+        ids = torch.from_numpy(rows_of(SEQ_LEN).astype(np.int64))
+        return torch_steps(WithLoss(), mode, precision, {"ids": ids}, lr=1e-4)
+    ids = torch.from_numpy(rows_of(CONTEXT, 1).astype(np.int64))
+    with torch.no_grad():
+        _, filled = model.eval()(ids)
+
+    def one() -> float:
+        token, state = ids[:, -1:], filled
+        with torch.no_grad():
+            for _ in range(NEW):
+                logits, state = model(token, state)
+                token = logits[:, -1:].argmax(-1)
+        return float(token[0, 0])
+
+    return one
+
+
 if __name__ == "__main__":
     compete(
         __doc__.split("\n")[0], {"train": (2, ROWS * SEQ_LEN), "decode": (4, NEW)},
-        CONTESTANTS, CONTESTANTS[:3], lmwright=lmwright_step, torch=torch_step,
+        CONTESTANTS, CONTESTANTS[:3], lmwright=lmwright_step, torch=torch_step, apart=(PACKAGE,),
     )  # fmt: skip

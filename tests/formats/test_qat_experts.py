@@ -13,12 +13,14 @@ from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import write_hf
 from lmwright.formats.load import load_model
+from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.models.experts import Experts
 from lmwright.models.moe import Dots1, Mixtral, Olmoe, Qwen3Moe
 from lmwright.program.qat_section import Qat
 from lmwright.program.trainee import training_of
-from tests.formats.unpacked import is_read_by_others
+from tests.formats import llama_cpp
+from tests.formats.unpacked import IDS, is_read_by_others
 from tests.sharded.problem import make_run
 
 SIZES = {
@@ -79,7 +81,7 @@ def test_folders_hold_the_values(kind, weights, group, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe"])
-def test_gguf_files_hold_the_values(kind, tmp_path):
+def test_gguf_files_hold_the_values(kind, tmp_path, record_property):
     gguf = pytest.importorskip("gguf")
     model, w, tensors = trained(kind, "q4_0")
     out = tmp_path / "m.gguf"
@@ -91,3 +93,8 @@ def test_gguf_files_hold_the_values(kind, tmp_path):
     kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
     assert kinds["blk.1.ffn_up_exps.weight"] == "Q4_0"
     assert kinds["blk.1.ffn_gate_inp.weight"] == "F32"
+    llama_cpp.needed()
+    ours, there = logits(model, w, IDS)[0], llama_cpp.logits(out, IDS[0])
+    apart = np.abs(ours - there).max() / np.abs(ours).max()
+    record_property("llama_cpp", float(apart))
+    assert apart < 3e-2  # it rounds activations to 8 bits, in blocks of 32
