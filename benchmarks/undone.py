@@ -20,6 +20,15 @@ def without(names: tuple[str, ...]) -> tuple[str, ...]:
     return (__file__, ",".join(names))
 
 
+def _in_bfloat16(eqn: str, xs: Any, ws: Any, dtype: Any) -> Any:
+    from jax import lax
+
+    from lmwright.core.weight import product
+
+    # without the barrier the compiler sees through the conversion and multiplies int8
+    return product(eqn, *lax.optimization_barrier((xs.astype(dtype), ws.astype(dtype))))
+
+
 def undo(names: list[str]) -> None:
     """Puts the old functions back, in this process."""
     from dataclasses import replace
@@ -60,7 +69,8 @@ def undo(names: list[str]) -> None:
     if {"attention", *OTHER_ATTENTION} & set(names):
         _replace(tpu_row_attention, "VECTOR_MEMORY", 0)
         _replace(tpu_attention, "TILE", NO_TILE)  # splash takes long rows, too
-    _replace(ternary, "chip_of", (lambda kind: None) if NO_INT8 in names else ternary.chip_of)
+    if NO_INT8 in names:
+        _replace(ternary, "_integers", _in_bfloat16)
     if "matrices" in names:
         _replace(weight, "_heads_as_one", lambda eqn: None)
         _replace(weight, "added_up", lambda sums: jnp.sum(sums.astype(jnp.float32), axis=0))

@@ -5,7 +5,7 @@ this CPU.
     python benchmarks/xlstm_cpu.py --shape decode --quick  # tokens behind 4,096 others
 
 All models have 7.4 M weights. transformers trains by its chunks (`mode="train"`) and decodes with
-its cache. The package, `pip install xlstm mlstm_kernels`, runs with its plain torch kernels; where
+its cache. The package, xlstm 2.0.6 and mlstm_kernels, runs with its plain torch kernels; where
 it is installed transformers uses it too, so it stays in an environment of its own:
 
     --python torch-package-eager-fp32=OTHER_ENVIRONMENT/bin/python

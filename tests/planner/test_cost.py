@@ -103,6 +103,18 @@ def test_no_product_is_expected_to_beat_the_peak():
     assert found.by_kind["matmul"] == pytest.approx(best)
 
 
+@pytest.mark.parametrize("name, times", [("v5e:1x2", 2), ("v4:2x2x1", 1)])
+def test_integers_take_half_the_time_where_there_are_units_for_them(name, times):
+    where = parse_slice(name)
+    text = PROGRAM.replace('"estimated_cycles":"77"', '"estimated_cycles":"1"')
+    start = text.index("%dots")
+    dots = text[start : text.index("%body")]
+    integers = dots.replace("f32[64,256]", "s32[64,256]").replace("f32[", "s8[")
+    found, floats = (estimate(parse(t), where) for t in (text.replace(dots, integers), text))
+    assert times * found.by_kind["matmul"] == pytest.approx(floats.by_kind["matmul"])
+    assert found.matmul_flops == floats.matmul_flops
+
+
 # libtpu 0.0.42.1 for v5e, shortened: a gather starts, a product carries it on, it ends
 CARRIED = """
 HloModule jit_step, is_scheduled=true

@@ -23,7 +23,6 @@ result, or the end of the loop's turn.
 Rates are in `hardware.chips`; the estimate is as good as they are.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -35,14 +34,13 @@ from lmwright.planner.compiler.hlo import (
     Computation,
     Instruction,
     Program,
-    arrays,
     memory_bytes,
 )
-from lmwright.planner.compiler.kernel_cost import attention_s, ragged_flops
+from lmwright.planner.compiler.kernel_cost import attention_s
 from lmwright.planner.compiler.links import host_bytes, transfer_s
 from lmwright.planner.compiler.parts import OTHER, part_of, read_frames
+from lmwright.planner.compiler.products import Products
 
-MATMULS = {"convolution", "dot"}
 COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
         "partition-id", "replica-id", "opt-barrier"}  # fmt: skip
@@ -204,7 +202,7 @@ class _Walk:
         per_chip = where.family.devices_per_chip
         self.network_bytes_per_s = where.family.network_bytes_per_s / per_chip
         self.frames = read_frames(program.text)
-        self.flops_inside: dict[str, float] = {}
+        self.products = Products(program, where.family.int8_units)
 
     def run(self, computation: Computation) -> Estimate:
         """The estimate of one execution, starting with idle links."""
@@ -244,7 +242,7 @@ class _Walk:
         """Handles a collective, or a fusion that starts one, computes while it runs, or ends it."""
         transfer = clocks.source(step, holder)
         carries = transfer is not None and "done" not in step.name
-        computes = carries or self.matmul_flops(step, holder) > 0
+        computes = carries or self.products.of(step, holder).flops > 0
         whole = transfer is None and not computes and "start" not in step.name
         if transfer is None:
             bandwidth = self.rates.link_bytes_per_s
@@ -310,20 +308,21 @@ class _Walk:
         return inside.most_common(1)[0][0] if inside else OTHER
 
     def _compute(self, clocks: _Clocks, step: Instruction, holder: Computation) -> None:
-        flops = self.matmul_flops(step, holder)
-        kind, seconds = self.compute_s(step, holder, flops)
+        work = self.products.of(step, holder)
+        kind, seconds = self.compute_s(step, holder, work.needed)
         if kind in ("vector", "memory"):
             clocks.hand_on(step, seconds)
         else:
             clocks.settle_operands(step)
         took = clocks.estimate
-        took.matmul_flops += flops
+        took.matmul_flops += work.flops
         took.spend(self.part(step), kind, seconds)
         if kind not in ("vector", "memory"):
             clocks.ready_s[step.name] = took.step_s
 
     def compute_s(self, step: Instruction, holder: Computation, flops: float) -> tuple[str, float]:
-        """(kind, seconds) of an instruction that the core runs."""
+        """(kind, seconds) of an instruction that the core runs; `flops` are those that its products
+        need."""
         share = self.rates.cycles_share
         by_cycles = (step.cycles or 0) / self.rates.clock_hz
         if flops and step.cycles is None:  # a kernel, or a product of which the compiler knows none
@@ -361,37 +360,8 @@ class _Walk:
             return 0
         return memory_bytes(step.shape)
 
-    def matmul_flops(self, step: Instruction, holder: Computation) -> float:
-        """FLOPs of the matmuls in an instruction and in what it calls."""
-        if step.opcode in MATMULS:
-            return matmul_flops(step, holder)
-        if step.opcode == "custom-call":
-            return ragged_flops(step, holder)
-        if step.opcode != "fusion":
-            return 0.0
-        total = 0.0
-        for name in step.called:
-            if name not in self.flops_inside:
-                inner = self.program.computations[name]
-                self.flops_inside[name] = sum(
-                    self.matmul_flops(i, inner) for i in inner.instructions
-                )
-            total += self.flops_inside[name]
-        return total
-
 
 def estimate(program: Program, where: Slice, rates: Rates | None = None) -> Estimate:
     """The estimate of one step of the program on the slice; `rates` instead of the known."""
     walk = _Walk(program, where, rates or where.family.rates)
     return walk.run(program.computations[program.entry])
-
-
-def matmul_flops(step: Instruction, holder: Computation) -> float:
-    """2 m k n of a matmul without batch dimensions: m k, k n and m n are the sizes of its
-    operands and its result."""
-    sizes = [_elements(holder.by_name[name].shape) for name in step.operands[:2]]
-    return 2 * math.sqrt(math.prod(sizes) * _elements(step.shape))
-
-
-def _elements(shape: str) -> int:
-    return sum(math.prod(dims) for _, dims in arrays(shape))
