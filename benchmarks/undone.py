@@ -69,8 +69,7 @@ def undo(names: list[str]) -> None:
     if {"attention", *OTHER_ATTENTION} & set(names):
         _replace(tpu_row_attention, "VECTOR_MEMORY", 0)
         _replace(tpu_attention, "TILE", NO_TILE)  # splash takes long rows, too
-    if NO_INT8 in names:
-        _replace(ternary, "_integers", _in_bfloat16)
+    _replace(ternary, "_integers", _in_bfloat16 if NO_INT8 in names else ternary._integers)
     if "matrices" in names:
         _replace(weight, "_heads_as_one", lambda eqn: None)
         _replace(weight, "added_up", lambda sums: jnp.sum(sums.astype(jnp.float32), axis=0))
