@@ -70,14 +70,17 @@ def lmwright_decoding(model: Any) -> Step:
 
     from lmwright.core.param import init_weights
     from lmwright.evals.compute import decode_compute
+    from lmwright.models import cached
 
     w = init_weights(model.spec(), jax.random.key(0))
     compute = decode_compute(model, w, CONTEXT)
-    w = model.layers_apart(w) if compute.unroll else w
+    w = cached.layers_apart(model, w) if compute.unroll else w
     tokens = jnp.asarray(rows_of(CONTEXT, 1))
-    start = model.new_cache(1, CONTEXT + NEW, compute)
+    start = cached.new_cache(model, 1, CONTEXT + NEW, compute)
     fill = jax.jit(
-        lambda w, cache: model.extend(w, tokens, tokens >= 0, cache, compute, first=True)
+        lambda w, cache: cached.extend(
+            model, w, tokens, tokens >= 0, cache, compute, empty_cache=True
+        )
     )
     _, filled = fill(w, start)
 
@@ -85,7 +88,7 @@ def lmwright_decoding(model: Any) -> Step:
     def write(w: Any, cache: Any) -> Any:
         def one(carry: Any, _: Any) -> Any:
             token, cache = carry
-            hidden, cache = model.extend(w, token, token >= 0, cache, compute)
+            hidden, cache = cached.extend(model, w, token, token >= 0, cache, compute)
             return (jnp.argmax(model.logits(w, hidden), axis=-1), cache), None
 
         return jax.lax.scan(one, (tokens[:, -1:], cache), length=NEW)[0][0]

@@ -223,9 +223,6 @@ class Objective(Protocol):
     sums_head_once: ClassVar[bool] = False
     """True if its loss follows `Compute.head_gradient`."""
 
-    takes_adapters: ClassVar[bool] = True
-    """True if LoRA may train its models."""
-
     has_teacher: ClassVar[bool] = False
     """True if its loss reads a frozen teacher beside the model."""
 

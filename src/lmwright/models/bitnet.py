@@ -18,7 +18,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.core.ternary import in_codes
 from lmwright.errors import UserError
-from lmwright.models.block import feed_forward
+from lmwright.models.block import OutNorm, feed_forward
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
@@ -60,7 +60,7 @@ class BitNet(PreNorm):
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """The feed-forward of a layer, [B, T, D] to [B, T, D]."""
-        norm = "mlp_sub_norm", partial(rms_norm, eps=self.norm_eps)
+        norm = OutNorm("mlp_sub_norm", partial(rms_norm, eps=self.norm_eps))
         return feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, sub_norm=norm), {}
 
     def layer(self, kind: str, w: Tree, x: Array, tables: Any, attend: Attend) -> tuple[Array, Aux]:

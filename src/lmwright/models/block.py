@@ -9,7 +9,7 @@ A bias is there where the weights have one.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jax import Array
 
@@ -31,8 +31,13 @@ MLP_WEIGHTS = {  # and their axes in one layer
 }  # fmt: skip
 
 
-OutNorm = tuple[str, Callable[[Array, Array], Array]]
-"""Norm of a branch: the name of its weight, and norm(x, weight)."""
+class OutNorm(NamedTuple):
+    """Norm of a branch, or inside of it."""
+
+    weight: str
+    """Name of its weight."""
+    apply: Callable[[Array, Array], Array]
+    """norm(x, weight)."""
 
 
 def attention_spec(model: Decoder, bias: Bias = "none") -> Tree:
@@ -113,7 +118,7 @@ def feed_forward(
     if chunk_tokens is None or chunk_tokens >= h.shape[1]:
         return _normed(norm, w, _feed_forward(kind, w, h, sub_norm=sub_norm))
     within, behind = (norm, None) if tensor_ways() == 1 else (None, norm)
-    names = {*MLP_WEIGHTS, *(within or ())[:1]}
+    names = {*MLP_WEIGHTS, within.weight} if within else set(MLP_WEIGHTS)
     mine = {name: leaf for name, leaf in w.items() if name in names}
     run = partial(_feed_forward, kind, norm=within, sub_norm=sub_norm)
     by_chunks = KERNELS["mlp by chunks"]
@@ -128,16 +133,19 @@ def _feed_forward(
     gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gates)
     up = constrain(with_bias(up, w, "up"), "batch seq mlp")
-    plain = kind == "relu" and sub_norm is None  # whose product comes next
-    h, product = up, KERNELS["relu product"] if plain else dot
-    if not plain:
+    # a relu and the product after it are one function, which may keep signs alone
+    fused = kind == "relu" and sub_norm is None
+    h, product = up, KERNELS["relu product"] if fused else dot
+    if not fused:
         h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
-    h = h if sub_norm is None else sub_norm[1](h, w[sub_norm[0]])
+    h = h if sub_norm is None else sub_norm.apply(h, w[sub_norm.weight])
     return _normed(norm, w, with_bias(product("btf,fd->btd", h, w["down"]), w, "down"))
 
 
 def _normed(norm: OutNorm | None, w: Tree, h: Array) -> Array:
-    return h if norm is None else norm[1](constrain(h, "batch stream embed"), w[norm[0]])
+    if norm is None:
+        return h
+    return norm.apply(constrain(h, "batch stream embed"), w[norm.weight])
 
 
 def with_bias(y: Array, w: Tree, name: str) -> Array:

@@ -20,7 +20,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
-from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output, project
+from lmwright.models.block import OutNorm, attention_spec, feed_forward, mlp_spec, output, project
 from lmwright.models.decoder import AnyMlp, Decoder, Head, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
@@ -112,7 +112,7 @@ class Gemma(Decoder):
         h = constrain(output(w, h), "batch stream embed")
         x = constrain(x + self._norm(h, w["attention_out_norm"]), "batch stream embed")
         h = self._norm(x, w["mlp_norm"])
-        out_norm = "mlp_out_norm", self._norm
+        out_norm = OutNorm("mlp_out_norm", self._norm)
         h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, out_norm)
         return constrain(x + h, "batch stream embed"), {}
 

@@ -16,6 +16,7 @@ from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
 from lmwright.models.block import (
+    OutNorm,
     attention_spec,
     feed_forward,
     mlp_spec,
@@ -64,6 +65,6 @@ class Olmo2(Decoder):
         h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
         h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
         x = constrain(x + h, "batch stream embed")
-        norm = "mlp_norm", partial(rms_norm, eps=self.norm_eps)
+        norm = OutNorm("mlp_norm", partial(rms_norm, eps=self.norm_eps))
         h = feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens, norm)
         return constrain(x + h, "batch stream embed"), {}

@@ -108,11 +108,6 @@ class LowRank:
                 "train.head_gradient: 'once' has no effect with [lora], whose head is frozen; "
                 "leave it out"
             )
-        if not run.objective.takes_adapters:
-            raise UserError(
-                f"lora: objective.kind = {run.objective.kind!r} takes no adapters yet; remove "
-                "[lora], so that all weights are trained"
-            )
         if self.adapters and self.init_from is not None:
             raise UserError(
                 "lora.init_from: has no effect beside lora.adapters; set it for each adapter"
