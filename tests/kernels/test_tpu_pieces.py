@@ -56,11 +56,11 @@ def gradients(mesh, batch, **compute):
 
 @pytest.fixture
 def counts(monkeypatch):
-    """Small pieces and an interpreted kernel; the number of pieces at each call."""
-    found, num_pieces = [], tpu_pieces.num_pieces
+    """Small pieces and an interpreted kernel; whether rows are cut, at each call."""
+    found, takes_pieces = [], tpu_pieces.takes_pieces
 
     def counted(*args, **named):
-        found.append(num_pieces(*args, **named))
+        found.append(takes_pieces(*args, **named))
         return found[-1]
 
     kernel = partial(tpu_attention.causal_attention, interpret=True)
@@ -68,7 +68,8 @@ def counts(monkeypatch):
     monkeypatch.setattr(tpu_row_attention, "VECTOR_MEMORY", 0)
     monkeypatch.setattr(tpu_spans, "SHAPES", ((128, 128, 128, 128),))
     monkeypatch.setattr(tpu_pieces, "PIECE", PIECE)
-    monkeypatch.setattr(tpu_pieces, "num_pieces", counted)
+    monkeypatch.setattr(select, "LONG_ROW", PIECE)
+    monkeypatch.setattr(tpu_pieces, "takes_pieces", counted)
     return found
 
 
@@ -76,7 +77,7 @@ def counts(monkeypatch):
 def test_a_decoder_computes_the_same(devices, remat, counts):
     batch = batch_of(devices)
     found, loss = gradients(mesh_of(devices), batch, kernels="tpu", remat=remat)
-    assert counts == [TOKENS // PIECE]
+    assert counts == [True]
     want, other = gradients(mesh_of(1), batch)
     np.testing.assert_allclose(loss, other, rtol=1e-5)
     largest = jax.tree.map(lambda a: np.abs(a).max(), want)
@@ -86,27 +87,27 @@ def test_a_decoder_computes_the_same(devices, remat, counts):
 
 
 @pytest.mark.parametrize(
-    "rows, mesh, change, pieces",
+    "rows, mesh, change, cut",
     [
-        (8, {}, {}, 2),
-        (16, {}, {}, 1),  # two rows a device
-        (4, {"devices": 4, "context": 2}, {}, 1),
-        (4, {"devices": 4, "tensor": 2}, {}, 1),
-        (4, {"devices": 4, "stage": 2}, {}, 1),
-        (8, {}, {"mlp_chunk_tokens": 128}, 1),
-        (8, {}, {"block_inputs": "int8"}, 1),
+        (8, {}, {}, True),
+        (16, {}, {}, False),  # two rows a device
+        (4, {"devices": 4, "context": 2}, {}, False),
+        (4, {"devices": 4, "tensor": 2}, {}, False),
+        (4, {"devices": 4, "stage": 2}, {}, False),
+        (8, {}, {"mlp_chunk_tokens": 128}, False),
+        (8, {}, {"block_inputs": "int8"}, False),
     ],
 )  # fmt: skip
-def test_where_rows_are_in_pieces(rows, mesh, change, pieces, counts):
+def test_where_rows_are_in_pieces(rows, mesh, change, cut, counts):
     compute = Compute(kernels="tpu", **change)
     x, table = jnp.zeros((rows, TOKENS, MODEL.embed_dim)), jnp.zeros((rows, TOKENS, 8))
     ours = select.self_attention(Compute(kernels="tpu"), False)
     with jax.set_mesh(mesh_of(**{"devices": 8} | mesh)):
-        count = partial(tpu_pieces.num_pieces, compute=compute)
-        assert count(MODEL, x, (table,), kernel=ours) == pieces
-        if pieces == 1:
+        takes = partial(tpu_pieces.takes_pieces, compute=compute, attend=ours)
+        assert takes(MODEL, x, (table,)) == cut
+        if not cut:
             return
-        assert count(MODEL, x, (table[:1],), kernel=ours) == 1  # tables that all rows share
-        assert count(MODEL, x[:, :192], (table[:, :192],), kernel=ours) == 1
-        assert count(replace(MODEL, head_dim=12), x, (table,), kernel=ours) == 1
-        assert count(MODEL, x, (table,), kernel=select.self_attention(compute, True)) == 1
+        assert not takes(MODEL, x, (table[:1],))  # tables that all rows share
+        assert not takes(MODEL, x[:, :192], (table[:, :192],))
+        assert not takes(replace(MODEL, head_dim=12), x, (table,))
+        assert not takes(MODEL, x, (table,), attend=select.self_attention(compute, True))

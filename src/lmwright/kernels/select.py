@@ -34,7 +34,7 @@ KERNELS = Registry(
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
         "tpu window attention": "tpu_window_attention.attend",
-        "tpu layers": "tpu_pieces.run_layers",
+        "tpu pieces": "tpu_pieces.cut_and_join",
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "cpu chunk": "cpu_xent.chunk_tokens",
@@ -45,6 +45,8 @@ KERNELS = Registry(
         "relu product": "relu_signs.relu_dot",
     },
 )
+
+LONG_ROW = 2048  # tokens
 
 # docs/internals/flagship.md says what each of them brings
 TPU_OPTIONS = {
@@ -104,9 +106,14 @@ def disentangled_attention(compute: Compute) -> Callable[..., Array]:
     return KERNELS["disentangled attention"](compute)
 
 
-def over_layers(model: Any, run: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
-    """`run`, which is `models.layers.run_layers`, with rows as this platform prefers them."""
-    return partial(KERNELS["tpu layers"], model, run) if compute.kernels == "tpu" else run
+def pieces_of_rows(
+    model: Any, x: Array, tables: Any, compute: Compute, attend: Callable[..., Array]
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """Functions that cut long rows x [B, T, D] as this platform prefers them in a layer with this
+    attention, and join them again."""
+    if compute.kernels == "tpu" and x.shape[1] > LONG_ROW:
+        return KERNELS["tpu pieces"](model, x, tables, compute, attend)
+    return (lambda a: a), (lambda a: a)
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:

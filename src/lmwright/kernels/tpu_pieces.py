@@ -19,41 +19,42 @@ import jax
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages
 from lmwright.core.sharding import batch_ways, constrain, context_ways, tensor_ways
 from lmwright.kernels import tpu_attention, tpu_row_attention
+from lmwright.kernels.select import LONG_ROW
 
-PIECE = 2048  # tokens; spans of the kernel divide it
+PIECE = LONG_ROW  # tokens; spans of the kernel divide it
 
-Kernel = Callable[..., Array]
+Change = Callable[[Array], Array]
 
 
-def run_layers(
-    model: Any, run: Callable[..., Any], layer: Any, spans: Any, w: Tree, x: Array, tables: Tree,
-    batch: Batch, compute: Compute, kernel: Kernel,
-) -> tuple[Array, Any]:  # fmt: skip
-    """`run(layer, ..., kernel)`, which is `models.layers.run_layers` of a decoder, with rows in
-    pieces where that is faster."""
-    if num_pieces(model, x, tables, compute, kernel) == 1:
-        return run(layer, spans, w, x, tables, batch, compute, kernel)
+def cut_and_join(
+    model: Any, x: Array, tables: Tree, compute: Compute, attend: Callable[..., Array]
+) -> tuple[Change, Change]:
+    """Functions that cut rows [B, T, ...] into pieces and join those of the residual stream, where
+    that is faster; elsewhere they change nothing."""
+    if not takes_pieces(model, x, tables, compute, attend):
+        return (lambda a: a), (lambda a: a)
     cut = lambda a: constrain(a.reshape(-1, PIECE, *a.shape[2:]), "batch seq")  # noqa: E731
-    tables = jax.tree.map(cut, tables)
-    pieces, aux = run(layer, spans, w, cut(x), tables, batch, compute, kernel)
-    return constrain(pieces.reshape(x.shape), "batch stream embed"), aux
+    return cut, lambda a: constrain(a.reshape(x.shape), "batch stream embed")
 
 
-def num_pieces(model: Any, x: Array, tables: Tree, compute: Compute, kernel: Kernel) -> int:
-    """Pieces of each row of x [B, T, D]: 1 unless each device has one whole row, the causal kernel
-    of long rows takes it, and nothing but attention depends on what is a row."""
-    if kernel is not tpu_attention.causal_attention or model.mixtures:
-        return 1
+def takes_pieces(
+    model: Any, x: Array, tables: Tree, compute: Compute, attend: Callable[..., Array]
+) -> bool:
+    """True for rows x [B, T, D] that are faster in pieces, and compute the same in them."""
+    if attend is not tpu_attention.causal_attention:
+        return False  # other kernels do not take pieces
     mesh, (rows, tokens) = jax.sharding.get_abstract_mesh(), x.shape[:2]
-    alone = rows == (1 if mesh.empty else batch_ways(mesh))
-    whole = context_ways() == tensor_ways() == num_stages() == 1
-    size, row_kernel = model.head_dim, tpu_row_attention
-    long = size % tpu_attention.TILE == 0 and not row_kernel.fits(tokens, size, x.dtype.itemsize)
-    by_token = compute.mlp_chunk_tokens is None and compute.block_inputs == "exact"
-    by_token &= all(leaf.shape[:2] == (rows, tokens) for leaf in jax.tree.leaves(tables))
-    return tokens // PIECE if tokens % PIECE == 0 and alone and whole and long and by_token else 1
+    if tokens % PIECE or not context_ways() == tensor_ways() == num_stages() == 1:
+        return False
+    if rows != (1 if mesh.empty else batch_ways(mesh)):
+        return False  # only a device with one row is slow
+    size = model.head_dim
+    if size % tpu_attention.TILE or tpu_row_attention.fits(tokens, size, x.dtype.itemsize):
+        return False  # the kernel of long rows does not take them
+    if model.mixtures or compute.mlp_chunk_tokens or compute.block_inputs != "exact":
+        return False  # what they do depends on rows
+    return all(leaf.shape[:2] == (rows, tokens) for leaf in jax.tree.leaves(tables))

@@ -22,6 +22,7 @@ from lmwright.models.block import OutNorm, feed_forward
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
+from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 
 
@@ -67,8 +68,8 @@ class BitNet(PreNorm):
         """x [B, T, D] after attention and feed-forward."""
         w = in_codes(self.layer_spec(kind), w)
 
-        def normed(*args: Any) -> Array:
-            h = attend(*args)  # [B, T, N, H]
+        def normed(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+            h = attend(q, k, v, scoring)  # [B, T, N, H]
             return rms_norm(h, w["attention_sub_norm"], self.norm_eps, dims=2)
 
         return super().layer(kind, w, x, tables, replace(attend, run=normed))

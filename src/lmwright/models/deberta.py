@@ -161,7 +161,7 @@ class Deberta(Decoder):
     ) -> Array:  # fmt: skip
         """x [B, T, D] after attention of these queries, keys and values, and the mlp."""
         scoring = Disentangled((TERMS * self.head_dim) ** -0.5, self.max_distance)
-        h = constrain(output(w, attend(*qkv, scoring, *far)), "batch stream embed")
+        h = constrain(output(w, attend.mix(*qkv, *far, setting=scoring)), "batch stream embed")
         x = self._normed(w, "attention_norm", constrain(x + h, "batch stream embed"))
         h = constrain(feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens), "batch stream embed")
         return self._normed(w, "mlp_norm", x + h)

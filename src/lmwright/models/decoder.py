@@ -188,9 +188,10 @@ class Decoder:
         """`hidden` by any attention that takes what `select.self_attention` does."""
         x = self.embedded(w, batch.tokens, compute)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
-        run = select.over_layers(self, run_layers, compute)
-        x, aux = run(self.layer, self.spans, w, x, tables, batch, compute, kernel)
-        return self.last_norm(w, x), aux
+        cut, join = select.pieces_of_rows(self, x, tables, compute, kernel)
+        x, tables = cut(x), jax.tree.map(cut, tables)
+        x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, kernel)
+        return self.last_norm(w, join(x)), aux
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""

@@ -21,13 +21,13 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
 from lmwright.core.stack import Aux, Span, added, run_stack
 from lmwright.core.weight import name_result
+from lmwright.nn.attention import Scoring
 
 
 @dataclass(frozen=True)
 class Attend:
-    """Call attend(q [B, T, N, H], k and v [B, T, K, H], scoring, *more), and what a layer must know
-    of its rows. Where a layer has another mixer, its setting stands in the place of `scoring`, and
-    `more` are other arrays that it reads."""
+    """Attention of a layer, attend(q [B, T, N, H], k and v [B, T, K, H], scoring), and what a layer
+    must know of its rows."""
 
     run: Callable[..., Array]
     ids: Array
@@ -44,8 +44,13 @@ class Attend:
         """bool [B, T]: False at padding."""
         return self.ids > 0
 
-    def __call__(self, q: Array, k: Array, v: Array, scoring: Any, *more: Array) -> Array:
-        return self.run(q, k, v, scoring, *more)
+    def __call__(self, q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+        return self.run(q, k, v, scoring)
+
+    def mix(self, q: Array, k: Array, v: Array, *more: Array, setting: Any) -> Array:
+        """The result of a mixer that reads more arrays than attention, and takes a setting of its
+        own."""
+        return self.run(q, k, v, setting, *more)
 
     def carry(self, whole: Callable[[], Array], on: Callable[[Tree], tuple[Array, Tree]]) -> Array:
         """The result of a layer with a state of its own: `whole()` for whole rows, or `on(state)`,
@@ -113,9 +118,9 @@ def run_layers(
     chunk = compute.mlp_chunk_tokens
 
     def block(kind: LayerKind, w: Tree, x: Array, tables: Tree, ids: Array) -> LayerResult:
-        def attend(q: Array, k: Array, v: Array, scoring: Any, *more: Array) -> Array:
+        def attend(q: Array, k: Array, v: Array, setting: Any, *more: Array) -> Array:
             q, k, v = (name_result(a, HEADS) for a in (q, k, v))
-            return kernel(q, k, v, *more, ids, scoring)
+            return kernel(q, k, v, *more, ids, setting)
 
         x = name_result(x, BLOCK_INPUT)
         return kind.run(layer, w, x, tables, Attend(attend, ids, chunk))

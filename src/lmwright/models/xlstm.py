@@ -184,7 +184,7 @@ class Xlstm(Recurrent):
         i, f = (name_result(self._gate(w, x, name), HEADS) for name in GATES)
         size, ids = self.chunk_tokens, attend.ids
         h = attend.carry(
-            lambda: attend(q, k, v, size, i, f),
+            lambda: attend.mix(q, k, v, i, f, setting=size),
             lambda memory: mlstm_from(memory, q, k, v, i, f, ids, chunk_tokens=size),
         )  # [B, T, N, H]
         unit = layer_norm(h, jnp.ones(self.head_dim), None, self.norm_eps)

@@ -197,7 +197,7 @@ class XlstmBlocks(Recurrent):
             i, f = (name_result(a, HEADS) for a in self._gates(w, [q, k, v]))
             size = self.chunk_tokens
             if state is None:
-                h, mix = attend(q, k, v, size, i, f), None
+                h, mix = attend.mix(q, k, v, i, f, setting=size), None
             else:
                 h, mix = mlstm.mlstm_from(
                     state["mix"], q, k, v, i, f, attend.ids, chunk_tokens=size
