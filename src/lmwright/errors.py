@@ -6,7 +6,7 @@ and the cure. The command line prints it without a traceback and exits with code
 
 import os
 
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 
 ERROR = "lmwright: error: "  # before the sentence, on stderr
 EXIT_USER_ERROR = 2

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.guard.redact import has_secrets, redact_text, was_redacted, without_secrets
+from lmwright.guard.urls import has_secrets, redact_text, was_redacted, without_secrets
 from tests.data.user_run import RUN, command, write_run
 
 SECRETS = ("hunter2secret", "sig0secret", "tok1secret", "tok2secret")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmwright.guard.redact import redact, redact_text, redact_tree
+from lmwright.guard.redact import redact, redact_tree
+from lmwright.guard.urls import redact_text
 from lmwright.train.environment import write_env
 
 letters = st.text("ABCXYZ_", max_size=8)

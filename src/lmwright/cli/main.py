@@ -24,8 +24,8 @@ from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
 from lmwright.guard.private import make_private
-from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.guard.urls import redact_text
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 

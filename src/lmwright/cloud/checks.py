@@ -13,7 +13,7 @@ from lmwright.cloud.target import note_crossing
 from lmwright.cloud.tpu_api import Tpus, queued_resource
 from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 from lmwright.storage.bucket import Bucket
 
 NEEDED = ("storage.objects.create", "storage.objects.get", "storage.objects.list")

@@ -32,7 +32,7 @@ from lmwright.cloud.work import (
 )
 from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 from lmwright.hardware.slices import parse_slice
 
 CODE = "code"

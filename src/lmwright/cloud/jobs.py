@@ -16,8 +16,8 @@ from lmwright.cloud.ssh import job as by_ssh
 from lmwright.cloud.tell import Teller, last_words
 from lmwright.cloud.tunnel import parse_tunnel
 from lmwright.errors import EXIT_INTERRUPTED, UserError
-from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.guard.urls import redact_text
 from lmwright.storage.bucket import is_bucket
 
 POLL_S = 0.5

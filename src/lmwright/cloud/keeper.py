@@ -18,8 +18,8 @@ from lmwright.cloud.spec import OVER, Spec
 from lmwright.cloud.target import ZONE
 from lmwright.cloud.vm import Vm
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.guard.urls import redact_text
 from lmwright.storage.bucket import Bucket
 
 RECORD = "vm.json"

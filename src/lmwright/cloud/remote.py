@@ -25,8 +25,8 @@ from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import EXIT_INTERRUPTED, UserError
-from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.guard.urls import redact_text
 from lmwright.report.goodput import goodput, ledger, parse_sessions
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import Claimed

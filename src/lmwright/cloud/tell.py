@@ -12,8 +12,8 @@ from types import FrameType
 
 from lmwright.cloud.target import settings_path, settings_with
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_text
 from lmwright.guard.terminal import visible
+from lmwright.guard.urls import redact_text
 
 NOTIFY_S = 30.0
 TOLD_TO_END = (signal.SIGTERM, signal.SIGHUP)

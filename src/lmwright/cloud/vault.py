@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from lmwright.cloud import metadata
 from lmwright.errors import UserError
-from lmwright.guard.redact import has_secrets, redact
+from lmwright.guard.redact import redact
+from lmwright.guard.urls import has_secrets
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER"
 SERVICE = "https://secretmanager.googleapis.com/"

@@ -16,7 +16,7 @@ from lmwright.cloud.spec import Cloud
 from lmwright.cloud.stage import STARTUP
 from lmwright.cloud.tpu_api import SCOPE
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
 MARK = "# --- what the machine is for\n"

@@ -5,7 +5,7 @@ from collections import Counter
 from lmwright.config.errors import join, nearest, problems
 from lmwright.config.fields import default_of
 from lmwright.config.rows import PLAIN, ROW_PARTS
-from lmwright.config.run import Chat, Data, Source, Tokenizer
+from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.errors import UserError
 
 ONLY_TRAINED = ("train", "vocab_size", "special_tokens", "sample_bytes")
@@ -28,6 +28,7 @@ def data_problems(data: Data, seq_len: int) -> list[str]:
         _check_tokenizer,
         _check_sources,
         _check_lengths,
+        _check_splitting,
         lambda data: _check_portions(data, seq_len),
     )
     return problems(checks, data)
@@ -36,7 +37,8 @@ def data_problems(data: Data, seq_len: int) -> list[str]:
 def _check_tokenizer(data: Data) -> None:
     tokenizer = data.tokenizer
     if tokenizer.path is None:
-        if len(set(tokenizer.special_tokens)) < max(1, len(tokenizer.special_tokens)):
+        special = tokenizer.special_tokens
+        if not special or len(set(special)) < len(special):
             raise UserError(
                 "data.tokenizer.special_tokens: needs at least one token and no duplicates; the "
                 "first one ends a document"
@@ -205,3 +207,21 @@ def _check_portions(data: Data, seq_len: int) -> None:
                 f"{where}.sample_tokens: {source.sample_tokens:,} are {rows:,} rows of "
                 f"{seq_len} tokens, fewer than data.portions = {data.portions}; raise it"
             )
+
+
+def _check_splitting(data: Data) -> None:
+    if any(source.rows != "text" for source in data.sources):
+        refuse_splitting(data.pack)
+
+
+def refuse_splitting(pack: Pack) -> None:
+    """Raises UserError unless examples stay whole and separate."""
+    if pack.method != "best-fit":
+        raise UserError(
+            f'data.pack.method: "{pack.method}" cuts examples wherever a row ends; set "best-fit"'
+        )
+    if pack.attention != "document":
+        raise UserError(
+            f'data.pack.attention: "{pack.attention}" lets an example see the one before it in '
+            'its row; set "document"'
+        )

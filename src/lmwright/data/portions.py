@@ -16,7 +16,8 @@ from typing import Any
 
 from lmwright.data.manifest import SELF, digest, dump_json
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_tree, without_secrets
+from lmwright.guard.redact import redact_tree
+from lmwright.guard.urls import without_secrets
 
 PORTIONS = "portions.json"
 FORMAT = 1

@@ -147,14 +147,12 @@ def with_template(data: Data) -> Data:
     Raises UserError, before any stage is run, where the template is not there, is no template
     or fails on the simplest conversation.
     """
-    from lmwright.data.rows.pack import refuse_splitting
     from lmwright.data.text.chat import UnusableError
     from lmwright.data.text.chat_template import ChatTemplate, template_source
     from lmwright.data.tokens.tokenizer import stand_in
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer
     from lmwright.data.tokens.tokenizer_stage import pinned_path
 
-    refuse_splitting(data.pack)
     spec = data.tokenizer
     path = pinned_path(data.dir, spec)
     tokenizer = stand_in(spec) if path is None else import_tokenizer(path)
@@ -191,7 +189,7 @@ def _stages(
 ) -> dict[str, Callable[[], Manifest]]:
     # imported here, so that `--help` stays quick
     from lmwright.data.rows.lengths import wanted_lengths
-    from lmwright.data.rows.pack import pack_tokens, refuse_splitting
+    from lmwright.data.rows.pack import pack_tokens
     from lmwright.data.rows.shuffle import shuffle_rows
     from lmwright.data.sources.files import source_names
     from lmwright.data.text.normalize import normalize
@@ -214,8 +212,6 @@ def _stages(
         )
     classes = asked_of(data, kinds, seq_len, labels, windows)
     related = row_kinds.RELATED in kinds or isinstance(labels, row_kinds.PairNumbers)
-    if classes or related:
-        refuse_splitting(data.pack)
     return {
         "normalize": lambda: normalize(data, portion=portion, **options),
         "tokenizer": lambda: make_tokenizer(
@@ -246,9 +242,7 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     of others None. Raises UserError where its objective learns from other rows than its sources
     hold."""
     kinds, objective = {source.rows for source in run.data.sources}, run.objective
-    for rows in sorted(kinds):
-        held = row_kinds.HELD_AS.get(rows, (row_kinds.TEXTS,))
-        row_kinds.refuse_rows(objective, held, f'data.sources.rows: are "{rows}"')
+    row_kinds.refuse_sources(objective, kinds)
     if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
         return None
     return row_kinds.MADE.get(objective.learns_from, tuple)(objective.labels)

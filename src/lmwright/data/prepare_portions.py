@@ -32,7 +32,8 @@ from lmwright.data.stored import read_small
 from lmwright.data.summary import Summary
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
-from lmwright.guard.redact import redact_tree, without_secrets
+from lmwright.guard.redact import redact_tree
+from lmwright.guard.urls import without_secrets
 from lmwright.storage.bucket import Bucket, is_bucket
 from lmwright.storage.mirror import mirror_folder, place_in
 

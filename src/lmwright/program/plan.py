@@ -90,7 +90,7 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
 def refuse_impossible(plan: Plan) -> None:
     """Raises UserError where rows, tokens, heads or a weight do not divide over the mesh."""
     train, model, mesh = plan.run.train, plan.run.model, plan.mesh
-    refuse_rows(plan, train.global_batch_size, "train.global_batch_size", "rows")
+    refuse_batch(plan, train.global_batch_size, "train.global_batch_size", "rows")
     tokens = f"{plan.seq_len} tokens of a row (data.pack.seq_len)"
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
@@ -115,7 +115,7 @@ def refuse_impossible(plan: Plan) -> None:
             refuse_uneven(mesh, ("context", "tensor"), heads, traded)
 
 
-def refuse_rows(plan: Plan, rows: int, field: str, what: str) -> None:
+def refuse_batch(plan: Plan, rows: int, field: str, what: str) -> None:
     """Raises UserError where rows of a step do not divide into microbatches over the mesh."""
     num, ways = plan.run.train.num_microbatches, batch_ways(plan.mesh)
     size = num * ways

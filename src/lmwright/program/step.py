@@ -30,7 +30,7 @@ from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.kernels import select
 from lmwright.optim.build import clip, clip_parts, gradient_norm, make_schedule, on_host
-from lmwright.program.plan import Plan, refuse_rows, step_options
+from lmwright.program.plan import Plan, refuse_batch, step_options
 from lmwright.program.state import RECENT, abstract_state, optimizer_of, own_step
 from lmwright.program.trainee import Trainee
 
@@ -56,7 +56,7 @@ class Lanes:
         num, ways = plan.run.train.num_microbatches, batch_ways(plan.mesh)
         plan.training.refuse(plan.mesh, active)
         for trainee in active:
-            refuse_rows(plan, trainee.rows, "lora.adapters.rows", f"rows of {trainee.name!r}")
+            refuse_batch(plan, trainee.rows, "lora.adapters.rows", f"rows of {trainee.name!r}")
         if len(active) == 1:
             return cls((0,), active[0].rows // num)
         rows = math.gcd(*(trainee.rows // num // ways for trainee in active)) * ways

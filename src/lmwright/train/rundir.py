@@ -31,7 +31,8 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.errors import TransientError, UserError
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
-from lmwright.guard.redact import MARK, redact_tree, without_secrets
+from lmwright.guard.redact import redact_tree
+from lmwright.guard.urls import MARK, without_secrets
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import num_steps, spec_of, training_of
 from lmwright.storage.bucket import is_bucket

@@ -10,7 +10,7 @@ from lmwright.cloud.gke.manifest import GROUP, PLURAL, VERSION, job_set
 from lmwright.cloud.spec import Offer, Spec
 from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.errors import UserError
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 
 
 def describe_calls(spec: Spec, code: str) -> list[str]:

@@ -31,7 +31,7 @@ from lmwright.cloud.ssh.line import Access, Line, Unreachable, all_of, every
 from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 
 FETCHED = "fetched.json"
 PLACE = re.compile(r"events\.log|(logs|stacks)/(host|agent)-\d+[\w.-]*", re.ASCII)

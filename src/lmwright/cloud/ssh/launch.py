@@ -21,7 +21,7 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
-from lmwright.guard.redact import redact_text
+from lmwright.guard.urls import redact_text
 
 
 def launch(

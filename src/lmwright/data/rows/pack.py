@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.config.check_data import refuse_splitting
 from lmwright.config.rows import TOKENS_PER_TEXT
 from lmwright.config.run import Pack
 from lmwright.data.dropped import read_dropped, read_made
@@ -148,19 +149,6 @@ def pack_tokens(
         workers=workers,
         progress=progress,
     )
-
-
-def refuse_splitting(pack: Pack) -> None:
-    """Raises UserError unless examples stay whole and separate."""
-    if pack.method != "best-fit":
-        raise UserError(
-            f'data.pack.method: "{pack.method}" cuts examples wherever a row ends; set "best-fit"'
-        )
-    if pack.attention != "document":
-        raise UserError(
-            f'data.pack.attention: "{pack.attention}" lets an example see the one before it in '
-            'its row; set "document"'
-        )
 
 
 def plan_shards(

@@ -53,7 +53,8 @@ from lmwright.data.text.sample import (
 )
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
-from lmwright.guard.redact import has_secrets, redact_text, redact_tree, without_secrets
+from lmwright.guard.redact import redact_tree
+from lmwright.guard.urls import has_secrets, redact_text, without_secrets
 
 
 def normalize(
