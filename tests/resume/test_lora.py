@@ -14,11 +14,13 @@ from lmwright.config.run import Checkpoint
 from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
+from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.formats.weights import trained
 from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
+from lmwright.program.qat_section import Qat
 from lmwright.train.session import train
 from tests.resume.small_runs import losses
 
@@ -76,6 +78,31 @@ def test_an_adapter_trains_as_if_alone(runs, together, name):
         np.testing.assert_allclose(one, other, atol=2e-4, err_msg=path)
         moved = max(moved, np.abs(one).max() if path.endswith(".b") else 0.0)
     assert moved > 1e-2  # second factors start at zero
+
+
+@pytest.mark.slow
+def test_adapters_inside_the_rounding_train_as_if_alone(runs):
+    """With [qat] each has scales of its own; merged, it is what its integers say."""
+    found = {}
+    for names in ("ab", "a", "b"):
+        run = runs(names, f"rounded-{names}", base="fp32", b_rate_ratio=1.0)
+        slow = tuple(replace(each, learning_rate=1e-4) for each in run.lora.adapters)
+        run = replace(run, lora=replace(run.lora, adapters=slow), qat=Qat(weights="int8"))
+        assert train(run, jax.devices()[:1]).exit_code == 0
+        found[names] = run, weights_of(run)
+    together, weights = found["ab"]
+    for name in "ab":
+        for (path, one), (_, other) in zip(
+            walk(weights[name]), walk(found[name][1][name]), strict=True
+        ):
+            np.testing.assert_allclose(one, other, atol=2e-5, err_msg=path)
+            assert not path.endswith(".b") or np.abs(one).max() > 2e-4
+        tensors = load_model(together.dir, name).tensors
+        tensor = "model.layers.0.mlp.down_proj.weight"
+        codes, scale = tensors.codes(tensor)
+        np.testing.assert_array_equal(codes * scale, tensors[tensor])
+    scales = [dict(walk(part))["layers.down.scale"] for part in weights.values()]
+    assert not np.array_equal(*scales)
 
 
 STORAGES = get_args(get_type_hints(LowRank)["base"])

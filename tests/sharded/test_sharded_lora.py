@@ -1,5 +1,7 @@
 """Adapters over a frozen base on eight devices equal one device, two steps in."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -8,20 +10,25 @@ from lmwright.config.run import Data, Mesh, Run, Train
 from lmwright.core.contract import Batch
 from lmwright.core.sharding import batch_sharding
 from lmwright.errors import UserError
+from lmwright.models.bitnet import BitNet
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
+from lmwright.program.qat_section import Qat
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step
 
-MODEL = Llama(
-    vocab_size=64, embed_dim=64, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=16, seq_len=16,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": 64, "embed_dim": 64, "mlp_dim": 96, "num_layers": 2, "num_heads": 4,
+    "num_kv_heads": 2, "head_dim": 16, "seq_len": 16,
+}  # fmt: skip
+MODEL = Llama(**SIZES)
 ONE = LowRank(base="int4", rank=6, variant="dora")
 TWO = LowRank(base="int8", adapters=(Adapter(name="a", rank=3), Adapter(name="b", rank=5, rows=8)))
+INSIDE = replace(TWO, base="fp32")
+TERNARY = BitNet(**SIZES)
 
 
 def two_steps(lora, num_devices, model=MODEL, qat=None, **mesh):
@@ -49,18 +56,24 @@ def two_steps(lora, num_devices, model=MODEL, qat=None, **mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lora, mesh",
-    [(ONE, {"fsdp": 2, "tensor": 2, "stage": 2}), (TWO, {"fsdp": 4, "context": 2})],
-    ids=["one, with stages", "two"],
+    "lora, mesh, more",
+    [
+        (ONE, {"fsdp": 2, "tensor": 2, "stage": 2}, {}),
+        (TWO, {"fsdp": 4, "context": 2}, {}),
+        (INSIDE, {"fsdp": 4, "context": 2}, {"model": TERNARY}),
+        (INSIDE, {"fsdp": 2, "tensor": 2, "context": 2}, {"qat": Qat(group_size=16)}),
+    ],
+    ids=["one, with stages", "two", "two of a ternary base", "two inside the rounding"],
 )
-def test_eight_devices_equal_one(lora, mesh):
-    (weights, metrics), _ = two_steps(lora, 1)
-    (sharded, others), base = two_steps(lora, 8, **mesh)
+def test_eight_devices_equal_one(lora, mesh, more):
+    (weights, metrics), _ = two_steps(lora, 1, **more)
+    (sharded, others), base = two_steps(lora, 8, **more, **mesh)
     for name, value in metrics.items():
         np.testing.assert_allclose(others[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
     for one, other in zip(jax.tree.leaves(weights), jax.tree.leaves(sharded), strict=True):
         np.testing.assert_allclose(other, one, atol=2e-4)
-    up = base["layers"]["up"].values
+    up = base["layers"]["up"]
+    up = getattr(up, "values", up)
     assert up.addressable_shards[0].data.size * 8 == up.size
 
 

@@ -37,9 +37,7 @@ class Qat:
         """Raises UserError for adapters that cannot be inside the rounding."""
         if (lora := run.lora) is None:
             return
-        if len(lora.listed) > 1:
-            raise UserError("lora.adapters: [qat] rounds one adapter with its base; list one")
-        dropout = lora.dropout_of(lora.listed[0])
+        dropout = any(map(lora.dropout_of, lora.listed))
         if lora.variant != "lora" or dropout or lora.base in ("int8", "int4"):
             raise UserError(
                 'lora: with [qat] the adapter is inside the rounding: use variant = "lora", base = '

@@ -130,8 +130,10 @@ class LowRankQatTraining(LoraTraining):
         return rounded_params(self.run, frozen_spec(self.run))
 
     def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
-        """Nothing: an adapter is one matrix with its base before a product meets it, also that of
-        an expert on another device."""
+        """Raises UserError for what several adapters cannot do yet. One is a single matrix with its
+        base before a product meets it, also that of an expert on another device."""
+        if len(active) > 1:
+            super().refuse(mesh, active)
 
     def init(self, trainee: ResolvedAdapter, frozen: Tree, key: Array) -> Tree:
         """Factors that leave the model as it is, and the scales of its weights."""
