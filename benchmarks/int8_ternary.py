@@ -2,8 +2,8 @@
 
     python benchmarks/int8_ternary.py v5e-16 v6e-16 [--run examples/bitnet.toml] [a.b=c ...]
 
-Both programs train the same model; without int8 the same integers are multiplied in bfloat16, behind
-a barrier, since the compiler multiplies what it knows to be int8 as such.
+Both programs train the same model; without int8 the same integers are multiplied in bfloat16,
+behind a barrier, since the compiler multiplies what it knows to be int8 as such.
 """
 
 import argparse
