@@ -223,6 +223,18 @@ def test_files_that_cannot_be_read(tmp_path):
             ["model.preset=phi-3-mini", "train.mlp_chunk_tokens=8", "train.remat=block"],
             "train.mlp_chunk_tokens: has no effect on a phi3 model",
         ),
+        (["data.sources.0={path='x', rows='preference'}"], "which objective.kind = 'clm' cannot"),
+        (
+            ["data.sources.0={path='x', rows='messages'}", "data.pack.method=chunk"],
+            'data.pack.method: "chunk" cuts examples',
+        ),
+        (
+            [
+                "data.sources.0={path='x', rows='messages'}",
+                "data.pack={method='best-fit', attention='row'}",
+            ],
+            'data.pack.attention: "row" lets an example see',
+        ),
         (["model.num_kv_heads=3"], "not a multiple of model.num_kv_heads = 3"),
     ],
 )
@@ -271,7 +283,6 @@ TWO = "lora={adapters = [{name = 'a'}, {name = 'b'}]}"
         (["lora={init_from='x', adapters=[{name='a'}]}"], "lora.init_from: has no effect beside"),
         (["lora={adapters=[{name='a', rows=9}]}"], "lora.adapters.rows: 16 rows of train.global"),
         ([TWO, "train.skip_spikes=rollback"], 'train.skip_spikes: "rollback" goes back with all'),
-        ([TWO, "qat.weights=int4"], "lora.adapters: [qat] rounds one adapter with its base"),
         (["lora.dropout=0.1", "qat.weights=int4"], "lora: with [qat] the adapter is inside"),
         (["objective.kind=dpo"], '"dpo" compares with the base; add a [lora] section'),
         (["objective.kind=kto"], '"kto" compares with the base; add a [lora] section'),
