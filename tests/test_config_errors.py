@@ -223,7 +223,10 @@ def test_files_that_cannot_be_read(tmp_path):
             ["model.preset=phi-3-mini", "train.mlp_chunk_tokens=8", "train.remat=block"],
             "train.mlp_chunk_tokens: has no effect on a phi3 model",
         ),
-        (["data.sources.0={path='x', rows='preference'}"], "which objective.kind = 'clm' cannot"),
+        (
+            ["data.sources.0={path='x', rows='preference'}", "data.pack.method=best-fit"],
+            "which objective.kind = 'clm' cannot",
+        ),
         (
             ["data.sources.0={path='x', rows='messages'}", "data.pack.method=chunk"],
             'data.pack.method: "chunk" cuts examples',

@@ -77,12 +77,12 @@ def test_a_walk_leaves_out_other_documents():
     ids = jnp.repeat(jnp.arange(1, 5, dtype=jnp.int32), 256)[None]
     call = gpu_blocks.Call(Scoring(1.0), 64, 64, 32, 4)
     seen = intervals.causal(ids)
-    some, every, partly, end = (a[0] for a in gpu_blocks.walk_of_queries(seen, call))
-    assert int(jnp.sum(end - some)) == 4 * (2 + 4 + 6 + 8)
-    assert int(jnp.sum(partly - every)) == 4 * (0 + 2 + 4 + 6)
-    some, every, partly, end = (a[0] for a in gpu_blocks.walk_of_keys(seen, call))
-    assert int(jnp.sum(end - some)) == 4 * 2 * (4 + 3 + 2 + 1)
-    assert int(jnp.sum(partly - every)) == 4 * 2 * (3 + 2 + 1)
+    first, full, full_end, end = (a[0] for a in gpu_blocks.walk_of_queries(seen, call))
+    assert int(jnp.sum(end - first)) == 4 * (2 + 4 + 6 + 8)
+    assert int(jnp.sum(full_end - full)) == 4 * (0 + 2 + 4 + 6)
+    first, full, full_end, end = (a[0] for a in gpu_blocks.walk_of_keys(seen, call))
+    assert int(jnp.sum(end - first)) == 4 * 2 * (4 + 3 + 2 + 1)
+    assert int(jnp.sum(full_end - full)) == 4 * 2 * (3 + 2 + 1)
 
 
 def test_blocks_seen_in_part_between_whole_ones_are_masked():

@@ -189,7 +189,7 @@ def test_options_of_the_compiler_are_beyond_the_arithmetic(plan, capsys):
         (["--on", "gpu:h20x8"], "gpu:h200x8"),
         (["--on", "v4-32", "--quick", "--finalists", "2"], "--finalists"),
         (["--on", "v4-32", "--finalists", "2"], "--finalists"),
-        (["--on", "gpu:h200x8", "--search", "--finalists", "2"], "no compiler"),
+        (["--on", "gpu:h200x8", "--search", "--finalists", "2"], "no compiler is asked"),
         (["--on", "any", "--search"], "remove --search"),
         (["--on", "2xv4-32", "--quick", "mesh.fsdp=32"], "nearest: mesh.data=2"),
         (["--on", "v5e:3x5", "--quick"], "no TPU v5 lite slice of this shape"),

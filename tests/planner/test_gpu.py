@@ -42,12 +42,14 @@ def test_the_verdict_is_the_compilers(plan, capsys, monkeypatch):
     compiled_with(50 * GIB, monkeypatch)
     assert plan("--on", "gpu:h100x8") == 0
     out = capsys.readouterr().out
-    assert "FITS: 50.00 of 60.00 GiB, by the compiler for CUDA\nby arithmetic, give or take" in out
+    assert "FITS: 50.00 of 60.00 GiB, by the compiler for CUDA\n" in out
+    assert "activations and temporaries" in out and "give or take 20%" not in out
     assert "compiled in 61 s; the times are those of the analytic model" in out
     assert "no compiler was asked" not in out
     assert plan("--on", "gpu:h100x8", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["peak_bytes"], found["compile_s"]) == (50 * GIB, 61.4) and found["fits"]
+    assert found["memory_by"] == "compiler" and sum(found["memory"].values()) == 50 * GIB
 
 
 def test_what_does_not_fit_by_the_compiler(plan, capsys, monkeypatch):
@@ -58,6 +60,7 @@ def test_what_does_not_fit_by_the_compiler(plan, capsys, monkeypatch):
     assert plan("--on", "gpu:h100x8") == 1
     out = capsys.readouterr().out
     assert "DOES NOT FIT: 61.00 of 60.00 GiB, by the compiler for CUDA: 1.00 GiB too much" in out
+    assert "it needs 1.02 times the available memory" in out
     assert "what would make it fit" in out and "; to try: " in out
 
 

@@ -29,8 +29,8 @@ def attention(
     dtype."""
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:
-        itemsize = 2 if interpret else q.dtype.itemsize
-        if not early and gpu_blocks.fits(q.shape[1], q.shape[3], itemsize):
+        takes = gpu_blocks.fits(q.shape[1], q.shape[3], q.dtype.itemsize, interpret)
+        if takes and not early:
             return gpu_blocks.attention(q, k, v, seen, scoring, interpret=interpret)
         return gpu_chunks.attention(q, k, v, seen, scoring, reach)
 

@@ -77,12 +77,12 @@ class Call:
 
 
 class Walk(NamedTuple):
-    """Blocks that a block meets: `some` to `end`; all tokens see each other from `every` to
-    `partly`. int32 [B, blocks] in arrays, scalars in a kernel."""
+    """Blocks that a block meets: `first` to `end`; all tokens see each other from `full` to
+    `full_end`. int32 [B, blocks] in arrays, scalars in a kernel."""
 
-    some: Any
-    every: Any
-    partly: Any
+    first: Any
+    full: Any
+    full_end: Any
     end: Any
 
     def at(self, number: Any) -> "Walk":
@@ -91,15 +91,16 @@ class Walk(NamedTuple):
 
     def run(self, step: Callable[[bool, Any, Sums], Sums], sums: Sums) -> Sums:
         """`step(masked, block, sums)` over the blocks."""
-        sums = lax.fori_loop(self.some, self.every, partial(step, True), sums)
-        sums = lax.fori_loop(self.every, self.partly, partial(step, False), sums)
-        return lax.fori_loop(self.partly, self.end, partial(step, True), sums)
+        sums = lax.fori_loop(self.first, self.full, partial(step, True), sums)
+        sums = lax.fori_loop(self.full, self.full_end, partial(step, False), sums)
+        return lax.fori_loop(self.full_end, self.end, partial(step, True), sums)
 
 
-def fits(length: int, head_dim: int, itemsize: int) -> bool:
+def fits(length: int, head_dim: int, itemsize: int, interpret: bool = False) -> bool:
     """True for rows that the kernels take. Triton multiplies float32 without tensor cores, and
-    compiles it for minutes: XLA is better there."""
-    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM and itemsize == 2
+    compiles it for minutes: XLA is better there, but where the kernels are interpreted."""
+    narrow = itemsize == 2 or interpret
+    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM and narrow
 
 
 def attention(
@@ -126,24 +127,24 @@ def product(a: Array, b: Array) -> Array:
 def walk_of_queries(seen: Interval, call: Call) -> Walk:
     """Blocks of keys that each block of queries meets."""
     starts, ends = (a.reshape(a.shape[0], -1, call.block_q) for a in seen)
-    some = starts.min(axis=2) // call.block_k
+    first = starts.min(axis=2) // call.block_k
     end = -(-ends.max(axis=2) // call.block_k)
-    every = jnp.clip(-(-starts.max(axis=2) // call.block_k), some, end)
-    partly = jnp.clip(ends.min(axis=2) // call.block_k, every, end)
-    return Walk(some, every, partly, end)
+    full = jnp.clip(-(-starts.max(axis=2) // call.block_k), first, end)
+    full_end = jnp.clip(ends.min(axis=2) // call.block_k, full, end)
+    return Walk(first, full, full_end, end)
 
 
 def walk_of_keys(seen: Interval, call: Call) -> Walk:
     """Blocks of queries that each block of keys meets."""
     starts, ends = (a.reshape(a.shape[0], 1, -1, call.block_q) for a in seen)
-    first = jnp.arange(0, seen.start.shape[1], call.block_k, dtype=jnp.int32)[:, None]
-    meet = (starts.min(axis=3) < first + call.block_k) & (ends.max(axis=3) > first)
-    whole = (starts.max(axis=3) <= first) & (ends.min(axis=3) >= first + call.block_k)
-    some, end = _first(meet), _end(meet)
-    every, partly = (jnp.clip(a, some, end) for a in (_first(whole), _end(whole)))
+    key = jnp.arange(0, seen.start.shape[1], call.block_k, dtype=jnp.int32)[:, None]
+    meet = (starts.min(axis=3) < key + call.block_k) & (ends.max(axis=3) > key)
+    whole = (starts.max(axis=3) <= key) & (ends.min(axis=3) >= key + call.block_k)
+    first, end = _first(meet), _end(meet)
+    full, full_end = (jnp.clip(a, first, end) for a in (_first(whole), _end(whole)))
     # blocks seen in part may lie between: then none is taken as whole
-    gap = jnp.sum(whole, axis=2) < partly - every
-    return Walk(some, every, jnp.where(gap, every, jnp.maximum(every, partly)), end)
+    gap = jnp.sum(whole, axis=2) < full_end - full
+    return Walk(first, full, jnp.where(gap, full, jnp.maximum(full, full_end)), end)
 
 
 def _first(flags: Array) -> Array:
@@ -156,7 +157,7 @@ def _end(flags: Array) -> Array:
 
 
 def _masked(call: Call, scores: Array, start: Array, end: Array, block: Any) -> Array:
-    """The scores of a block of keys, where the queries see them."""
+    """Scores of a block of keys, where the queries see them."""
     key = block * call.block_k + jnp.arange(call.block_k, dtype=jnp.int32)[None]
     return jnp.where((key >= start[:, None]) & (key < end[:, None]), scores, MASKED)
 

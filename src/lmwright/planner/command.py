@@ -192,7 +192,9 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
     if wanted.finalists is not None and machine.platform != "tpu":
-        raise UserError(f"--finalists: there is no compiler for {machine.name}; remove it")
+        raise UserError(
+            f"--finalists: no compiler is asked about several ways on {machine.name}; remove it"
+        )
     if wanted.quick or machine.platform == "cpu":
         return _estimated(run, machine, wanted)
     if machine.platform == "gpu":
@@ -300,7 +302,7 @@ def _quick(run: Run, machine: Machine, wanted: Wanted, compiled: Compiled | None
     else:
         over_bytes = quick.over_bytes if compiled else 0.0
         suggestions = suggest(run, machine, wanted.hours, over_bytes)
-        last = too_large(quick.memory.parts(), quick.limit_bytes, quick, suggestions.best)
+        last = too_large(quick.parts, quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
     known = known_now(
         run, quick.peak_bytes, quick.limit_bytes, quick.step_s if quick.fits else None, quick.fits

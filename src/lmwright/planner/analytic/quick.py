@@ -1,4 +1,5 @@
-"""Quick: the analytic answer to `lmwright plan --quick`, in well under a second.
+"""Quick: the analytic answer to `lmwright plan --quick`, in well under a second; for GPUs also with
+the memory of a compiler, whose programs say no times.
 
     Run, Machine --layout--> Layout --memory, step_time--> Quick --> text, JSON
 
@@ -43,7 +44,8 @@ MEMORY_ERROR_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Quick:
-    """A run on a machine, and what the analytic model says of it."""
+    """A run on a machine, and what the analytic model says of it, its memory perhaps by a
+    compiler."""
 
     run: Run
     machine: Machine
@@ -92,6 +94,14 @@ class Quick:
     def peak_bytes(self) -> float:
         """Bytes of a device at the fullest moment of a step."""
         return self.compiled.peak_bytes if self.compiled else self.memory.peak
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes of a device by what they are for, adding up to the peak."""
+        if (c := self.compiled) is None:
+            return self.memory.parts()
+        given = {"weights": c.weights_bytes, "optimizer": c.optimizer_bytes}
+        return {**given, "activations and temporaries": c.peak_bytes - sum(given.values())}
 
     @property
     def over_bytes(self) -> float:
@@ -145,8 +155,9 @@ class Quick:
             "peak_bytes": self.peak_bytes,
             "compile_s": self.compiled.compile_s if self.compiled else None,
             "limit_bytes": self.limit_bytes,
-            "memory": asdict(self.memory),
-            "memory_error_share": MEMORY_ERROR_SHARE,
+            "memory_by": "compiler" if self.compiled else "analytic",
+            "memory": asdict(self.memory) if self.compiled is None else self.parts,
+            "memory_error_share": None if self.compiled else MEMORY_ERROR_SHARE,
             "step_s": self.step_s,
             "step_error_share": self.error_share,
             "by_kind_s": dict(self.timing.by_kind),
@@ -173,13 +184,7 @@ class Quick:
             "",
             self.verdict(),
         ]
-        parts = self.memory.parts()
-        if self.compiled:
-            lines.append(
-                f"by arithmetic, give or take {MEMORY_ERROR_SHARE:.0%}: "
-                f"{memory_size(self.memory.peak)}"
-            )
-        peak = self.memory.peak
+        parts, peak = self.parts, self.peak_bytes
         lines += [f"  {memory_size(size, peak, 8)}  {name}" for name, size in parts.items() if size]
         lines += teacher_lines(self.layouts)
         lines += host_lines(self.memory.host, self.machine.host_memory_bytes)

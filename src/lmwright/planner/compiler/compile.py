@@ -140,7 +140,8 @@ def compile_for(
         compiled = _compiled(answer, hlo.read_text() if hlo.exists() else "")
         if isinstance(where, Slice):
             return compiled
-        limit = where.usable_bytes or compiled.peak_bytes
+        limit = where.usable_bytes
+        assert limit is not None
         return replace(compiled, fits=compiled.peak_bytes <= limit, limit_bytes=limit)
 
 

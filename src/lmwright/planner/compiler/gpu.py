@@ -16,8 +16,8 @@ from lmwright.planner.analytic.machine import Machine
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 # no card is looked for, and libraries that only run on one need not be there
 ENVIRONMENT = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
-DNN = (9, 10)  # version of cuDNN that the card is said to have
-RUNTIME = (12, 9)
+# versions of cuDNN and of CUDA that the card is said to have; the compiler reads the capability
+DNN, RUNTIME = (9, 10), (12, 9)
 
 
 def has_cuda_compiler() -> bool:
@@ -39,7 +39,7 @@ def devices_of(machine: Machine) -> Sequence[Any]:
     """JAX's devices of a machine with GPUs, for compiling alone."""
     from jax.experimental import topologies
 
-    shape = (1, machine.num_groups, machine.group_size)
+    shape = (1, machine.num_groups, machine.group_size)  # partitions, hosts, cards of a host
     return topologies.get_topology_desc(
         platform="cuda",
         topology="x".join(map(str, shape)),
