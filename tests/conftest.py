@@ -27,7 +27,7 @@ os.environ["XLA_FLAGS"] = (
 # torch's threads wait for each other by spinning: two workers of two threads each on two cores
 # take ten times the CPU of one thread each
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# where in Python each operation of a program stands is written into all of them and read by none
+# where in Python each operation of a program stands is written into all, and read by few
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # hundreds of processes import the package: each would compile it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -224,10 +224,6 @@ def test_files_that_cannot_be_read(tmp_path):
             "train.mlp_chunk_tokens: has no effect on a phi3 model",
         ),
         (
-            ["data.sources.0={path='x', rows='preference'}", "data.pack.method=best-fit"],
-            "which objective.kind = 'clm' cannot",
-        ),
-        (
             ["data.sources.0={path='x', rows='messages'}", "data.pack.method=chunk"],
             'data.pack.method: "chunk" cuts examples',
         ),

@@ -5,7 +5,6 @@ from typing import Any
 from lmwright.config.check_data import data_problems
 from lmwright.config.errors import join, nearest, problems
 from lmwright.config.fields import default_of
-from lmwright.config.rows import refuse_sources
 from lmwright.config.run import SCALED_TOGETHER, Run, seq_len_of
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
@@ -31,7 +30,6 @@ def check_run(run: Run) -> None:
         _check_limits,
         _check_profile,
         _check_publish,
-        _check_sources,
     )
     kinds = [kind.refuse for kind in (run.objective, run.lora, run.qat) if kind is not None]
     lines = [*problems((*checks, *kinds), run), *data_problems(run.data, seq_len_of(run))]
@@ -287,12 +285,6 @@ def _check_profile(run: Run) -> None:
             f"metrics.profile_steps: step {last} is behind the last of the run, {end}; give "
             f"earlier steps"
         )
-
-
-def _check_sources(run: Run) -> None:
-    # plain text is what a run has that is made for a plan of its model alone
-    kinds = {source.rows for source in run.data.sources} - {"text"}
-    refuse_sources(run.objective, kinds)
 
 
 def _check_publish(run: Run) -> None:

@@ -91,10 +91,3 @@ def refuse_rows(objective: Any, held: Collection[str], there: str) -> None:
     raise UserError(
         f"{there}, which objective.kind = {objective.kind!r} cannot train on; choose {kinds}{other}"
     )
-
-
-def refuse_sources(objective: Any, kinds: Collection[str]) -> None:
-    """Raises UserError for an objective that learns from none of what sources of these kinds of
-    rows hold."""
-    for rows in sorted(kinds):
-        refuse_rows(objective, HELD_AS.get(rows, (TEXTS,)), f'data.sources.rows: are "{rows}"')

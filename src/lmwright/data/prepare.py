@@ -242,7 +242,9 @@ def labels_of(run: Run) -> tuple[str, ...] | None:
     of others None. Raises UserError where its objective learns from other rows than its sources
     hold."""
     kinds, objective = {source.rows for source in run.data.sources}, run.objective
-    row_kinds.refuse_sources(objective, kinds)
+    for rows in sorted(kinds):  # not when a run is read: it may train on a store of other sources
+        held = row_kinds.HELD_AS.get(rows, (row_kinds.TEXTS,))
+        row_kinds.refuse_rows(objective, held, f'data.sources.rows: are "{rows}"')
     if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
         return None
     return row_kinds.MADE.get(objective.learns_from, tuple)(objective.labels)

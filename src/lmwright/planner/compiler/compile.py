@@ -42,6 +42,7 @@ COMPILER_ENVIRONMENT = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "10",  # `parts` knows parts by places in Python
 }
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
