@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from lmwright.config.rows import refuse_sources
 from lmwright.config.run import Normalize, Source
 from lmwright.data.manifest import read_manifest
-from lmwright.data.prepare import labels_of, prepare
+from lmwright.data.prepare import prepare
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
@@ -221,9 +222,9 @@ def test_settings_that_do_not_fit(run, tmp_path):
     with pytest.raises(UserError, match=r"normalize.unicode: 'nfc' would move"):
         prepare(replace(data, normalize=Normalize(unicode="nfc")), SEQ_LEN, windows=ANSWER.windows)
     with pytest.raises(UserError, match=r"are \"answered\", which .*'mlm' .*; choose 'answer'$"):
-        labels_of(replace(run, objective=Mlm()))
+        refuse_sources(replace(run, objective=Mlm()))
     other = replace(run.data.sources[0], rows="text", columns={})
     with pytest.raises(
         UserError, match=r"are \"text\", which .*, or sources of rows = \"answered\"$"
     ):
-        labels_of(replace(run, data=replace(data, sources=(other,)), objective=Answer()))
+        refuse_sources(replace(run, data=replace(data, sources=(other,)), objective=Answer()))

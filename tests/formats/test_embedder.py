@@ -11,9 +11,10 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.config.check import check_run
+from lmwright.config.rows import refuse_sources
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.core.param import walk
-from lmwright.data.prepare import labels_of, notes, prepare
+from lmwright.data.prepare import notes, prepare
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
@@ -269,10 +270,10 @@ def test_prompts_without_effect_are_refused(run):
 def test_other_data_is_refused(run):
     with pytest.raises(UserError, match=r'sources.rows: are "related", which objective.kind = '
                        r"'mlm' cannot train on; choose 'embed'$"):  # fmt: skip
-        labels_of(replace(run, objective=Mlm(mask_token_id=1)))
+        refuse_sources(replace(run, objective=Mlm(mask_token_id=1)))
     text = replace(run.data.sources[0], rows="text")
     with pytest.raises(UserError, match=r'are "text", which .*, or sources of rows = "related"$'):
-        labels_of(replace(run, data=replace(run.data, sources=(text,))))
+        refuse_sources(replace(run, data=replace(run.data, sources=(text,))))
     plan = resolve(replace(run, objective=Mlm(mask_token_id=1)), jax.devices()[:1])
     with pytest.raises(UserError, match=r"holds related texts, which .* choose 'embed'"):
         open_stores(plan)

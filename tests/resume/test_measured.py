@@ -32,10 +32,13 @@ def trained(small_run, tmp_path_factory):
     kept = replace(run.metrics, profile_steps=(3, run.train.steps))
     # a step of its own: parts are told by places in Python, which other tests' programs do not have
     optim = replace(run.optim, learning_rate=3.1e-3)
-    before = jax.config.jax_traceback_in_locations_limit
-    jax.config.update("jax_traceback_in_locations_limit", 10)
-    train(replace(run, metrics=kept, optim=optim), jax.devices()[:1])
-    jax.config.update("jax_traceback_in_locations_limit", before)
+    limit = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, limit)
+    jax.config.update(limit, 10)
+    try:
+        train(replace(run, metrics=kept, optim=optim), jax.devices()[:1])
+    finally:
+        jax.config.update(limit, before)
     Path(run.dir, "profile").rename(Path(run.dir).with_name("profile"))
     env = json.loads(Path(run.dir, "env.json").read_text())
     assert env["device_count"] == 8  # that tests simulate; users have one

@@ -30,6 +30,7 @@ from lmwright.cloud.work import (
     refuse_several_hosts,
     refuse_smaller,
 )
+from lmwright.config.rows import refuse_sources
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.urls import redact_text
@@ -169,6 +170,7 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
     from lmwright.planner.command import plan_command
 
     if wanted.work.verb == "prepare":
+        refuse_sources(run)
         refuse_local_sources(run)
         return
     refuse_local_places(run, wanted.settings.disks)

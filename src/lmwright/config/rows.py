@@ -91,3 +91,11 @@ def refuse_rows(objective: Any, held: Collection[str], there: str) -> None:
     raise UserError(
         f"{there}, which objective.kind = {objective.kind!r} cannot train on; choose {kinds}{other}"
     )
+
+
+def refuse_sources(run: Any) -> None:
+    """Raises UserError where the objective learns from none of what the sources hold. Not for every
+    run that is read: one may train on a store that other sources made."""
+    for rows in sorted({source.rows for source in run.data.sources}):
+        there = f'data.sources.rows: are "{rows}"'
+        refuse_rows(run.objective, HELD_AS.get(rows, (TEXTS,)), there)

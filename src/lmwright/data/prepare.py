@@ -239,12 +239,8 @@ def _stages(
 
 def labels_of(run: Run) -> tuple[str, ...] | None:
     """The classes of a run whose sources hold labeled texts, empty where their labels are numbers;
-    of others None. Raises UserError where its objective learns from other rows than its sources
-    hold."""
+    of others None."""
     kinds, objective = {source.rows for source in run.data.sources}, run.objective
-    for rows in sorted(kinds):  # not when a run is read: it may train on a store of other sources
-        held = row_kinds.HELD_AS.get(rows, (row_kinds.TEXTS,))
-        row_kinds.refuse_rows(objective, held, f'data.sources.rows: are "{rows}"')
     if not kinds & {row_kinds.LABELED, row_kinds.TAGGED}:
         return None
     return row_kinds.MADE.get(objective.learns_from, tuple)(objective.labels)
@@ -254,6 +250,7 @@ def prepare_command(run: Run, stages: Sequence[str] = (), keep: Keep = "all") ->
     """Prepares a run's data and prints progress and a summary table."""
     from rich.console import Console
 
+    row_kinds.refuse_sources(run)
     seq_len = seq_len_of(run)
     progress = console_progress()
     ids = run.model.vocab_size

@@ -31,7 +31,7 @@ class Attend:
 
     run: Callable[..., Array]
     ids: Array
-    """int32 [B, T]: segments; 0 at padding."""
+    """int32 [B, T]: segments, 0 at padding; of whole rows, also where q, k and v are pieces."""
     mlp_chunk_tokens: int | None = None
     """Tokens of a row that an mlp takes at a time; all if unset."""
     state: Tree | None = None
