@@ -5,9 +5,19 @@
 from jax import Array
 
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import gpu_blocks, gpu_chunks
+from lmwright.kernels import select
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach, causal, causal_reach
+
+LEAST_BLOCK = 64  # tokens that must divide a row
+MOST_HEAD_DIM = 256
+
+
+def fits(length: int, head_dim: int, itemsize: int, interpret: bool = False) -> bool:
+    """True for rows that the kernels take. Triton multiplies float32 without tensor cores, and
+    compiles it for minutes: XLA is better there, but where the kernels are interpreted."""
+    narrow = itemsize == 2 or interpret
+    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM and narrow
 
 
 def causal_attention(
@@ -29,9 +39,9 @@ def attention(
     dtype."""
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:
-        takes = gpu_blocks.fits(q.shape[1], q.shape[3], q.dtype.itemsize, interpret)
-        if takes and not early:
-            return gpu_blocks.attention(q, k, v, seen, scoring, interpret=interpret)
-        return gpu_chunks.attention(q, k, v, seen, scoring, reach)
+        if not early and fits(q.shape[1], q.shape[3], q.dtype.itemsize, interpret):
+            attend = select.KERNELS["gpu kernels"]
+            return attend(q, k, v, seen, scoring, interpret=interpret)
+        return select.KERNELS["gpu chunks"](q, k, v, seen, scoring, reach)
 
     return by_shard(local)(q, k, v, seen)

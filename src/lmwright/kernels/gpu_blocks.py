@@ -24,8 +24,6 @@ from lmwright.core.compute import ATTENTION
 from lmwright.nn.attention import MASKED, Scoring
 from lmwright.nn.intervals import Interval, in_place, zero_unseen
 
-LEAST_BLOCK = 64  # tokens that must divide a row
-MOST_HEAD_DIM = 256
 LOG2E = 1.4426950408889634  # GPUs compute powers of two
 
 Ref = Any
@@ -96,17 +94,10 @@ class Walk(NamedTuple):
         return lax.fori_loop(self.full_end, self.end, partial(step, True), sums)
 
 
-def fits(length: int, head_dim: int, itemsize: int, interpret: bool = False) -> bool:
-    """True for rows that the kernels take. Triton multiplies float32 without tensor cores, and
-    compiles it for minutes: XLA is better there, but where the kernels are interpreted."""
-    narrow = itemsize == 2 or interpret
-    return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM and narrow
-
-
 def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, *, interpret: bool = False
 ) -> Array:
-    """`nn.intervals.attention` of one device's own rows, for which `fits` holds."""
+    """`nn.intervals.attention` of one device's own rows, for which `gpu_attention.fits` holds."""
     call = call_for(scoring, q.shape[1], q.shape[3], interpret)
     return zero_unseen(_attention(call, q, k, v, in_place(seen)), seen)
 

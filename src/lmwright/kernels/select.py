@@ -30,6 +30,8 @@ KERNELS = Registry(
         "all-to-all of intervals": "all_to_all_attention.attention",
         "cpu attention": "cpu_attention.causal_attention",
         "gpu attention": "gpu_attention.causal_attention",
+        "gpu kernels": "gpu_blocks.attention",
+        "gpu chunks": "gpu_chunks.attention",
         "gpu attention of intervals": "gpu_attention.attention",
         "ring attention": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
@@ -113,7 +115,12 @@ def pieces_of_rows(
     attention, and join them again."""
     if compute.kernels == "tpu" and x.shape[1] > LONG_ROW:
         return KERNELS["tpu pieces"](model, x, tables, compute, attend)
-    return (lambda a: a), (lambda a: a)
+    return unchanged, unchanged
+
+
+def unchanged(a: Array) -> Array:
+    """The array as it is."""
+    return a
 
 
 def _whole_rows(compute: Compute) -> Callable[..., Array]:

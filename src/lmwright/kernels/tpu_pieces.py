@@ -23,7 +23,7 @@ from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages
 from lmwright.core.sharding import batch_ways, constrain, context_ways, tensor_ways
 from lmwright.kernels import tpu_attention, tpu_row_attention
-from lmwright.kernels.select import LONG_ROW
+from lmwright.kernels.select import LONG_ROW, unchanged
 
 PIECE = LONG_ROW  # tokens; spans of the kernel divide it
 
@@ -36,7 +36,7 @@ def cut_and_join(
     """Functions that cut rows [B, T, ...] into pieces and join those of the residual stream, where
     that is faster; elsewhere they change nothing."""
     if not takes_pieces(model, x, tables, compute, attend):
-        return (lambda a: a), (lambda a: a)
+        return unchanged, unchanged
     cut = lambda a: constrain(a.reshape(-1, PIECE, *a.shape[2:]), "batch seq")  # noqa: E731
     return cut, lambda a: constrain(a.reshape(x.shape), "batch stream embed")
 

@@ -39,7 +39,7 @@ class Gemma(Decoder):
     window: PositiveInt
     """Tokens that local layers look at, the query included."""
     layer_pattern: tuple[LayerReach, ...] = ("local", "global")
-    """LayerReach of each layer; the pattern repeats over all layers."""
+    """Reach of each layer; the pattern repeats over all layers."""
     query_dim: PositiveInt | None = None
     """Dimension whose root scores are divided by; head_dim if unset."""
     attention_soft_cap: Positive | None = None

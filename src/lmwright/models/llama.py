@@ -90,7 +90,7 @@ class Llama(PreNorm):
     window: PositiveInt | None = None
     """Tokens that local layers look at, the query included."""
     layer_pattern: tuple[LayerReach, ...] = ("local",)
-    """LayerReach of each layer; the pattern repeats over all layers."""
+    """Reach of each layer; the pattern repeats over all layers."""
     head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""

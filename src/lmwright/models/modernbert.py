@@ -62,7 +62,7 @@ class ModernBert(Decoder):
     window: PositiveInt = 65
     """Tokens that local layers look at on either side, the query included."""
     layer_pattern: tuple[LayerReach, ...] = ("global", "local", "local")
-    """LayerReach of each layer; the pattern repeats over all layers."""
+    """Reach of each layer; the pattern repeats over all layers."""
     rope_theta: Positive = 160_000.0
     local_rope_theta: Positive = 10_000.0
     """Theta of local layers, which are not scaled."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
-from lmwright.kernels import gpu_blocks
+from lmwright.kernels import gpu_attention
 from lmwright.kernels.ring_attention import QUERIES
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.stock import Weight
@@ -229,22 +229,16 @@ def attention_bytes(layout: Layout) -> float:
     return layout.tokens * m.num_heads * width / layout.ways("batch", "seq", "heads")
 
 
-def holds_scores(layout: Layout) -> bool:
-    """True if attention writes scores to a device's memory: the reference, and XLA's products on
-    GPUs where the kernels do not take the rows."""
-    if layout.kernels == "gpu" and layout.attention is not None:
-        return not gpu_blocks.fits(
-            layout.seq_len, layout.attention.head_dim, layout.activation_bytes
-        )
-    return layout.kernels in ("reference", "early gpu")
-
-
 def score_bytes(layout: Layout) -> float:
     """Bytes of the float32 scores of one layer, where attention computes them in a device's
     memory."""
-    if layout.attention is None or not holds_scores(layout):
+    m = layout.attention
+    if m is None or layout.kernels not in ("reference", "gpu", "early gpu"):
         return 0.0
-    heads = layout.attention.num_heads / layout.ways("batch", "seq", "heads")
+    fits = gpu_attention.fits(layout.seq_len, m.head_dim, layout.activation_bytes)
+    if layout.kernels == "gpu" and fits:
+        return 0.0
+    heads = m.num_heads / layout.ways("batch", "seq", "heads")
     return layout.tokens * layout.seq_len * heads * 4
 
 
