@@ -1,5 +1,6 @@
 """The train step compiled by XLA's compiler for CUDA, for cards that are not here."""
 
+import importlib.util
 import re
 
 import pytest
@@ -19,16 +20,26 @@ SMALL = (
     "train.global_batch_size=8",
 )  # fmt: skip
 
+HOPPER = ("gpu:h100x1", "gpu:h100x8", "gpu:b200x1")
+has_tokamax = importlib.util.find_spec("tokamax") is not None
+has_cudnn = importlib.util.find_spec("nvidia.cudnn") is not None
+
+
+def calls(found, target):
+    """Calls of a kernel in a compiled step."""
+    return found.hlo.count(f'custom_call_target="{target}"')
+
 
 @pytest.mark.parametrize("name", ["gpu:l4x1", "gpu:a100x1", "gpu:h100x8"])
 def test_a_step_compiles_with_the_kernels(name, tmp_path):
     machine = parse_machine(name)
-    found = aot.compile_for(run_of(tmp_path, *SMALL), machine)
+    found = aot.compile_for(run_of(tmp_path, *SMALL, "train.remat=block"), machine)
     assert found.fits and found.limit_bytes == machine.usable_bytes
     given = found.weights_bytes + found.optimizer_bytes
     assert given < found.peak_bytes < given + 2**30
     # of two layers: forward, again for the backward pass, and its two
-    assert found.hlo.count('custom_call_target="__gpu$xla.gpu.triton"') == 8
+    tokamax = has_tokamax and name in HOPPER
+    assert calls(found, "mosaic_gpu_v2" if tokamax else "__gpu$xla.gpu.triton") == 2 * 4
     assert not re.search(r"\[(\d+,)+1024,1024\]", found.hlo)  # no scores of all pairs
     if machine.num_devices > 1:
         assert "all-gather" in found.hlo or "all-reduce" in found.hlo
@@ -48,3 +59,12 @@ def test_more_is_kept_without_remat(tmp_path):
 def test_blocks_fit_the_shared_memory_of_a_small_card(head_dim, tmp_path):
     run = run_of(tmp_path, *SMALL, f"model.head_dim={head_dim}", "model.num_layers=1")
     assert aot.compile_for(run, parse_machine("gpu:l4x1")).fits
+
+
+@pytest.mark.skipif(not has_cudnn, reason="needs cuDNN (cuda13)")
+@pytest.mark.parametrize("name", ["gpu:a100x1", "gpu:h100x8"])
+def test_rows_of_one_document_are_cudnns(name, tmp_path):
+    run = run_of(tmp_path, *SMALL, "train.remat=mlp", "data.pack.attention=row")
+    found = aot.compile_for(run, parse_machine(name))
+    assert found.fits
+    assert calls(found, "__cudnn$fmhaSoftmax") == calls(found, "__cudnn$fmhaSoftmaxBackward") == 2

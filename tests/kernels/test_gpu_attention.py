@@ -7,14 +7,25 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+from jax.extend.core import Primitive
 
-from lmwright.core.compute import Compute
-from lmwright.kernels import gpu_attention, gpu_blocks, gpu_chunks, select
+from lmwright.core.compute import REMATS, Compute
+from lmwright.kernels import (
+    gpu_attention,
+    gpu_blocks,
+    gpu_chunks,
+    gpu_cudnn,
+    gpu_tokamax,
+    select,
+)
 from lmwright.nn import attention, intervals
 from lmwright.nn.attention import Scoring
+from lmwright.program.plan import compute_of
 from tests.kernels.attention_problem import WAYS_TO_SEE, problem, seen_by
 from tests.kernels.test_cpu import near
 from tests.kernels.test_tpu_intervals import mesh_of
+from tests.planner.runs import run_of
 
 
 def both(fn, q, k, v, g, *rest):
@@ -169,3 +180,66 @@ def test_later_gpus_get_the_kernels(tokens, head_dim, dtype, masks):
 def test_rows_that_do_not_divide_and_float32_get_chunks():
     assert "triton" not in program_for_cuda("NVIDIA L4", 100, 16)
     assert "triton" not in program_for_cuda("NVIDIA L4", 128, 16, jnp.float32)
+
+
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+CAUSAL, BOTH_WAYS = intervals.causal_reach(None), intervals.both_ways_reach()
+
+
+@pytest.mark.parametrize(
+    "card, one_document, change, expected",
+    [
+        (H100, True, {}, "cudnn"),
+        (L4, True, {"reach": intervals.causal_reach(100)}, "cudnn"),
+        (L4, True, {"soft_cap": 30.0}, "kernels"),
+        (H100, True, {"soft_cap": 30.0}, "tokamax"),
+        (H100, True, {"reach": BOTH_WAYS}, "tokamax"),
+        (H100, True, {"head_dim": 256}, "tokamax"),
+        (H100, True, {"dtype": jnp.float32}, "chunks"),
+        (H100, True, {"tokens": 100}, "chunks"),
+        (H100, False, {}, "tokamax"),
+        ("NVIDIA GB200", False, {}, "tokamax"),
+        (H100, False, {"dtype": jnp.float16}, "kernels"),
+        (L4, False, {}, "kernels"),
+    ],
+)
+def test_the_choice(card, one_document, change, expected, monkeypatch):
+    """Where cuDNN and tokamax are installed, and without them."""
+    call = {"reach": CAUSAL, "soft_cap": None, "head_dim": 64, "tokens": 2048} | change
+    shape = (2, call["tokens"], 4, call["head_dim"])
+    q = k = jax.ShapeDtypeStruct(shape, call.get("dtype", jnp.bfloat16))
+    scoring = Scoring(0.3, soft_cap=call["soft_cap"])
+    chosen = lambda: gpu_attention.name_for(  # noqa: E731
+        q, k, scoring, call["reach"], one_document=one_document
+    )
+    monkeypatch.setattr(gpu_attention, "device_kind", lambda: card)
+    assert chosen() == ("chunks" if expected == "chunks" else "kernels")
+    monkeypatch.setattr(gpu_cudnn, "is_installed", lambda: True)
+    monkeypatch.setattr(gpu_tokamax, "_fits", lambda *shapes: True)
+    assert chosen() == expected
+
+
+def test_rows_of_one_document_are_known_to_the_kernels(tmp_path):
+    for seen in ("row", "document"):
+        run = run_of(tmp_path, f"data.pack.attention={seen}")
+        compute = compute_of(run, "gpu", 1, H100)
+        for attend in (select.causal_attention(compute), select.attend(compute)):
+            options = getattr(attend, "keywords", {})
+            assert options == ({"one_document": True} if seen == "row" else {})
+
+
+def times_computed(name):
+    """How often a program with gradients computes what a primitive of this name gives, whose
+    results the backward pass reads."""
+    kernel = Primitive(name)
+    kernel.def_abstract_eval(lambda x: x)
+    attend = jax.custom_vjp(lambda x: kernel.bind(x))
+    attend.defvjp(lambda x: ((out := kernel.bind(x)), out), lambda out, g: (g * out,))
+    kept = REMATS["mlp"].apply(lambda x: jnp.sum(jnp.sin(attend(x))), prevent_cse=True, place=0)
+    return str(jax.make_jaxpr(jax.grad(kept))(jnp.ones(4))).count(f"= {name} ")
+
+
+def test_rematerialization_keeps_cudnns_results():
+    """JAX gives them no name of a checkpoint, but its primitive has one."""
+    assert times_computed(fused_attention_stablehlo._dot_product_attention_fwd_p_wrapper.name) == 1
+    assert times_computed("another") == 2

@@ -298,3 +298,6 @@ def test_a_store_of_other_rows_or_of_more_ids_is_refused(base, tmp_path):
     smaller = replace(run, model=replace(run.model, vocab_size=100))
     with pytest.raises(UserError, match=r"model.vocab_size: 100 is smaller than the \d+ ids"):
         open_stores(resolve(smaller, jax.devices()[ONE]))
+    row = replace(run, data=replace(run.data, pack=replace(run.data.pack, attention="row")))
+    with pytest.raises(UserError, match='prepared for attention by document, the run wants "row"'):
+        open_stores(resolve(row, jax.devices()[ONE]))

@@ -63,6 +63,8 @@ class Remat:
             return self.format.around(self, block, place, prevent_cse)
         policies = jax.checkpoint_policies
         policy = policies.save_only_these_names(*sorted(self.kept))
+        if self.keeps(ATTENTION):
+            policy = policies.save_from_both_policies(policy, _is_attention_of_cudnn)
         if self.offloaded:
             policy = policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=sorted(self.kept),
@@ -70,6 +72,11 @@ class Remat:
                 offload_src="device", offload_dst=HOST_MEMORY,
             )  # fmt: skip
         return jax.checkpoint(block, policy=policy, prevent_cse=prevent_cse)
+
+
+def _is_attention_of_cudnn(primitive: Any, *_: Any, **params: Any) -> bool:
+    """True for the results of cuDNN's attention, which JAX has no name for."""
+    return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
 REMATS: dict[RematName, Remat] = {
@@ -100,8 +107,9 @@ def remat_of(remat: RematName, offload: OffloadName = "none", inputs: str = "exa
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
     recomputes, reads from the host or in fewer bits, whether layers are unrolled, the set of
-    kernels, tokens of a row whose logits or wide activations exist at once, how attention sees rows
-    that are cut over devices, and the pieces in which rows pass through a pipeline's stages."""
+    kernels, whether each row is one document, tokens of a row whose logits or wide activations
+    exist at once, how attention sees rows that are cut over devices, and the pieces in which rows
+    pass through a pipeline's stages."""
 
     precision: str = "fp32"
     remat: RematName = "none"
@@ -109,6 +117,7 @@ class Compute:
     block_inputs: str = "exact"
     unroll: bool = False
     kernels: Kernels = "reference"
+    one_document: bool = False
     loss_chunk_tokens: int = 1024
     mlp_chunk_tokens: int | None = None
     head_gradient: HeadGradient = "by_chunk"

@@ -5,11 +5,13 @@ reads and writes the whole gradient of the head. Both are small beside the matmu
 times embed_dim tokens.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax import Array
 
+from lmwright.core.compute import Compute
 from lmwright.core.cpu import stands_left
 from lmwright.core.stack import joint_gradients
 from lmwright.nn import xent
@@ -20,6 +22,15 @@ TOKENS_PER_DIM = 4
 def chunk_tokens(chunk: int, num_rows: int, embed_dim: int) -> int:
     """Tokens of each of `num_rows` rows whose logits exist at once: at most `chunk`."""
     return min(chunk, max(1, TOKENS_PER_DIM * embed_dim // num_rows))
+
+
+def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:
+    """Compute settings for a step that is mapped over lanes with `num_rows` rows in total: each
+    lane sees only its own rows, but all of them share the memory. Other platforms keep theirs."""
+    if compute.kernels != "cpu":
+        return compute
+    chunk = chunk_tokens(compute.loss_chunk_tokens, num_rows, embed_dim)
+    return replace(compute, loss_chunk_tokens=chunk)
 
 
 def chunked_xent(

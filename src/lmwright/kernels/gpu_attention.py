@@ -1,47 +1,93 @@
-"""Attention on GPUs, on each device's own rows and heads: kernels in Triton from Ampere on
-(`gpu_blocks`), XLA alone on earlier cards and for what these do not take (`gpu_chunks`).
+"""Attention on GPUs, on each device's own rows and heads, by the first that takes the call:
+
+gpu_cudnn       cuDNN's, where a row is one document (`data.pack.attention = "row"`)
+gpu_tokamax     tokamax's kernels in Mosaic, on Hopper and Blackwell
+gpu_blocks      ours in Triton, from Ampere on
+gpu_chunks      XLA alone
 """
+
+from typing import Literal
 
 from jax import Array
 
-from lmwright.core.sharding import by_shard
-from lmwright.kernels import select
+from lmwright.core.sharding import by_shard, device_kind
+from lmwright.kernels import gpu_cudnn, gpu_tokamax, select
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach, causal, causal_reach
 
 LEAST_BLOCK = 64  # tokens that must divide a row
 MOST_HEAD_DIM = 256
 
+Name = Literal["cudnn", "tokamax", "kernels", "chunks"]
+NAMES: dict[Name, str] = {
+    "cudnn": "cuDNN", "tokamax": "tokamax", "kernels": "our kernels in Triton",
+    "chunks": "XLA, some queries at a time",
+}  # fmt: skip
+"""Names for people."""
+
+_taken: dict[Name, None] = {}
+
+
+def taken() -> str:
+    """Names for people of what computes attention in the programs that this process traced."""
+    return ", ".join(NAMES[name] for name in _taken)
+
 
 def fits(length: int, head_dim: int, itemsize: int, interpret: bool = False) -> bool:
-    """True for rows that the kernels take. Triton multiplies float32 without tensor cores, and
+    """True for rows that our kernels take. Triton multiplies float32 without tensor cores, and
     compiles it for minutes: XLA is better there, but where the kernels are interpreted."""
     narrow = itemsize == 2 or interpret
     return length % LEAST_BLOCK == 0 and head_dim <= MOST_HEAD_DIM and narrow
 
 
+def name_for(
+    q: Array, k: Array, scoring: Scoring, reach: Reach, *,
+    early: bool = False, one_document: bool = False, interpret: bool = False,
+) -> Name:  # fmt: skip
+    """The name of what computes these shapes on the mesh's devices; arguments as of `attention`."""
+    if early or not fits(q.shape[1], q.shape[3], q.dtype.itemsize, interpret):
+        return "chunks"
+    if interpret:
+        return "kernels"
+    if one_document and gpu_cudnn.fits(q, scoring, reach):
+        return "cudnn"
+    if gpu_tokamax.fits(q, k, scoring, device_kind()):
+        return "tokamax"
+    return "kernels"
+
+
 def causal_attention(
     q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *,
-    early: bool = False, interpret: bool = False,
+    early: bool = False, one_document: bool = False, interpret: bool = False,
 ) -> Array:  # fmt: skip
     """Causal attention, as `nn.attention.causal_attention`: q [B, T, N, H]; k, v [B, T, K, H]; ids
-    [B, T]. `early` and `interpret` as in `attention`."""
+    [B, T]. Other arguments as in `attention`."""
     seen, reach = causal(segment_ids, scoring.window), causal_reach(scoring.window)
-    return attention(q, k, v, seen, scoring, reach, early=early, interpret=interpret)
+    return attention(
+        q, k, v, seen, scoring, reach,
+        early=early, one_document=one_document, interpret=interpret,
+    )  # fmt: skip
 
 
 def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach, *,
-    early: bool = False, interpret: bool = False,
+    early: bool = False, one_document: bool = False, interpret: bool = False,
 ) -> Array:  # fmt: skip
     """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`. `early`:
-    the card has no kernels in Triton; `interpret` runs them without a card, for tests, in any
-    dtype."""
+    the card is older than Ampere; `one_document`: each row is one; `interpret` runs our kernels
+    without a card, for tests, in any dtype."""
 
     def local(q: Array, k: Array, v: Array, seen: Interval) -> Array:
-        if not early and fits(q.shape[1], q.shape[3], q.dtype.itemsize, interpret):
-            attend = select.KERNELS["gpu kernels"]
-            return attend(q, k, v, seen, scoring, interpret=interpret)
+        name = name_for(
+            q, k, scoring, reach, early=early, one_document=one_document, interpret=interpret
+        )
+        _taken[name] = None
+        if name == "cudnn":
+            return gpu_cudnn.attention(q, k, v, scoring, reach)
+        if name == "tokamax":
+            return gpu_tokamax.attention(q, k, v, seen, scoring, reach)
+        if name == "kernels":
+            return select.KERNELS["gpu kernels"](q, k, v, seen, scoring, interpret=interpret)
         return select.KERNELS["gpu chunks"](q, k, v, seen, scoring, reach)
 
     return by_shard(local)(q, k, v, seen)

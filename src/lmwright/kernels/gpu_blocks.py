@@ -98,7 +98,11 @@ def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, *, interpret: bool = False
 ) -> Array:
     """`nn.intervals.attention` of one device's own rows, for which `gpu_attention.fits` holds."""
-    call = call_for(scoring, q.shape[1], q.shape[3], interpret)
+    return attention_by(call_for(scoring, q.shape[1], q.shape[3], interpret), q, k, v, seen)
+
+
+def attention_by(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+    """`attention` with the sizes of blocks of `call`."""
     return zero_unseen(_attention(call, q, k, v, in_place(seen)), seen)
 
 

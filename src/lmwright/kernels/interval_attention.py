@@ -16,7 +16,7 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.sharding import context_ways
-from lmwright.kernels.select import KERNELS
+from lmwright.kernels.select import KERNELS, attention_of
 from lmwright.nn import intervals
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach
@@ -56,9 +56,7 @@ def both_ways_within(window: int | None) -> Reach:
 def _whole_rows(compute: Compute) -> Attend:
     if compute.kernels == "reference":
         return reference
-    early, _, platform = compute.kernels.rpartition(" ")
-    attend = KERNELS[f"{platform} attention of intervals"]
-    return partial(attend, early=True) if early else attend
+    return attention_of(compute, "attention of intervals")
 
 
 def reference(

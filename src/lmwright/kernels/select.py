@@ -1,7 +1,6 @@
 """Selects the implementation for each platform. Every kernel equals its `nn/` twin."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ KERNELS = Registry(
         "cpu attention": "cpu_attention.causal_attention",
         "gpu attention": "gpu_attention.causal_attention",
         "gpu kernels": "gpu_blocks.attention",
+        "gpu attention taken": "gpu_attention.taken",
         "gpu chunks": "gpu_chunks.attention",
         "gpu attention of intervals": "gpu_attention.attention",
         "ring attention": "window_attention.causal_attention",
@@ -39,7 +39,7 @@ KERNELS = Registry(
         "tpu pieces": "tpu_pieces.cut_and_join",
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
-        "cpu chunk": "cpu_xent.chunk_tokens",
+        "compute for lanes": "cpu_xent.for_lanes",
         "disentangled attention": "disentangled_attention.attend_by",
         "mlstm": "mlstm_by.mix_by",
         "tpu mlstm": "tpu_mlstm.mlstm",
@@ -126,24 +126,23 @@ def unchanged(a: Array) -> Array:
 def _whole_rows(compute: Compute) -> Callable[..., Array]:
     if compute.kernels == "reference":
         return attention.causal_attention
+    return attention_of(compute, "attention")
+
+
+def attention_of(compute: Compute, what: str) -> Callable[..., Array]:
+    """The platform's kernel for whole rows, with what of these settings it takes."""
     early, _, platform = compute.kernels.rpartition(" ")
-    attend = KERNELS[f"{platform} attention"]
-    return partial(attend, early=True) if early else attend
+    options = {"early": True} if early else {}
+    if platform == "gpu" and compute.one_document:
+        options["one_document"] = True
+    attend = KERNELS[f"{platform} {what}"]
+    return partial(attend, **options) if options else attend
 
 
 def _windows(compute: Compute) -> Callable[..., Array]:
     if compute.kernels in ("tpu", "early tpu"):
         return partial(KERNELS["tpu window attention"], early=compute.kernels == "early tpu")
     return KERNELS["window attention"]
-
-
-def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:
-    """Compute settings for a step that is mapped over lanes with `num_rows` rows in total: each
-    lane sees only its own rows, but all of them share the memory."""
-    if compute.kernels != "cpu":
-        return compute
-    chunk = KERNELS["cpu chunk"](compute.loss_chunk_tokens, num_rows, embed_dim)
-    return replace(compute, loss_chunk_tokens=chunk)
 
 
 def cross_entropy(compute: Compute) -> Callable[..., xent.Xent]:

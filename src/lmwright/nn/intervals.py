@@ -36,6 +36,11 @@ class Reach(NamedTuple):
     exact: bool = False
     """True where a query always sees itself and all tokens of its segment within the reach."""
 
+    @property
+    def causal(self) -> bool:
+        """True where a query's keys end with itself."""
+        return self.exact and self.after == 0
+
     def keys(self, start: int, end: int, num_keys: int) -> slice:
         """The keys that queries from `start` to `end` may see."""
         first = 0 if self.before is None else max(0, start - self.before)

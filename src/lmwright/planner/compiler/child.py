@@ -53,7 +53,7 @@ def compile_step(
     num_rows = rows // plan.run.train.num_microbatches
     state = abstract_state(plan)
     frozen, parts = state["frozen"], list(state["trained"].values())
-    with jax.set_mesh(plan.mesh):
+    with jax.set_mesh(plan.mesh), gpu.as_default_device(where):
         started = time.perf_counter()
         lowered = make_step(plan, active).lower(state, abstract_batch(plan, num_rows))
         lower_s = time.perf_counter() - started

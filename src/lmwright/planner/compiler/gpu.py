@@ -6,7 +6,9 @@ not depend on that but for workspaces.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lmwright.errors import UserError, install
@@ -45,6 +47,35 @@ def devices_of(machine: Machine) -> Sequence[Any]:
         topology="x".join(map(str, shape)),
         target_config=description(GPUS[machine.kind]),
     ).devices
+
+
+@dataclass(frozen=True)
+class DefaultDevice:
+    """The part of a JAX device that libraries of kernels read."""
+
+    device_kind: str
+    compute_capability: str
+    core_count: int
+    platform: str = "gpu"
+
+
+@contextmanager
+def as_default_device(machine: Machine) -> Iterator[None]:
+    """Lets libraries of kernels, which ask JAX for its default device, see a card of the machine
+    while a program is traced for it. Nothing changes for a machine without GPUs."""
+    if machine.kind not in GPUS:
+        yield
+        return
+    from jax.extend import backend
+
+    gpu, own = GPUS[machine.kind], backend.get_default_device
+    major, minor = gpu.card.capability
+    card = DefaultDevice(gpu.device_kind, f"{major}.{minor}", gpu.card.cores)
+    backend.get_default_device = lambda: card
+    try:
+        yield
+    finally:
+        backend.get_default_device = own
 
 
 def description(gpu: Gpu) -> str:
