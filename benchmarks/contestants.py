@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 # a virtual machine may take an idle process's memory away; the first steps after a pause, in
 # which others had their round, pay for getting it back and are not counted
 REFRESH = 3
 
-Step = Callable[[], float]
-"""Does one step, waits for it, and returns its loss."""
+Step = Callable[[], Any]
+"""Does one step and returns its loss: a number that was waited for, or, of a step that does not
+wait, an array."""
 
 
 Make = Callable[..., Step]
@@ -70,7 +73,27 @@ def compete(
             json.dump(every, file, indent=1)
 
 
-def lmwright_steps(run: Any, **rows: Any) -> Step:
+def random_rows(
+    vocab_size: int, num_rows: int, seq_len: int, documents: int = 1
+) -> dict[str, np.ndarray]:
+    """Arrays of our batch: rows of random tokens, each cut into as many documents of random
+    lengths."""
+    size, rng = (num_rows, seq_len), np.random.default_rng(0)
+    tokens = rng.integers(0, vocab_size, size)
+    first = np.zeros(size, bool)
+    for row in first:
+        row[rng.choice(np.arange(1, seq_len), documents - 1, replace=False)] = True
+    places = np.broadcast_to(np.arange(seq_len, dtype=np.int32), size)
+    starts = np.maximum.accumulate(np.where(first, places, 0), axis=1)
+    return {
+        "tokens": tokens.astype(np.int32),
+        "segment_ids": 1 + np.cumsum(first, axis=1, dtype=np.int32),
+        "positions": (places - starts).astype(np.int32),
+        "loss_weight": np.where(first, 0, 1).astype(np.float32),
+    }
+
+
+def lmwright_steps(run: Any, *, wait: bool = True, **rows: Any) -> Step:
     """The train step of a run, compiled and fed as `lmwright train` does; `rows` are arrays of a
     batch [B, T]."""
     import jax
@@ -87,33 +110,51 @@ def lmwright_steps(run: Any, **rows: Any) -> Step:
     batch = jax.device_put(batch, batch_sharding(plan.mesh, leading=1))
     step, state = make_step(plan), init_state(plan)
 
-    def one() -> float:
+    def one() -> Any:
         nonlocal state
         state, metrics = step(state, batch)
-        return float(metrics["loss"])  # waits
+        return float(metrics["loss"]) if wait else metrics["loss"]
 
     return one
 
 
+def torch_llama(sizes: dict[str, int], seq_len: int, attention: str = "sdpa") -> Any:
+    """The model of our sizes in transformers, random."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=sizes["vocab_size"], hidden_size=sizes["embed_dim"],
+        intermediate_size=sizes["mlp_dim"], num_hidden_layers=sizes["num_layers"],
+        num_attention_heads=sizes["num_heads"], num_key_value_heads=sizes["num_kv_heads"],
+        head_dim=sizes["head_dim"], max_position_embeddings=seq_len, tie_word_embeddings=True,
+        use_cache=False, attn_implementation=attention,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
 def torch_steps(
-    model: Any, mode: str, precision: str, inputs: dict[str, Any], **optim: Any
-) -> Step:
-    """The same in torch: fused AdamW on what is trained, clipping at 1.0, autocast for bf16,
-    compiled as a whole or eager."""
+    model: Any, mode: str, precision: str, inputs: dict[str, Any], *, wait: bool = True,
+    **optim: Any,
+) -> Step:  # fmt: skip
+    """The same in torch, on the model's device: fused AdamW on what is trained, clipping at 1.0,
+    autocast for bf16, compiled as a whole or eager."""
     import torch
 
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.95), fused=True, **optim)
     forward = torch.compile(model) if mode == "compile" else model
+    device = trained[0].device.type
 
-    def one() -> float:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+    def one() -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = forward(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        return float(loss.detach()) if wait else loss.detach()
 
     return one
 

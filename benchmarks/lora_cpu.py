@@ -10,7 +10,7 @@ counterpart for on CPUs.
 """
 
 from contestants import Step, compete, lmwright_steps, torch_steps
-from train_cpu import ROWS, SHAPES, llama_rows, shapes, torch_llama
+from train_cpu import ROWS, SHAPES, llama_rows, shapes, torch_inputs
 
 RANK, ALPHA = 16, 32
 CONTESTANTS = (
@@ -46,7 +46,7 @@ def torch_step(shape: str, mode: str, precision: str) -> Step:
     import peft
     import torch
 
-    model, inputs = torch_llama(shape)
+    model, inputs = torch_inputs(shape)
     if precision == "bf16":
         model = model.to(torch.bfloat16)
     lora = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear")

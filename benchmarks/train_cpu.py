@@ -10,7 +10,14 @@ Same model, same tokens per step, AdamW with clipping at 1.0 on both sides. Run 
 from typing import Any
 
 import numpy as np
-from contestants import Step, compete, lmwright_steps, torch_steps
+from contestants import (
+    Step,
+    compete,
+    lmwright_steps,
+    random_rows,
+    torch_llama,
+    torch_steps,
+)
 
 SHAPES = {
     "tiny": dict(
@@ -31,31 +38,15 @@ CONTESTANTS = (
 
 def llama_rows(shape: str) -> dict[str, np.ndarray]:
     """Rows of one document each."""
-    size = (ROWS[shape], SHAPES[shape]["seq_len"])
-    tokens = np.random.default_rng(0).integers(0, SHAPES[shape]["vocab_size"], size)
-    return {
-        "tokens": tokens.astype(np.int32),
-        "segment_ids": np.ones(size, np.int32),
-        "positions": np.broadcast_to(np.arange(size[1], dtype=np.int32), size),
-        "loss_weight": np.ones(size, np.float32),
-    }
+    return random_rows(SHAPES[shape]["vocab_size"], ROWS[shape], SHAPES[shape]["seq_len"])
 
 
-def torch_llama(shape: str) -> tuple[Any, dict[str, Any]]:
+def torch_inputs(shape: str) -> tuple[Any, dict[str, Any]]:
     """The model in transformers, and its inputs."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     m = SHAPES[shape]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=m["vocab_size"], hidden_size=m["embed_dim"], intermediate_size=m["mlp_dim"],
-        num_hidden_layers=m["num_layers"], num_attention_heads=m["num_heads"],
-        num_key_value_heads=m["num_kv_heads"], head_dim=m["head_dim"],
-        max_position_embeddings=m["seq_len"], tie_word_embeddings=True, use_cache=False,
-        attn_implementation="sdpa",
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = torch_llama(m, m["seq_len"])
     tokens = torch.randint(0, m["vocab_size"], (ROWS[shape], m["seq_len"]))
     return model, {"input_ids": tokens, "labels": tokens}
 
@@ -81,7 +72,7 @@ def lmwright_step(shape: str, precision: str) -> Step:
 
 def torch_step(shape: str, mode: str, precision: str) -> Step:
     """The same in torch."""
-    model, inputs = torch_llama(shape)
+    model, inputs = torch_inputs(shape)
     return torch_steps(model, mode, precision, inputs, lr=1e-3, weight_decay=0.1)
 
 
