@@ -12,7 +12,7 @@ goes on where it stopped. The median of 3 x 10 steps counts, after those that co
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
 each contestant gets only its own. On a machine with network, fill it by
 
-    pip download --no-deps --only-binary=:all: --python-version 3.12 -d wheels \\
+    pip download --no-deps --only-binary=:all: --python-version 3.12 --dest=wheels \\
         $(python benchmarks/train_gpu.py --wheel-names)
 """
 

@@ -26,6 +26,7 @@ from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageErr
 from lmwright.guard.private import make_private
 from lmwright.guard.terminal import visible
 from lmwright.guard.urls import redact_text
+from lmwright.hardware import driver
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 
@@ -109,12 +110,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (RuntimeError, AssertionError) as error:
+        refused = of_card(error)
+        if refused is None:
+            raise
+        return _fail(str(refused), refused.exit_code)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
         refused = StorageError(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
         return _fail(str(refused), refused.exit_code if error.errno in FULL else EXIT_USER_ERROR)
     return result if type(result) is int else 0
+
+
+def of_card(error: BaseException) -> UserError | None:
+    """The error to show for one of JAX on an NVIDIA card that is lost or full; None for others."""
+    if "jax" not in sys.modules:
+        return None
+    from lmwright.core.cards import out_of_memory
+
+    return driver.refusal(error) or out_of_memory(error)
 
 
 def with_run_file(message: str, words: Sequence[str]) -> str:
@@ -158,6 +173,7 @@ def set_environment() -> None:
         os.environ.setdefault(name, value)
     if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    driver.listen()
 
 
 if __name__ == "__main__":

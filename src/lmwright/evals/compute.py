@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 
+from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.contract import Model
 from lmwright.core.cpu import has_amx
@@ -32,7 +33,7 @@ def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> 
 
 def has_bf16() -> bool:
     """True if devices of this machine multiply bfloat16 in hardware."""
-    device = jax.local_devices()[0]
+    device = _device()
     if device.platform == "cpu":
         return has_amx()
     return kernels_for(device.platform, 1, device.device_kind) != "early gpu"
@@ -52,7 +53,7 @@ def decode_compute(
     for an encoder.
     """
     refuse_encoder(model)
-    platform = jax.local_devices()[0].platform
+    platform = _device().platform
     slow = platform == "cpu" or not has_bf16()
     compute = _compute(precision or ("fp32" if slow else "bf16"), kernels)
     # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.
@@ -86,16 +87,22 @@ def refuse_samples(model: Model, samples: int | None) -> None:
         )
 
 
+def _device() -> jax.Device:
+    """The device that computes. Raises UserError for a card that JAX cannot use."""
+    refuse_lost_card()
+    return jax.local_devices()[0]
+
+
 def _compute(precision: str, kernels: Kernels) -> Compute:
     if precision not in DTYPES:
         raise UserError(f"precision: {precision!r} is not one of {', '.join(DTYPES)}")
-    device = jax.local_devices()[0]
+    device = _device()
     chosen = kernels_for(device.platform, 1, device.device_kind)
     return Compute(precision=precision, kernels=chosen if kernels == "platform" else "reference")
 
 
 def compute_text(compute: Compute) -> str:
     """Text for compute settings, such as "fp32, cpu kernels"."""
-    platform = jax.local_devices()[0].platform
+    platform = _device().platform
     on = "" if platform in compute.kernels else f" on {platform}"
     return f"{compute.precision}, {compute.kernels} kernels{on}"

@@ -7,6 +7,7 @@ import psutil
 from rich.console import Console
 
 from lmwright.config.run import Run
+from lmwright.core.cards import out_of_memory, refuse_lost_card
 from lmwright.errors import TransientError, UserError
 from lmwright.guard.heartbeat import beat
 from lmwright.guard.terminal import visible
@@ -63,6 +64,7 @@ def train_command(
     began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     beat("start")
     join(pod=pod)
+    refuse_lost_card()
     refuse_missing_chips()
     beat("restore")
     try:
@@ -74,12 +76,15 @@ def train_command(
                 return code
             beat("restore", step=0, saved=0)
         outcome = train(run, began=began, stop=stop)
-    except Exception as error:
+    except Exception as caught:
+        error = out_of_memory(caught) or caught
         if jax.process_count() > 1:
             if not isinstance(error, TransientError):  # which sounds like that of a lost process
                 expect_abort(error)
             leave(error)
-        raise
+        if error is caught:
+            raise
+        raise error from caught
     if jax.process_index() == 0:
         try:
             report = f"curves in {write_report([run.dir], place_in(run.dir, 'report.html'))}"
