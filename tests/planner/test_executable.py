@@ -252,7 +252,7 @@ def kept_for(there, here, text="", **changes):
     ],
 )
 def test_train_is_told_why_it_compiles_although_a_step_was_kept(tmp_path, overrides, changes, says):
-    there, here = run_of(tmp_path, *overrides), run_of(tmp_path)
+    there, here = (run_of(tmp_path, "train.remat=block", *words) for words in (overrides, ()))
     ready = kept_for(there, here, "x" if overrides else "", **changes)
     assert not ready.by_plan
     assert ready.reason == "" if not says else ready.reason.startswith("the step that plan kept")

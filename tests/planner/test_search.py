@@ -138,7 +138,7 @@ def test_any_compares_machines_cheapest_first(tmp_path):
 
 
 def test_cures_fit_and_paste(tmp_path):
-    run = run_of(tmp_path)
+    run = run_of(tmp_path, "train.remat=block")
     machine = parse_machine("v5e-8")
     text = "\n".join(suggest(run, machine).lines)
     assert "train.num_microbatches=2 (trains identically, no slower): " in text

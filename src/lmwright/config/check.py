@@ -128,15 +128,15 @@ def _check_row(run: Run) -> None:
 def check_memory(run: Run) -> None:
     """Raises UserError where choices of what the backward pass keeps contradict each other."""
     train = run.train
-    if train.offload != "none" and train.remat == "none":
+    if train.offload != "none" and train.fixed_remat == "none":
         raise UserError(
             f"train.offload: {train.offload!r} has no effect with train.remat = 'none', which "
             "keeps everything on the device; use train.remat = 'block'"
         )
     _check_block_inputs(run)
-    if train.offload == "products" and train.remat != "block":
+    if train.offload == "products" and (kept := train.fixed_remat) != "block":
         raise UserError(
-            f"train.remat: {train.remat!r} has no effect with train.offload = 'products', which "
+            f"train.remat: {kept!r} has no effect with train.offload = 'products', which "
             "puts all matmuls on the host; use train.remat = 'block'"
         )
     if train.head_gradient == "once":
@@ -146,11 +146,9 @@ def check_memory(run: Run) -> None:
 
 
 def _check_mlp_chunks(run: Run, tokens: int) -> None:
-    train, row = run.train, seq_len_of(run)
-    if train.remat not in ("mlp", "block") or train.offload == "products":
-        keeps = (
-            ("offload", train.offload) if train.offload == "products" else ("remat", train.remat)
-        )
+    train, row, remat = run.train, seq_len_of(run), run.train.fixed_remat
+    if remat not in ("mlp", "block") or train.offload == "products":
+        keeps = ("offload", train.offload) if train.offload == "products" else ("remat", remat)
         raise UserError(
             f"train.mlp_chunk_tokens: has no effect with train.{keeps[0]} = {keeps[1]!r}, which "
             "keeps the mlp's activations of all tokens; use train.remat = 'mlp' or 'block'"
@@ -194,7 +192,7 @@ def _check_block_inputs(run: Run) -> None:
     kept, embed_dim = run.train.block_inputs, run.model.embed_dim
     if kept == "exact":
         return
-    if run.train.remat == "none":
+    if run.train.fixed_remat == "none":
         raise UserError(
             f"train.block_inputs: {kept!r} does not lower the peak with train.remat = 'none', "
             "which keeps what blocks compute beside their inputs; use train.remat = 'block'"

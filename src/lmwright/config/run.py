@@ -7,7 +7,7 @@ have `refuse(run)`, which `config.check` calls. The string under a field is its 
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
 
@@ -22,6 +22,8 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
+RematChoice = Literal["auto", "auto_block", "none", "dots", "gate", "mlp", "block"]
+UNCHOSEN: dict[str, RematName] = {"auto": "none", "auto_block": "block"}  # where no GPU decides
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
 ContextAttention = Literal["ring", "all_to_all"]
 HeadGradient = Literal["by_chunk", "once"]
@@ -237,9 +239,10 @@ class Train:
     """Pieces a batch is cut into; gradients are summed over them."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Activations and matmuls; weights and optimizer stay in fp32."""
-    remat: Free[RematName] = "none"
+    remat: Free[RematChoice] = "auto"
     """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
-    these and all the mlp's wide matmuls, whole blocks."""
+    these and all the mlp's wide matmuls, whole blocks. A GPU's memory decides for `auto`, which is
+    `none` elsewhere, and for `auto_block`, which is `block`."""
     offload: Free[OffloadName] = "none"
     """What the backward pass reads from the host's memory rather than computing it again: the
     inputs of blocks, these and attention's queries, keys, values and outputs, or all matmuls."""
@@ -272,6 +275,11 @@ class Train:
     """Steps between checks for silent corruption on devices (exit code 47); none if unset."""
     publish_every_steps: Free[PositiveInt | None] = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
+
+    @property
+    def fixed_remat(self) -> RematName:
+        """`remat`, or what it is where no GPU decides."""
+        return UNCHOSEN.get(self.remat) or cast(RematName, self.remat)
 
 
 @section

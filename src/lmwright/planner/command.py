@@ -15,6 +15,7 @@ from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.advice import bound_of
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.remat import settled
 from lmwright.planner.analytic.tensors import Tensor
 from lmwright.planner.checklist import known_now
 from lmwright.planner.compiler.compile import (
@@ -191,6 +192,12 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
     if wanted.on.strip().lower() == "any":
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
+    choice = settled(run, machine)
+    answer = _on(choice.run, machine, wanted)
+    return answer if not choice.note else replace(answer, lines=[choice.note, *answer.lines])
+
+
+def _on(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     if wanted.finalists is not None and machine.platform != "tpu":
         raise UserError(
             f"--finalists: no compiler is asked about several ways on {machine.name}; remove it"

@@ -12,6 +12,7 @@ from lmwright.config.run import Run
 from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.candidates import Candidate, candidates
 from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.remat import settled
 from lmwright.planner.cost import RunCost, cost_of, figure, money
 
 COMMON = (
@@ -54,6 +55,7 @@ def compare(
 
 def _choice(run: Run, name: str, hours: float | None, price: float | None) -> Choice:
     machine = parse_machine(name)
+    run = settled(run, machine).run
     ways = candidates(run, machine)
     if not ways:
         return Choice(name, None, None)

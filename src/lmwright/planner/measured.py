@@ -20,6 +20,7 @@ from lmwright.hardware.devices import GPUS
 from lmwright.hardware.slices import names_of
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.remat import settled
 from lmwright.planner.analytic.step_time import timing
 from lmwright.planner.compiler.compile import compile_for, has_libtpu
 from lmwright.planner.compiler.cost import estimate
@@ -235,7 +236,7 @@ class Comparison:
         record = read_run(folder)
         real = measured(record)
         machine = parse_machine(on or machine_of_run(record))
-        run = completed(load_run(folder, overrides))
+        run = settled(completed(load_run(folder, overrides)), machine).run
         planned, program = predicted(run, machine, quick)
         return cls(record, machine, real, planned, profiled(record, run, program))
 

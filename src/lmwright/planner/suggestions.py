@@ -98,7 +98,7 @@ def single_changes(
         filter(cures, candidates(run, machine, meshes=[run.mesh], refused=True)),
         key=lambda c: (len(c.overrides), c.quick.step_s),
     )[:2]
-    same = [run.train.remat]
+    same = [run.train.fixed_remat]
     yield from candidates(run, machine, meshes=meshes_of(run, machine), remats=same)[:1]
     for kind in SMALLER_STATE.get(run.optim.kind, ()):
         new = replace(run, optim=with_kind(run.optim, kind))
@@ -108,7 +108,8 @@ def single_changes(
 
 def fewer_bits(run: Run, machine: Machine) -> Iterator[Candidate]:
     """The run with block inputs in fewer bits, the least harmful first."""
-    remat = "block" if run.train.remat == "none" else run.train.remat
+    remat = run.train.fixed_remat
+    remat = "block" if remat == "none" else remat
     for kept in PACKED:
         new = replace(run, train=replace(run.train, remat=remat, block_inputs=kept))
         with suppress(UserError):

@@ -59,7 +59,7 @@ def saves_text(train: Train) -> str:
     """How a run stores what its backward pass reads, as text."""
     inputs = train.block_inputs
     fewer = "" if inputs == "exact" else f", block inputs in {inputs}, which changes gradients"
-    return f"remat {train.remat}{fewer}"
+    return f"remat {train.fixed_remat}{fewer}"
 
 
 def bus_line(moved_bytes: float, step_s: float, bytes_per_s: float, exposed_s: float) -> str:

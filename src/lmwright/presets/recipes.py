@@ -45,7 +45,7 @@ def pretrain() -> dict[str, Any]:
             "normalize": {"dedup": "exact"},
             "pack": {"method": "best-fit"},
         },
-        "train": {"precision": "bf16", "remat": "block"},
+        "train": {"precision": "bf16", "remat": "auto_block"},
         "eval": {"every_steps": 500},
         "checkpoint": {"save_every_steps": 500},
     }
@@ -90,7 +90,7 @@ def _masked(**pack: str) -> dict[str, Any]:
             "tokenizer": {"special_tokens": ["<|endoftext|>", "<|mask|>"]},
             "pack": pack or {"method": "best-fit"},
         },
-        "train": {"precision": "bf16", "remat": "block"},
+        "train": {"precision": "bf16", "remat": "auto_block"},
         "eval": {"every_steps": 500},
         "checkpoint": {"save_every_steps": 500},
     }
@@ -266,7 +266,7 @@ def sft() -> dict[str, Any]:
             "schedule": {"kind": "linear"},
         },
         "data": {"holdout_fraction": 0.02, "pack": {"method": "best-fit"}},
-        "train": {"precision": "bf16", "remat": "block"},
+        "train": {"precision": "bf16", "remat": "auto_block"},
         "eval": {"first": "start", "prompt_format": "chat"},
     }
 

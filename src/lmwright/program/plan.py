@@ -1,7 +1,7 @@
 """Plan: what follows from a run on given devices. `plan` prints it, `train` executes it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import jax
@@ -81,6 +81,7 @@ def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:
     cannot be laid out on them."""
     devices = list(devices) if devices is not None else jax.devices()
     mesh = make_mesh(mesh_shape(run.mesh, len(devices), num_slices_of(devices)), devices)
+    run = replace(run, train=replace(run.train, remat=run.train.fixed_remat))
     compute = compute_of(run, devices[0].platform, len(devices), devices[0].device_kind)
     plan = Plan(run=run, mesh=mesh, compute=compute, seq_len=seq_len_of(run))
     refuse_impossible(plan)
@@ -143,7 +144,7 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         raise UserError(f"train.precision: {device_kind} has no bf16; set train.precision = 'fp32'")
     return Compute(
         precision=run.train.precision,
-        remat=run.train.remat,
+        remat=run.train.fixed_remat,
         offload=run.train.offload,
         block_inputs=run.train.block_inputs,
         unroll=kernels in UNROLLED and run.model.num_layers <= MAX_UNROLLED,

@@ -24,6 +24,7 @@ from lmwright.formats.reference import too_large
 from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.remat import settled
 from lmwright.planner.checklist import (
     ADAPTERS,
     EXPORT,
@@ -97,7 +98,8 @@ def _speed(run: Run, record: RunRecord) -> Check:
     try:
         took = measured(record)
         name = os.environ.get(SLICE) or run.plan.on or machine_of_run(record)
-        quick = Quick.of(run, parse_machine(name))
+        machine = parse_machine(name)
+        quick = Quick.of(settled(run, machine).run, machine)
     except UserError as error:
         return Check(SPEED, None, str(error))
     ratio = took.step_s / quick.step_s

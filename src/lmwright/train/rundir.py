@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from lmwright.checkpoint.files import root_of
 from lmwright.config.fields import without
 from lmwright.config.load import dump_toml, same_folder
-from lmwright.config.run import FREE, Run
+from lmwright.config.run import FREE, UNCHOSEN, Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
@@ -159,12 +159,12 @@ def _describe(run: Run, plan: Plan, folder: Path) -> None:
     write_whole(folder / "run.toml", text)
     if MARK in text:  # a URL may hold more than was known to be a credential
         (folder / "run.toml").chmod(0o600)
-    write_whole(folder / "plan.json", _plan_json(plan))
+    write_whole(folder / "plan.json", _plan_json(run, plan))
     write_env(folder)
 
 
-def _plan_json(plan: Plan) -> str:
-    """Everything that was derived from the run."""
+def _plan_json(run: Run, plan: Plan) -> str:
+    """Everything that was derived from the run, and what was chosen for its devices."""
     device = plan.devices[0]
     facts = {
         "mesh": dict(plan.mesh.shape),
@@ -172,6 +172,7 @@ def _plan_json(plan: Plan) -> str:
             "count": plan.mesh.size, "kind": device.device_kind, "platform": device.platform,
         },
         "compute": plan.compute.__dict__,
+        "chosen": {"train.remat": plan.compute.remat} if run.train.remat in UNCHOSEN else {},
         "seq_len": plan.seq_len,
         "num_params": plan.num_params,
         "tokens_per_step": plan.tokens_per_step,

@@ -63,7 +63,7 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest()) if stop is None else stop
         run = completed(run)
-        plan = resolve(run, devices)
+        plan, why = _planned(run, devices or jax.devices())
         refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1
         stores = open_stores(plan)  # before the claim: a refusal leaves no folder behind
@@ -84,7 +84,7 @@ def train(
         stack.enter_context(jax.set_mesh(plan.mesh))
         metrics = stack.enter_context(MetricsWriter(path, run, start or None))
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
-        _describe(plan, stores, display, "" if start else starting_note(path))
+        _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts = _facts(run, stores, frozen)
         own = (*waiting(stores, meta, facts), GradientErrors(plan, stores), KeepClaim(folder))
         own = (*own, Skips(plan, checkpoints, frozen, passed), *checking(plan))
@@ -107,6 +107,16 @@ def train(
             hooks=(*own, *keeping(run, tier), *publishing(run, path, stack), *HOOKS, *hooks),
         )
         return stack.enter_context(closing(loop)).run()
+
+
+def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:
+    """The plan of a run on devices, and a sentence about what GPUs choose for it."""
+    if devices[0].platform != "gpu":
+        return resolve(run, devices), ""
+    from lmwright.planner.analytic.remat import settled_here
+
+    choice = settled_here(run, devices)
+    return resolve(choice.run, devices), choice.note
 
 
 def _frozen(plan: Plan, store: TokenStore) -> Frozen:
@@ -139,10 +149,11 @@ def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str,
     }
 
 
-def _describe(plan: Plan, stores: dict[str, TokenStore], display: Display, note: str) -> None:
-    """Prints what is trained, a note on where it starts, and what of it no token uses."""
+def _describe(plan: Plan, stores: dict[str, TokenStore], display: Display, *notes: str) -> None:
+    """Prints what is trained, notes on what was chosen and where it starts, and what of it no token
+    uses."""
     run, store = plan.run, stores[plan.training.trainees[0].name]
-    for line in filter(None, (headline(plan), note)):
+    for line in filter(None, (headline(plan), *notes)):
         display.note(line)
     if run.train.init_from is None and not plan.training.freezes:
         unused = note_unused(run.model, run.data.dir, store.vocab_size)

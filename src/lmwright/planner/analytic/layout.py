@@ -104,7 +104,7 @@ def on_paper(run: Run, machine: Machine) -> Plan:
     slices = machine.num_groups if machine.platform == "tpu" else 1
     sizes = mesh_shape(run.mesh, machine.num_devices, slices)
     slices_of(sizes, slices)  # refuses what would cross them
-    kind = CHIPS[machine.kind].device_kind if machine.platform == "tpu" else ""
+    kind = CHIPS[machine.kind].device_kind if machine.platform == "tpu" else machine.device_kind
     plan = Plan(
         run=run,
         mesh=AbstractMesh(tuple(sizes.values()), tuple(sizes)),
@@ -153,7 +153,20 @@ class Layout:
     @property
     def remat(self) -> Remat:
         train = self.run.train
-        return remat_of(train.remat, train.offload, train.block_inputs)
+        name = "dots" if self.is_fused else train.fixed_remat
+        return remat_of(name, train.offload, train.block_inputs)
+
+    @property
+    def is_unrolled(self) -> bool:
+        """True if layers are unrolled where they are not cut into stages."""
+        return self.kernels in UNROLLED and self.work.num_layers <= MAX_UNROLLED
+
+    @property
+    def is_fused(self) -> bool:
+        """True if `none` and `dots` are one program: unrolled layers never keep what is elementwise
+        (`core.stack`)."""
+        unrolled = self.is_unrolled and self.stages == 1
+        return unrolled and self.run.train.fixed_remat in ("none", "dots")
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -262,8 +275,7 @@ class Layout:
     def keeps_signs(self, weight: Weight) -> bool:
         """True if signs are kept of the product with a weight: not by chunks, nor where layers are
         unrolled."""
-        unrolled = self.kernels in UNROLLED and self.work.num_layers <= MAX_UNROLLED
-        return weight.signs and not self.has_chunks and not unrolled
+        return weight.signs and not self.has_chunks and not self.is_unrolled
 
     def kept_name(self, weight: Weight) -> str:
         """The name by which `core.compute` knows what is kept of a product."""

@@ -66,6 +66,8 @@ class Machine:
     """Devices along each axis of one slice's torus; empty where there is none."""
     where: Slice | None = None
     """The TPU slice that it is, if it is one."""
+    device_kind: str = ""
+    """JAX's name of GPUs that are there, which may not be in the tables."""
 
     @property
     def unit(self) -> str:

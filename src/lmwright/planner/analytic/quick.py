@@ -148,6 +148,7 @@ class Quick:
             "chips": self.machine.num_chips,
             "devices": self.machine.num_devices,
             "mesh": dict(self.plan.mesh.shape),
+            "remat": self.run.train.fixed_remat,
             "num_params": self.plan.num_params,
             "tokens_per_step": self.plan.tokens_per_step,
             "flops_per_step": self.plan.flops_per_step,

@@ -243,7 +243,8 @@ def vector_bytes(layout: Layout) -> float:
         + SCORE_PASSES * score_bytes(layout) * scores_share(layout)
     )
     more = layout.extra_passes
-    per_layer *= 1 + RECOMPUTED * (more + (train.remat != "none"))
+    again = not (layout.is_fused or train.fixed_remat == "none")
+    per_layer *= 1 + RECOMPUTED * (more + again)
     logits = predicted_share(layout) * layout.tokens * layout.work.vocab_size / vocab
     logits *= LOGITS_PASSES * 4 * (1 + more / 3)
     held = layout.held["trained"]
