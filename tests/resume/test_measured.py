@@ -12,7 +12,8 @@ import pytest
 from jax.profiler import ProfileData
 
 from lmwright.cli.main import main
-from lmwright.planner import own_machine
+from lmwright.planner import measured, own_machine
+from lmwright.planner.compiler.compile import Compiled
 from lmwright.report.profile import (
     OTHER_KIND,
     kind_of,
@@ -137,6 +138,63 @@ def test_a_profile_of_another_machine_is_said(with_profile, capsys):
     assert main(["plan", "--measured", str(with_profile)]) == 0
     out = capsys.readouterr().out
     assert "small on gpu:l4x1" in out and "this host cannot compile for" in out
+
+
+@pytest.fixture
+def on_an_h100(trained, tmp_path):
+    """A copy of the run directory as a session on an H100 leaves it."""
+    copy = tmp_path / "h100"
+    shutil.copytree(trained, copy)
+    for name, facts in (
+        ("env.json", {"device_kind": "NVIDIA H100 80GB HBM3", "device_platform": "gpu"}),
+        ("plan.json", {"chosen": {"train.remat": "gate"}}),
+    ):
+        values = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps(values | facts))
+    return copy
+
+
+def compiler_of(peak_bytes, asked):
+    """A compiler for CUDA that finds this memory; what it was asked goes to `asked`."""
+
+    def compile_for(run, machine):
+        asked.append((run.train.remat, machine.name))
+        return Compiled(
+            slice=machine.name, mesh={}, num_params=1, tokens_per_step=1, flops_per_step=1.0,
+            weights_bytes=1, optimizer_bytes=1, lower_s=1.0, compile_s=61.5, fits=True,
+            peak_bytes=peak_bytes, hlo="HloModule step",
+        )  # fmt: skip
+
+    return compile_for
+
+
+def test_a_run_on_a_gpu_is_beside_the_compilers_memory(on_an_h100, capsys, monkeypatch):
+    """The step that is compiled is the one that the card chose; its times are arithmetic."""
+    asked = []
+    monkeypatch.setattr(measured, "compile_for", compiler_of(123 * 2**20, asked))
+    monkeypatch.setattr(measured, "has_cuda_compiler", lambda: True)
+    plan = answer(capsys, on_an_h100, "--on", "gpu:h100x1", "--quick", "train.remat=gate")[1]
+    code, found = answer(capsys, "--measured", on_an_h100)
+    assert code == 0 and found["machine"] == "gpu:h100x1"
+    said = found["predicted"]
+    assert (said["by"], said["memory_by"]) == ("quick", "compiler")
+    assert (said["memory_bytes"], said["compile_s"]) == (123 * 2**20, 61.5)
+    assert said["step_s"] == pytest.approx(plan["step_s"])
+    assert main(["plan", "--measured", str(on_an_h100)]) == 0
+    out = capsys.readouterr().out
+    assert "predicted by the analytic model, its memory by the compiler for CUDA:" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("memory "))
+    assert "123.00 MiB" in row
+    assert asked == [("gate", "gpu:h100x1")] * 2
+    said = answer(capsys, "--measured", on_an_h100, "--quick")[1]["predicted"]
+    assert said["memory_by"] == "quick" and said["memory_bytes"] == plan["peak_bytes"]
+    answer(capsys, "--measured", on_an_h100, "train.remat=block")
+    assert asked[2:] == [("block", "gpu:h100x1")]
+    # a factor is one of arithmetic, since that gave the time
+    kept = answer(capsys, "--measured", on_an_h100, "--keep")[1]["factor"]
+    assert own_machine.factor_of("gpu:h100x1").quick == pytest.approx(kept)
+    monkeypatch.setattr(measured, "has_cuda_compiler", lambda: False)
+    assert answer(capsys, "--measured", on_an_h100)[1]["predicted"]["memory_by"] == "quick"
 
 
 def test_the_table_by_part(trained, capsys, monkeypatch):

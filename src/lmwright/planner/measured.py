@@ -7,11 +7,12 @@ run, machine --compiler or analytic model--> Predicted                         -
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmwright.config.run import Run
+from lmwright.config.run import UNCHOSEN, Run
+from lmwright.core.compute import REMATS
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
@@ -24,6 +25,7 @@ from lmwright.planner.analytic.remat import settled
 from lmwright.planner.analytic.step_time import timing
 from lmwright.planner.compiler.compile import compile_for, has_libtpu
 from lmwright.planner.compiler.cost import estimate
+from lmwright.planner.compiler.gpu import has_cuda_compiler
 from lmwright.planner.compiler.hlo import parse
 from lmwright.planner.compiler.profile import by_part
 from lmwright.planner.cost import checkpoint_bytes, disk
@@ -60,8 +62,10 @@ class Predicted:
     """Plan's prediction for the same run."""
 
     by: str
-    """Source of the prediction: `quick` or `compiler`."""
+    """Source of the times: `quick` or `compiler`."""
     step_s: float
+    memory_by: str
+    """Source of the memory: `quick` or `compiler`, which says no times for GPUs."""
     memory_bytes: float
     compile_s: float | None
     save_s: float
@@ -152,8 +156,8 @@ def machine_of_run(record: RunRecord) -> str:
 
 
 def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
-    """The prediction, by the TPU compiler if there is one and not `quick`, and the text of the
-    program that it compiled. Stored factors are left out."""
+    """The prediction, by the machine's compiler if there is one and not `quick`, and the text of
+    the program that it compiled for TPUs. Stored factors are left out."""
     size = checkpoint_bytes(run)
     saved = {"save_s": assumed_save_s(size), "checkpoint_bytes": size}
     if machine.where is not None and not quick and has_libtpu():
@@ -167,23 +171,35 @@ def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
         answer = Predicted(
             by="compiler",
             step_s=took.step_s,
+            memory_by="compiler",
             memory_bytes=compiled.peak_bytes,
             compile_s=compiled.compile_s,
             by_part=took.parts,
             **saved,
         )
         return answer, compiled.hlo
-    on_paper = Quick.of(run, machine)
+    asked = machine.platform == "gpu" and not quick and has_cuda_compiler()
+    on_paper = Quick.of(run, machine, compile_for(run, machine) if asked else None)
     took = timing(on_paper.layouts, machine)
     answer = Predicted(
         by="quick",
         step_s=took.step_s,
-        memory_bytes=on_paper.memory.peak,
-        compile_s=None,
+        memory_by="compiler" if asked else "quick",
+        memory_bytes=on_paper.peak_bytes,
+        compile_s=on_paper.compiled.compile_s if on_paper.compiled else None,
         by_part={part: took.by_part[part] for part in ("attention", "mlp", "experts")},
         **saved,
     )
     return answer, ""
+
+
+def as_trained(run: Run, record: RunRecord, machine: Machine) -> Run:
+    """The run with what was chosen where it was trained; by records without that, with what the
+    machine chooses."""
+    name = record.plan.get("chosen", {}).get("train.remat")
+    if run.train.remat in UNCHOSEN and name in REMATS:
+        return replace(run, train=replace(run.train, remat=name))
+    return settled(run, machine).run
 
 
 def profiled(record: RunRecord, run: Run, program: str) -> dict[str, float] | None:
@@ -236,7 +252,7 @@ class Comparison:
         record = read_run(folder)
         real = measured(record)
         machine = parse_machine(on or machine_of_run(record))
-        run = settled(completed(load_run(folder, overrides)), machine).run
+        run = as_trained(completed(load_run(folder, overrides)), record, machine)
         planned, program = predicted(run, machine, quick)
         return cls(record, machine, real, planned, profiled(record, run, program))
 
@@ -263,6 +279,8 @@ class Comparison:
         """The comparison as a table: measured, predicted, and their ratio."""
         got, planned = self.measured, self.predicted
         by = "the TPU compiler" if planned.by == "compiler" else "the analytic model"
+        if planned.memory_by != planned.by:
+            by += ", its memory by the compiler for CUDA"
         rows = [
             _row("step", got.step_s, planned.step_s, short_duration),
             _row("input wait, of it", got.input_wait_s, None, short_duration),
