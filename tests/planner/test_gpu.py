@@ -1,19 +1,24 @@
 """`lmwright plan` for GPUs: the compiler's memory where it is installed, and what is said else."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.formats.open import load_run
 from lmwright.hardware.devices import GPUS
-from lmwright.planner import command
+from lmwright.planner import command, longest, search
+from lmwright.planner.analytic import remat
 from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import gpu
 from tests.planner.runs import run_of
 
 GIB = 2**30
+H100 = parse_machine("gpu:h100x1")
 
 
 @pytest.fixture
@@ -81,3 +86,88 @@ def test_a_card_is_described(name):
     assert fields["device_memory_size:"] == str(GPUS[name].peak.hbm_bytes)
     assert parse_machine(f"gpu:{name}x1").kind == name
     assert lines.count("core_count:") == lines.count("cuda_compute_capability") == 1
+
+
+class Compiler:
+    """Stands in for the compiler: takes what arithmetic gives at most so many bytes."""
+
+    def __init__(self, most_bytes, peak_bytes=30 * GIB):
+        self.most, self.peak, self.runs = most_bytes, peak_bytes, []
+
+    def __call__(self, run, machine, *, timeout_s):
+        self.runs.append(run)
+        fits = Quick.of(run, machine).memory.peak <= self.most
+        return aot.Compiled(
+            slice=machine.name, mesh={}, num_params=1, tokens_per_step=1, flops_per_step=1.0,
+            weights_bytes=1, optimizer_bytes=1, lower_s=1.0, compile_s=61.4, fits=fits,
+            peak_bytes=self.peak if fits else 2 * machine.usable_bytes,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Has `--search` and `--longest` ask a stand-in."""
+
+    def install(*args):
+        made = Compiler(*args)
+        monkeypatch.setattr(command, "has_cuda_compiler", lambda: True)
+        monkeypatch.setattr(search, "require_cuda_compiler", lambda: None)
+        for module in (search, longest):
+            monkeypatch.setattr(module, "compile_for", made)
+        return made
+
+    return install
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A run that nearly fills a card."""
+    return run_of(tmp_path, "model.seq_len=2048", preset="qwen2.5-0.5b", batch=32)
+
+
+def test_a_search_is_confirmed_by_the_compiler(own, asked, capsys, tmp_path):
+    """The fastest ways are asked about, until one fits."""
+    wanted = command.Wanted(on="gpu:h100x1", search=True)
+    assert command.plan_command(own, replace(wanted, quick=True)) == 0
+    first = [line for line in capsys.readouterr().out.splitlines() if "analytic" in line]
+    yes = asked(1000 * GIB)
+    assert command.plan_command(own, wanted) == 0
+    out, err = capsys.readouterr()
+    assert len(yes.runs) == 1 and "compiling 1, at most 4: " in err
+    (row,) = (line for line in out.splitlines() if " compiler " in line)
+    assert " 30.0  compiler" in row and row.endswith(": best")
+    words = out.split("to run the best:\n")[1].splitlines()[0].split()
+    base = ["model.seq_len=2048", f"train.remat={remat.settled(own, H100).run.train.remat}"]
+    assert load_run(tmp_path / "run.toml", [*base, *words]) == yes.runs[0]
+    assert Quick.of(yes.runs[0], H100).step_s <= min(float(line.split()[1]) for line in first) * 1.1
+    # none fits: asked about no more than the finalists
+    no = asked(0)
+    assert command.plan_command(own, replace(wanted, finalists=2)) == 0
+    out = capsys.readouterr().out
+    assert len(no.runs) == 2 and "does not fit by 60.0 GiB" in out
+    assert not any(" compiler " in line and "best" in line for line in out.splitlines())
+    limit = H100.usable_bytes * (1 + MEMORY_ERROR_SHARE)
+    assert all(Quick.of(run, H100).memory.peak <= limit for run in no.runs)
+    no = asked(0)
+    assert command.plan_command(own, replace(wanted, quick=True)) == 0 and not no.runs
+
+
+def test_the_longest_rows_are_confirmed_by_the_compiler(own, asked, capsys):
+    """Where the compiler refuses what was estimated, shorter rows and other options follow."""
+    own = replace(own, train=replace(own.train, remat="none"))
+    estimated = longest.Longest.of(own, H100)
+    most = max(option.tokens for option in estimated.options)
+    yes = asked(1000 * GIB)
+    wanted = command.Wanted(on="gpu:h100x1", longest=True)
+    assert command.plan_command(own, wanted) == 0
+    out, err = capsys.readouterr()
+    assert yes.runs[0].data.pack.seq_len == most and len(yes.runs) <= 2
+    assert f"compiling rows of {most:,} tokens" in err
+    assert out.count("  compiler  ") == 1 and "no compiler was asked" not in out
+    no = asked(0.6 * H100.usable_bytes)
+    assert command.plan_command(own, wanted) == 0
+    best = int(capsys.readouterr().out.split("data.pack.seq_len=")[1].split()[0])
+    assert best < most and 2 < len(no.runs) < 12
+    assert all(run not in no.runs[:i] for i, run in enumerate(no.runs))
+    assert command.plan_command(own, replace(wanted, quick=True)) == 0
+    assert "no compiler was asked" in capsys.readouterr().out

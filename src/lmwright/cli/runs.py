@@ -51,7 +51,8 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
     """Predict memory, speed and cost on hardware you don't have.
 
     For TPU slices, the TPU's own compiler compiles the train step here; this needs the extra
-    tpu, but no TPU, account or network. GPUs, CPUs and --quick use an analytic estimate.
+    tpu, but no TPU, account or network. For GPUs, XLA's compiler gives the memory; this needs
+    the extra cuda13 or cuda12. Times of GPUs, CPUs and --quick are analytic estimates.
 
     RUN may also be a preset, a Hugging Face folder or a GGUF file: then recipe pretrain, the
     model's own row length and the largest batch that fits are assumed, and the answer says so.

@@ -198,16 +198,19 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
 
 
 def _on(run: Run, machine: Machine, wanted: Wanted) -> Answer:
-    if wanted.finalists is not None and machine.platform != "tpu":
+    asks = {"tpu": True, "gpu": has_cuda_compiler(), "cpu": False}[machine.platform]
+    if wanted.finalists is not None and not asks:
         raise UserError(
             f"--finalists: no compiler is asked about several ways on {machine.name}; remove it"
         )
     if wanted.quick or machine.platform == "cpu":
         return _estimated(run, machine, wanted)
     if machine.platform == "gpu":
-        if wanted.search or wanted.longest:
-            return _estimated(run, machine, wanted)
-        if has_cuda_compiler():
+        if asks and wanted.search:
+            return _search(run, machine, wanted, machine)
+        if asks and wanted.longest:
+            return _longest(run, machine, wanted, machine)
+        if asks:
             return _compiled_for_gpus(run, machine, wanted)
         return _without(_estimated(run, machine, wanted), "CUDA", "memory of --quick", "cuda13")
     if not has_libtpu():
@@ -252,13 +255,16 @@ def _any(run: Run, wanted: Wanted) -> Answer:
     return Answer(lines, compare_json(choices), best.fits)
 
 
-def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
+def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine | None) -> Answer:
     from lmwright.planner.search import Search
 
     search, stopped = Search.of(run, machine), False
     if where is not None:
         try:
-            search.compile_finalists(where, wanted.finalists or FINALISTS)
+            if isinstance(where, Slice):
+                search.compile_finalists(where, wanted.finalists or FINALISTS)
+            else:
+                search.confirm_on_gpus(wanted.finalists or FINALISTS)
         except KeyboardInterrupt:
             stopped = True
     best = search.ranked()[0]
@@ -273,13 +279,16 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> 
     return Answer(lines, search.to_json(), best.fits, stopped)
 
 
-def _longest(run: Run, machine: Machine, wanted: Wanted, where: Slice | None) -> Answer:
+def _longest(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine | None) -> Answer:
     from lmwright.planner.longest import Longest
 
     longest, stopped = Longest.of(run, machine), False
     if where is not None:
         try:
-            longest.confirm(where, wanted.finalists or FINALISTS)
+            if isinstance(where, Slice):
+                longest.confirm(where, wanted.finalists or FINALISTS)
+            else:
+                longest.confirm_on_gpus(wanted.finalists or FINALISTS)
         except KeyboardInterrupt:
             stopped = True
     lines = ["interrupted; this is what is known so far", ""] if stopped else []

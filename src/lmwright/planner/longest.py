@@ -22,7 +22,7 @@ from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.analytic.candidates import CHUNK_TOKENS, overrides
 from lmwright.planner.analytic.machine import Machine
-from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler.compile import compile_for
 from lmwright.planner.report import Report
 from lmwright.planner.search import timeout_s
@@ -119,15 +119,27 @@ class Option:
                     break
             tokens *= 2
 
-    def confirm(self, where: Slice) -> None:
+    def confirm(self, where: Slice | Machine) -> None:
         """Asks the compiler at the estimate's answer, and on until it takes one length and refuses
-        the next."""
+        the next; for GPUs not about a length that is too long by more than the estimate errs."""
+        sure = {} if isinstance(where, Slice) else self.surely_refused
         tokens = self.estimated_tokens or min(self.estimated)
         while tokens in self.estimated or LEAST_TOKENS <= tokens <= MOST_TOKENS:
-            if tokens in self.compiled:
+            if tokens in self.compiled or tokens in sure:
                 break
             verdict = self.compiled[tokens] = _by_compiler(self.run_at(tokens), where, tokens)
             tokens = 2 * tokens if verdict.fits else tokens // 2
+
+    @property
+    def surely_refused(self) -> dict[int, Verdict]:
+        """Verdicts of the analytic model on lengths that do not fit although it may err."""
+        return {
+            tokens: verdict
+            for tokens, verdict in self.estimated.items()
+            if verdict.peak_bytes is not None
+            and verdict.limit_bytes is not None
+            and verdict.peak_bytes > (1 + MEMORY_ERROR_SHARE) * verdict.limit_bytes
+        }
 
     @property
     def estimated_tokens(self) -> int | None:
@@ -147,8 +159,9 @@ class Option:
     @property
     def refused(self) -> Verdict | None:
         """The verdict on the shortest row that does not fit."""
-        no = [t for t, verdict in self.verdicts.items() if not verdict.fits]
-        return self.verdicts[min(no)] if no else None
+        known = self.surely_refused | self.verdicts
+        no = [t for t, verdict in known.items() if not verdict.fits]
+        return known[min(no)] if no else None
 
 
 def _by_estimate(tokens: int, quick: Quick) -> Verdict:
@@ -163,13 +176,17 @@ def _by_estimate(tokens: int, quick: Quick) -> Verdict:
     )
 
 
-def _by_compiler(run: Run, where: Slice, tokens: int) -> Verdict:
+def _by_compiler(run: Run, where: Slice | Machine, tokens: int) -> Verdict:
     print(f"compiling rows of {tokens:,} tokens", file=sys.stderr, flush=True)
     try:
-        report = Report(run, where, compile_for(run, where, timeout_s=timeout_s(run)))
+        compiled = compile_for(run, where, timeout_s=timeout_s(run))
     except (UserError, RuntimeError) as error:
         why = f"no answer: {str(error).splitlines()[0]}"
         return Verdict(tokens=tokens, fits=False, by="compiler", why=why)
+    if not isinstance(where, Slice):  # whose times are those of the analytic model
+        quick = Quick.of(run, where, compiled)
+        return replace(_by_estimate(tokens, quick), by="compiler", peak_bytes=quick.peak_bytes)
+    report = Report(run, where, compiled)
     return Verdict(
         tokens=tokens,
         fits=report.fits,
@@ -248,6 +265,17 @@ class Longest:
         for option in [self.options[0], *rest][:finalists]:
             print(f"asking the compiler: {self.label(option)}", file=sys.stderr, flush=True)
             option.confirm(where)
+
+    def confirm_on_gpus(self, finalists: int) -> None:
+        """Asks the compiler about the option with the longest rows, and about the next ones as long
+        as one of them might have longer rows."""
+        order = sorted(self.options, key=lambda option: -(option.estimated_tokens or 0))
+        for option in order[:finalists]:
+            done = max((o.tokens or 0 for o in self.options if o.compiled), default=-1)
+            if (option.estimated_tokens or 0) <= done:
+                break
+            print(f"asking the compiler: {self.label(option)}", file=sys.stderr, flush=True)
+            option.confirm(self.machine)
 
     @property
     def best(self) -> Option:

@@ -1,14 +1,15 @@
-"""Search: the best way to run on a slice: analytic model first, compiler for the finalists.
+"""Search: the best way to run on a machine: analytic model first, compiler for the finalists.
 
     candidates --analytic--> ranked --best N--> compiler, one at a time --> table, overrides
 
-Only what the compiler confirmed can be the best once it was asked.
+Only what the compiler confirmed can be the best once it was asked. For GPUs it says no times, so it
+is asked until one fits.
 """
 
 import json
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lmwright.config.run import Run
 from lmwright.errors import UserError
@@ -17,8 +18,10 @@ from lmwright.hardware.slices import Slice
 from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.candidates import Candidate, candidates
 from lmwright.planner.analytic.machine import Machine
-from lmwright.planner.compiler.compile import compile_for, require_libtpu
+from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE
+from lmwright.planner.compiler.compile import Compiled, compile_for, require_libtpu
 from lmwright.planner.compiler.cost import Estimate
+from lmwright.planner.compiler.gpu import require_cuda_compiler
 from lmwright.planner.report import Report
 
 SHOWN = 12  # rows of the table
@@ -31,7 +34,9 @@ class Entry:
     """A candidate, and the compiler's word on it where it was asked."""
 
     candidate: Candidate
+    """With the memory of a compiler that was asked about GPUs."""
     report: Report | None = None
+    """The answer of a compiler that was asked about TPUs."""
     failure: str = ""
     """Reason why the compiler gave no answer."""
 
@@ -39,6 +44,11 @@ class Entry:
     def fits(self) -> bool:
         quick = self.candidate.quick
         return (self.report.fits if self.report else quick.fits) and not self.failure
+
+    @property
+    def asked(self) -> bool:
+        """True if a compiler gave an answer."""
+        return self.report is not None or self.candidate.quick.compiled is not None
 
     @property
     def over_bytes(self) -> float:
@@ -49,7 +59,7 @@ class Entry:
     @property
     def peak_bytes(self) -> float:
         quick = self.candidate.quick
-        return self.report.compiled.peak_bytes if self.report else quick.memory.peak
+        return self.report.compiled.peak_bytes if self.report else quick.peak_bytes
 
     @property
     def estimate(self) -> Estimate | None:
@@ -59,6 +69,12 @@ class Entry:
     @property
     def step_s(self) -> float:
         return self.estimate.step_s if self.estimate else self.candidate.quick.step_s
+
+    @property
+    def ranked_s(self) -> float:
+        """Seconds of a step by which it is ranked: what trains differently must be better by more
+        than a tie."""
+        return self.step_s * (1 + TIE_SHARE if self.candidate.changes_training else 1)
 
     @property
     def by_kind(self) -> Counter:
@@ -73,7 +89,18 @@ class Entry:
 
     @property
     def by(self) -> str:
-        return "compiler" if self.report else "failed" if self.failure else "analytic"
+        return "compiler" if self.asked else "failed" if self.failure else "analytic"
+
+
+def _compile(entry: Entry, where: Slice | Machine, number: str) -> Compiled | None:
+    """The compiler's answer for a candidate; None where it gave none, which is noted."""
+    run = entry.candidate.run
+    print(f"compiling {number}: {entry.candidate.label}", file=sys.stderr, flush=True)
+    try:
+        return compile_for(run, where, timeout_s=timeout_s(run))
+    except (UserError, RuntimeError) as error:
+        entry.failure = str(error).splitlines()[0]
+        return None
 
 
 def timeout_s(run: Run) -> float:
@@ -113,26 +140,37 @@ class Search:
             if number > finalists and any(e.report and e.fits for e in self.entries):
                 break
             more = f"{number} of {finalists}" if number <= finalists else "another, as none fits"
-            print(f"compiling {more}: {entry.candidate.label}", file=sys.stderr, flush=True)
-            try:
-                compiled = compile_for(
-                    entry.candidate.run, where, timeout_s=timeout_s(entry.candidate.run)
-                )
+            compiled = _compile(entry, where, more)
+            if compiled is not None:
                 entry.report = Report(entry.candidate.run, where, compiled)
                 _ = entry.report.estimate
-            except (UserError, RuntimeError) as error:
-                entry.failure = str(error).splitlines()[0]
+
+    def confirm_on_gpus(self, finalists: int) -> None:
+        """Asks the compiler for the memory of the fastest candidates, until one fits; also of those
+        that are too large by no more than the estimate errs."""
+        require_cuda_compiler()
+        limit = self.machine.usable_bytes
+        assert limit is not None
+        most = (1 + MEMORY_ERROR_SHARE) * limit
+        near = [e for e in self.entries if e.candidate.quick.memory.peak <= most]
+        near.sort(key=lambda e: (e.ranked_s, e.candidate.quick.memory.peak))
+        for number, entry in enumerate(near[:finalists], 1):
+            compiled = _compile(entry, self.machine, f"{number}, at most {finalists}")
+            if compiled is not None:
+                quick = replace(entry.candidate.quick, compiled=compiled)
+                entry.candidate = replace(entry.candidate, quick=quick)
+                if entry.fits:
+                    break
 
     def ranked(self) -> list[Entry]:
         """Entries, the best first; where the compiler was asked, what it confirmed goes before the
         rest."""
-        asked = any(entry.report for entry in self.entries)
+        asked = any(entry.asked for entry in self.entries)
 
         def key(entry: Entry) -> tuple:
             if not entry.fits:
                 return 2, entry.over_bytes
-            margin = 1 + TIE_SHARE if entry.candidate.changes_training else 1
-            return int(asked and entry.report is None), entry.step_s * margin
+            return int(asked and not entry.asked), entry.ranked_s
 
         return sorted(self.entries, key=key)
 
@@ -165,7 +203,7 @@ class Search:
             return f"does not fit by {entry.over_bytes / GIB:.1f} GiB"
         if entry is best:
             return "best"
-        if best.report and entry.report is None:
+        if best.asked and not entry.asked:
             best_s, kinds = best.candidate.quick.step_s, best.candidate.quick.timing.by_kind
         else:
             best_s, kinds = best.step_s, best.by_kind
