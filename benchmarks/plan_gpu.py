@@ -1,17 +1,27 @@
-"""`plan --quick` beside steps that were measured on one H100 (80 GB, JAX 0.11, November 2026).
+"""`plan` for GPUs beside steps that were measured on one H100 (80 GB, JAX 0.11, November 2026).
 
-    python benchmarks/plan_gpu.py
+    python benchmarks/plan_gpu.py               times by arithmetic
+    python benchmarks/plan_gpu.py --compile     and memory by the compiler for CUDA: half an hour
+    python benchmarks/plan_gpu.py --shapes      memory of small models: by it and by arithmetic
 
-The measured steps had cuDNN's attention, layers unrolled, one document a row, AdamW, bf16 products
-and fp32 weights. None of them set a rate of the plan. Our own attention kernels are not measured.
+The measured steps had cuDNN's attention, layers unrolled by a scan that recomputes nothing, one
+document a row, AdamW, bf16 products and fp32 weights. None of them set a rate of the plan. Our own
+attention kernels are not measured.
+
+The layers of today recompute what is elementwise, so the compiler is asked twice: about a program
+as the measured one (with our attention kernels), and about that of today.
 """
 
+import sys
 import tempfile
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from lmwright.formats.open import load_run
-from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.compiler.compile import CHILD, compile_for
 
 RUN = """
 name = "measured"
@@ -28,21 +38,101 @@ dir = "data"
 [train]
 steps = 10
 global_batch_size = 8
+remat = "none"
 """
 LLAMA_1B = (
     "model.vocab_size=128256", "model.embed_dim=2048", "model.mlp_dim=8192", "model.num_layers=16",
     "model.num_heads=32", "model.num_kv_heads=8", "model.head_dim=64", "model.seq_len=2048",
 )  # fmt: skip
-MEASURED = {  # milliseconds a step
-    "135M, 8 x 2,048": (59.8, ("model.seq_len=2048",)),
-    "135M, 2 x 8,192": (89.0, ("model.seq_len=8192", "train.global_batch_size=2")),
-    "1B, 4 x 2,048": (137.9, (*LLAMA_1B, "train.global_batch_size=4")),
-    "1B, 8 x 2,048": (255.6, LLAMA_1B),
+# milliseconds of a step, GiB at its peak where that was measured
+MEASURED: dict[str, tuple[float, float | None, tuple[str, ...]]] = {
+    "135M, 8 x 2,048": (59.8, 12.7, ("model.seq_len=2048",)),
+    "135M, 2 x 8,192": (89.0, None, ("model.seq_len=8192", "train.global_batch_size=2")),
+    "1B, 4 x 2,048": (137.9, 30.4, (*LLAMA_1B, "train.global_batch_size=4")),
+    "1B, 8 x 2,048": (255.6, None, LLAMA_1B),
     "1B, LoRA rank 16, 4 x 2,048": (
-        113.5,
-        (*LLAMA_1B, "train.global_batch_size=4", "lora.rank=16"),
+        113.5, 15.9, (*LLAMA_1B, "train.global_batch_size=4", "lora.rank=16"),
     ),
+}  # fmt: skip
+# vocabulary, width, mlp, layers, heads, kv heads, head dim, tokens of a row, rows
+SHAPES = {
+    "6 layers of 512": (8192, 512, 1536, 6, 8, 2, 64, 1024, 8),
+    "8 layers of 576": (49152, 576, 1536, 8, 9, 3, 64, 2048, 8),
+    "4 layers of 1,024": (32000, 1024, 4096, 4, 16, 8, 64, 2048, 4),
+    "12 layers of 768": (16384, 768, 2048, 12, 12, 4, 64, 1024, 8),
+    "50 layers of 256, scanned": (8192, 256, 768, 50, 4, 2, 64, 512, 8),
+    "the 135M": (49152, 576, 1536, 30, 9, 3, 64, 2048, 8),
 }
+FIELDS = (
+    "model.vocab_size", "model.embed_dim", "model.mlp_dim", "model.num_layers", "model.num_heads",
+    "model.num_kv_heads", "model.head_dim", "model.seq_len", "train.global_batch_size",
+)  # fmt: skip
+AS_MEASURED = "--as-measured"
+GIB = 2**30
+
+
+def as_measured() -> None:
+    """The child process of the compiler, with layers unrolled as they were measured."""
+    import jax
+
+    from lmwright.core import stack
+    from lmwright.planner.compiler import child
+
+    def unrolled(block: Any, layers: Any, x: Any, *side: Any, remat: Any) -> Any:
+        x, aux = jax.lax.scan(lambda x, w: block(w, x, *side), x, layers, unroll=True)
+        return x, jax.tree.map(lambda a: a.sum(0), aux)
+
+    stack._unrolled = unrolled
+    sys.argv = [sys.argv[0], *sys.argv[2:]]
+    child.main()
+
+
+def times(path: Path, machine: Machine) -> None:
+    """Prints the measured and the predicted times of a step."""
+    print(f"{'step':<29} {'measured':>10} {'predicted':>10} {'ratio':>6}")
+    for name, (measured, _, changes) in MEASURED.items():
+        quick = Quick.of(load_run(path, changes), machine)
+        predicted = 1e3 * quick.step_s
+        print(
+            f"{name:<29} {measured:>7.1f} ms {predicted:>7.1f} ms {predicted / measured:>6.2f}, "
+            f"give or take {quick.error_share:.0%}"
+        )
+
+
+def peaks(path: Path, machine: Machine) -> None:
+    """Prints the measured peaks of memory beside those of compiled programs."""
+    columns = f"{'measured':>10} {'compiled':>10} {'ratio':>6} {'today':>10} {'--quick':>10}"
+    print(f"\n{'GiB at the peak':<29} {columns}")
+    for name, (_, measured, changes) in MEASURED.items():
+        if measured is None:
+            continue
+        run = load_run(path, changes)
+        programs = [(str(Path(__file__).resolve()), AS_MEASURED), CHILD]
+        then, now = (compile_for(run, machine, program=p).peak_bytes / GIB for p in programs)
+        quick = Quick.of(run, machine).memory.peak / GIB
+        print(
+            f"{name:<29} {measured:>10.2f} {then:>10.2f} {measured / then:>6.2f} {now:>10.2f} "
+            f"{quick:>10.2f}",
+            flush=True,
+        )
+
+
+def shapes(path: Path, machine: Machine) -> None:
+    """Prints the memory of small models by the compiler and by arithmetic."""
+    print(f"{'GiB at the peak':<27} {'remat':<6} {'compiled':>9} {'--quick':>9} {'ratio':>6}")
+    for name, sizes in SHAPES.items():
+        for remat, lora in product(("none", "dots", "block"), ((), ("lora.rank=16",))):
+            if lora and (remat == "dots" or sizes[1] != 1024):
+                continue
+            said = (f"{field}={size}" for field, size in zip(FIELDS, sizes, strict=True))
+            run = load_run(path, [*said, f"train.remat={remat}", *lora])
+            compiled = compile_for(run, machine).peak_bytes / GIB
+            quick = Quick.of(run, machine).memory.peak / GIB
+            print(
+                f"{name + ', LoRA' * bool(lora):<27} {remat:<6} {compiled:>9.3f} {quick:>9.3f} "
+                f"{quick / compiled:>6.3f}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -50,12 +140,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run.toml")
         path.write_text(RUN)
-        print(f"{'step':<29} {'measured':>10} {'predicted':>10} {'ratio':>6}")
-        for name, (measured, changes) in MEASURED.items():
-            predicted = 1e3 * Quick.of(load_run(path, changes), machine).step_s
-            ratio = predicted / measured
-            print(f"{name:<29} {measured:>7.1f} ms {predicted:>7.1f} ms {ratio:>6.2f}")
+        if "--shapes" in sys.argv:
+            shapes(path, machine)
+            return
+        times(path, machine)
+        if "--compile" in sys.argv:
+            peaks(path, machine)
 
 
 if __name__ == "__main__":
-    main()
+    as_measured() if AS_MEASURED in sys.argv else main()

@@ -68,3 +68,45 @@ def test_rows_of_one_document_are_cudnns(name, tmp_path):
     found = aot.compile_for(run, parse_machine(name))
     assert found.fits
     assert calls(found, "__cudnn$fmhaSoftmax") == calls(found, "__cudnn$fmhaSoftmaxBackward") == 2
+
+
+ATTENTION = "mosaic_gpu_v2" if has_tokamax else "__gpu$xla.gpu.triton"
+# devices along the axes of a mesh of 8, collectives beside those of fsdp, kernels of attention
+MESHES = {
+    "fsdp": (("mesh.fsdp=8",), ("all-gather", "reduce-scatter"), 8),
+    "data": (("mesh.data=8", "mesh.fsdp=1"), ("all-reduce",), 8),
+    "tensor": (("mesh.tensor=2", "mesh.fsdp=4"), ("all-gather", "reduce-scatter"), 8),
+    # a ring goes by chunks of queries in XLA
+    "ring": (("mesh.context=2", "mesh.fsdp=4"), ("collective-permute",), 0),
+    "heads traded": (
+        ("mesh.context=2", "mesh.fsdp=4", "train.context_attention=all_to_all"), ("all-to-all",), 8
+    ),
+    # scanned in stages: one layer's four
+    "stage": (
+        ("mesh.stage=2", "mesh.fsdp=4", "train.num_microbatches=2"), ("collective-permute",), 4
+    ),
+    "expert": (("mesh.expert=4", "mesh.fsdp=2"), ("all-to-all",), 16),
+    "places": (
+        ("mesh.expert=4", "mesh.fsdp=2", "model.experts.capacity_factor=1.25"), ("all-to-all",), 16
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("axes", MESHES)
+def test_meshes_of_several_cards(axes, tmp_path):
+    words, collectives, kernels = MESHES[axes]
+    moe = any(word.startswith("mesh.expert") for word in words)
+    shape = {"preset": "moe-6m"} if moe else {}
+    words = words if moe else (*SMALL, *words)
+    run = run_of(tmp_path, *words, "train.remat=block", **shape, batch=16)
+    found = aot.compile_for(run, parse_machine("gpu:h100x8"))
+    assert found.fits and found.mesh == found.mesh | sizes_of(words)
+    for name in collectives:
+        assert re.search(rf" {name}(-start)?\(", found.hlo), name
+    assert calls(found, ATTENTION) == kernels
+
+
+def sizes_of(words):
+    """The sizes of mesh axes that words like `mesh.fsdp=8` set."""
+    pairs = (w.removeprefix("mesh.").split("=") for w in words if w.startswith("mesh."))
+    return {axis: int(size) for axis, size in pairs}

@@ -12,6 +12,7 @@ from lmwright.hardware.devices import GPUS
 from lmwright.planner import command, longest, search
 from lmwright.planner.analytic import remat
 from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.memory import layer_bytes
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import gpu
@@ -171,3 +172,27 @@ def test_the_longest_rows_are_confirmed_by_the_compiler(own, asked, capsys):
     assert all(run not in no.runs[:i] for i, run in enumerate(no.runs))
     assert command.plan_command(own, replace(wanted, quick=True)) == 0
     assert "no compiler was asked" in capsys.readouterr().out
+
+
+def test_the_interval_around_a_step_widens_with_attention(tmp_path):
+    """Our attention kernels were not measured; products were, on one kind of card."""
+    found = []
+    for tokens, rows in ((2048, 8), (8192, 2)):
+        words = (f"model.seq_len={tokens}", "train.remat=none")
+        run = run_of(tmp_path, *words, preset="llama-135m", batch=rows)
+        share = {n: Quick.of(run, parse_machine(f"gpu:{n}x1")).error_share for n in GPUS}
+        assert 0.25 < share["h100"] and min(share["a100"], share["l4"]) >= 0.75
+        found.append(share["h100"])
+    assert found[0] < 0.75 < found[1]
+
+
+def test_a_ring_holds_scores(tmp_path):
+    """The kernels see whole rows, so a ring over `context` goes by chunks of queries."""
+    words = ("model.seq_len=4096", "mesh.context=2", "mesh.fsdp=4", "model.num_heads=4")
+    run = run_of(tmp_path, *words, "model.num_kv_heads=2", preset="llama-135m", batch=8)
+    traded = replace(run, train=replace(run.train, context_attention="all_to_all"))
+    ring, whole = (
+        layer_bytes(Quick.of(r, parse_machine("gpu:h100x8")).layouts[0]) for r in (run, traded)
+    )
+    # three times the float32 scores of 512 queries of a row, in 4 heads
+    assert ring - whole == 3 * 4 * 4 * 512 * 4096

@@ -236,7 +236,7 @@ def score_bytes(layout: Layout) -> float:
     if m is None or layout.kernels not in ("reference", "gpu", "early gpu"):
         return 0.0
     fits = gpu_attention.fits(layout.seq_len, m.head_dim, layout.activation_bytes)
-    if layout.kernels == "gpu" and fits:
+    if layout.kernels == "gpu" and fits and layout.has_kernel:  # which a ring does not have
         return 0.0
     heads = m.num_heads / layout.ways("batch", "seq", "heads")
     return layout.tokens * layout.seq_len * heads * 4

@@ -16,7 +16,7 @@ from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import Memory, memory, teacher_lines
-from lmwright.planner.analytic.step_time import HOST, error_share, timing
+from lmwright.planner.analytic.step_time import HOST, error_share, gpu_error_share, timing
 from lmwright.planner.analytic.tensors import Tensor, tensor_lines, tensors, tensors_json
 from lmwright.planner.analytic.timing import Timing
 from lmwright.planner.cost import RunCost
@@ -138,6 +138,8 @@ class Quick:
     @property
     def error_share(self) -> float:
         """Half the width of the interval around the step time."""
+        if self.machine.platform == "gpu":
+            return gpu_error_share(self.timing, self.machine.kind)
         return error_share(self.machine.kind, self.run, compiled=False)
 
     def to_json(self, cost: RunCost, advice: "Advice | None" = None) -> str:

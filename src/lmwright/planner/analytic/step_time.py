@@ -365,12 +365,25 @@ FARTHER = 0.15
 For two Mixtral 8x7B runs on v6e (capacity 1.25, tokens dropped), `--quick` predicts 15 % and 24 %
 less time than was measured."""
 ASSUMED = 0.75
-"""Interval for GPUs, of which no run was compared, and for CPUs, of which one was."""
+"""Interval for cards of which no step was compared, and for CPUs, of which one run was."""
+COMPARED = ("h100",)
+PRODUCTS = 0.25
+"""Interval for those: five steps with cuDNN's attention are within 10 %
+(`benchmarks/plan_gpu.py`)."""
+SLOW_ATTENTION = 2.0
+"""Added for attention's share of a GPU's step: our kernels were not measured, and JAX's own in
+Triton takes three times as long as is estimated here."""
+
+
+def gpu_error_share(took: Timing, kind: str) -> float:
+    """Half the width of the interval around a step on GPUs of a kind."""
+    share = PRODUCTS + SLOW_ATTENTION * took.by_kind["attention"] / took.step_s
+    return share if kind in COMPARED else max(ASSUMED, share)
 
 
 def error_share(kind: str, run: Run, *, compiled: bool) -> float:
     """Half the width of the interval around a step of the run on a machine of this kind: a TPU
-    generation, a GPU or `cpu`."""
+    generation, or another of which nothing is known."""
     if kind not in CHIPS:
         return ASSUMED
     weights = [w for stock in stocks_of(run) for w in stock.weights]
