@@ -6,10 +6,12 @@
 The work is that of the rows: no group is filled up to the largest one. On TPUs this is
 megablox (https://arxiv.org/abs/2211.15841), whose grid follows the sizes; XLA's own
 `ragged_dot` takes twice the cycles of the plain product there, and for the weight's gradient
-as many times as there are groups. Elsewhere a loop goes over blocks of each group's rows.
+as many times as there are groups. GPUs from Ampere on have kernels of our own for bfloat16
+(`core.gpu_ragged`). Elsewhere a loop goes over blocks of each group's rows.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +38,14 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     """
     if isinstance(w, Lora) and w.magnitude is None:
         base = lax.stop_gradient(dequantize(w.base, x.dtype))
-        narrow = ragged_product(dropped(x, w), w.a, sizes).astype(x.dtype)
+        narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype)
         out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
     elif isinstance(w, Lora):
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
     else:
-        out = ragged_product(x, as_array(w, x.dtype), sizes)
+        out = ragged_product(x, as_array(w, x.dtype), sizes, x.dtype)
     out = out.astype(x.dtype)
     return name_result(out, name or name_of(eqn))
 
@@ -52,28 +54,42 @@ def _rounded(x: Array, w: Rounded, sizes: Array) -> Array:
     return ragged_product(met(x, w, (1,)), widened(w), sizes)
 
 
-@jax.custom_vjp
-def ragged_product(x: Array, w: Array, sizes: Array) -> Array:
-    """float32 [T, F]: rows x [T, D] times the matrix of their group, w [E, D, F]; groups lie one
-    after the other, int32 `sizes` [E] rows each. `w` is read in the dtype of `x`; its gradient
-    is summed and returned in its own."""
-    return _product(x, w.astype(x.dtype), sizes)
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def ragged_product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+    """`dtype` [T, F]: rows x [T, D] times the matrix of their group, w [E, D, F], summed in
+    float32; groups lie one after the other, int32 `sizes` [E] rows each. `w` is read in the dtype
+    of `x`; its gradient is summed in float32 and returned in its own."""
+    return _product(x, w.astype(x.dtype), sizes, dtype)
 
 
-def _product(x: Array, w: Array, sizes: Array) -> Array:
-    return by_platform(x, w, sizes, tpu=_by_kernel, default=_by_blocks)
+def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: bool = False) -> Array:
+    def plain(by: Callable[..., Array], *args: Array) -> Array:
+        x, w, sizes = args
+        return by(x, w.swapaxes(1, 2) if transposed else w, sizes).astype(dtype)
+
+    branches = {"tpu": partial(plain, _by_kernel)}
+    if x.dtype == jnp.bfloat16:
+        branches["gpu"] = partial(_on_gpu, dtype=dtype, transposed=transposed)
+    return by_platform(x, w, sizes, default=partial(plain, _by_blocks), **branches)
 
 
-def _fwd(x: Array, w: Array, sizes: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    return ragged_product(x, w, sizes), (x, w, sizes)
+def _fwd(
+    x: Array, w: Array, sizes: Array, dtype: jnp.dtype
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    return ragged_product(x, w, sizes, dtype), (x, w, sizes)
 
 
-def _bwd(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, None]:
+def _bwd(
+    dtype: jnp.dtype, saved: tuple[Array, Array, Array], g: Array
+) -> tuple[Array, Array, None]:
     x, w, sizes = saved
     g = g.astype(x.dtype)
-    dx = _product(g, w.astype(x.dtype).swapaxes(1, 2), sizes)
-    dw = by_platform(x, g, sizes, tpu=_gradient_by_kernel, default=_gradient_by_blocks)
-    return dx.astype(x.dtype), dw.astype(w.dtype), None
+    dx = _product(g, w.astype(x.dtype), sizes, x.dtype, transposed=True)
+    branches = {"tpu": _gradient_by_kernel}
+    if x.dtype == jnp.bfloat16:
+        branches["gpu"] = _gradient_on_gpu
+    dw = by_platform(x, g, sizes, default=_gradient_by_blocks, **branches)
+    return dx, dw.astype(w.dtype), None
 
 
 ragged_product.defvjp(_fwd, _bwd)
@@ -138,6 +154,18 @@ def _between(at: Array, size: int, first: Array, end: Array) -> Array:
     """bool [size, 1]: rows from `at` on that are not before `first` and before `end`."""
     rows = at + jnp.arange(size)[:, None]
     return (rows >= first) & (rows < end)
+
+
+def _on_gpu(x: Array, w: Array, sizes: Array, *, dtype: jnp.dtype, transposed: bool) -> Array:
+    from lmwright.core import gpu_ragged
+
+    return gpu_ragged.product(x, w, sizes, dtype, transposed=transposed)
+
+
+def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
+    from lmwright.core import gpu_ragged
+
+    return gpu_ragged.gradient(x, g, sizes)
 
 
 def _by_kernel(x: Array, w: Array, sizes: Array) -> Array:

@@ -372,12 +372,14 @@ def device_kind() -> str:
 
 
 def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
-    """Result of the branch for the mesh's platform (`cpu`, `tpu`), or of `default`.
+    """Result of the branch for the mesh's platform (`cpu`, `gpu`, `tpu`), or of `default`.
 
     Without a mesh the compiler chooses. With one it must not: every branch would be traced, and a
     collective inside such a choice may deadlock on CPUs once the program comes from a cache.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
+        if "gpu" in branches:
+            branches["cuda"] = branches.pop("gpu")
         return lax.platform_dependent(*args, default=default, **branches)
     return branches.get(device.platform, default)(*args)
