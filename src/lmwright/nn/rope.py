@@ -16,7 +16,6 @@ the length of a row (dynamic, longrope) takes the length that the compiled progr
 that of the rows in training, that of the kv cache in generation.
 """
 
-import math
 from typing import Annotated, Literal
 
 import jax
@@ -25,10 +24,12 @@ import numpy as np
 from jax import Array, lax
 from pydantic import Field
 
+from lmwright.config.registry import Registry
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.sharding import by_platform
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+SCALED = Registry("lmwright.nn", {"rotations": "rope_scaling.rotations"})  # imported on demand
 
 
 @section
@@ -124,67 +125,15 @@ def rotations(
     rotary_dim: int, theta: float, scaling: RopeScaling | None, length: int
 ) -> tuple[np.ndarray, float]:
     """(radians a token, float32 [rotary_dim / 2], length of q and k) in rows of `length`."""
-    if isinstance(scaling, DynamicRope):
-        longer = max(length, scaling.original_seq_len) / scaling.original_seq_len
-        growth = scaling.factor * longer - (scaling.factor - 1)
-        theta = theta * growth ** (rotary_dim / (rotary_dim - 2))
+    if scaling is not None:
+        return SCALED["rotations"](rotary_dim, theta, scaling, length)
+    return 1 / periods(rotary_dim, theta), 1.0
+
+
+def periods(rotary_dim: int, theta: float) -> np.ndarray:
+    """Tokens a radian of each pair, float32 [rotary_dim / 2]."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    periods = np.float32(theta) ** exponents
-    if isinstance(scaling, LongRope):
-        return _longrope(periods, scaling, length)
-    if isinstance(scaling, YarnRope):
-        return _yarn(periods, scaling, rotary_dim, theta)
-    plain = 1 / periods
-    if isinstance(scaling, LinearRope):
-        return plain / np.float32(scaling.factor), 1.0
-    if isinstance(scaling, ProportionalRope):
-        plain[int(scaling.fraction * rotary_dim // 2) :] = 0
-        return plain / np.float32(scaling.factor), 1.0
-    return (_llama3(plain, scaling) if isinstance(scaling, Llama3Rope) else plain), 1.0
-
-
-def _llama3(plain: np.ndarray, s: Llama3Rope) -> np.ndarray:
-    turns = s.original_seq_len * plain / np.float32(2 * math.pi)
-    smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
-    smooth = np.clip(smooth, 0, 1).astype(np.float32)
-    return (1 - smooth) * plain / np.float32(s.factor) + smooth * plain
-
-
-def _yarn(
-    periods: np.ndarray, s: YarnRope, rotary_dim: int, theta: float
-) -> tuple[np.ndarray, float]:
-    def pair(turns: float) -> float:
-        """The pair, counted as a fraction, that turns `turns` times within the original length."""
-        log = math.log(s.original_seq_len / (turns * 2 * math.pi))
-        return rotary_dim * log / (2 * math.log(theta))
-
-    low, high = pair(s.beta_fast), pair(s.beta_slow)
-    if s.borders == "whole":
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rotary_dim - 1)
-    width = high - low if high != low else 0.001
-    slowed = (np.arange(rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width)
-    slowed = np.clip(slowed, 0, 1)
-    rotation = slowed / (np.float32(s.factor) * periods) + (1 - slowed) / periods
-    return rotation, yarn_attention_factor(s)
-
-
-def yarn_attention_factor(s: YarnRope) -> float:
-    """Factor on the length of q and k."""
-    grown = lambda weight: 0.1 * weight * math.log(s.factor) + 1.0  # noqa: E731
-    if s.attention_factor is not None:
-        return s.attention_factor
-    if s.mscale and s.mscale_all_dim:
-        return grown(s.mscale) / grown(s.mscale_all_dim)
-    return grown(1.0)
-
-
-def _longrope(periods: np.ndarray, s: LongRope, length: int) -> tuple[np.ndarray, float]:
-    each = s.long_factor if length > s.original_seq_len else s.short_factor
-    longer = s.attention_factor
-    if longer is None:
-        longer = math.sqrt(1 + math.log(s.factor) / math.log(s.original_seq_len))
-    return 1 / (np.asarray(each, np.float32) * periods), longer
+    return np.float32(theta) ** exponents
 
 
 def rope_tables(
