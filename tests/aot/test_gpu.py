@@ -70,6 +70,27 @@ def test_rows_of_one_document_are_cudnns(name, tmp_path):
     assert calls(found, "__cudnn$fmhaSoftmax") == calls(found, "__cudnn$fmhaSoftmaxBackward") == 2
 
 
+def test_matrices_multiply_8_bits(tmp_path):
+    """Of two layers with seven matrices: forward, and two products of gradients."""
+    run = run_of(tmp_path, *SMALL, "train.remat=none", "train.precision=fp8")
+    hlo = aot.compile_for(run, parse_machine("gpu:h100x1")).hlo
+    products = [kinds for block in hlo.split("\n\n") for kinds in operands_of_products(block)]
+    gradients = [kinds for kinds in products if "f8e5m2" in kinds]
+    assert len(gradients) == 2 * 7 * 2 and set(map(frozenset, gradients)) == {frozenset(NARROW)}
+    # products of one input may be one
+    assert 2 * 3 <= products.count(("f8e4m3fn", "f8e4m3fn")) <= 2 * 7
+
+
+NARROW = ("f8e4m3fn", "f8e5m2")
+
+
+def operands_of_products(block):
+    """Types of both operands of each product of a computation's text."""
+    types = dict(re.findall(r"%?([\w.\-]+) = (\w+)\[", block))
+    for pair in re.findall(r" dot\(%?([\w.\-]+), %?([\w.\-]+)\)", block):
+        yield tuple(types[name] for name in pair)
+
+
 ATTENTION = "mosaic_gpu_v2" if has_tokamax else "__gpu$xla.gpu.triton"
 # devices along the axes of a mesh of 8, collectives beside those of fsdp, kernels of attention
 MESHES = {

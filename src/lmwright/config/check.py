@@ -20,6 +20,7 @@ def check_run(run: Run) -> None:
         _check_length,
         _check_direction,
         _check_parts,
+        _check_precision,
         _check_schedule,
         lambda run: run.mesh.rest_axis(),
         _check_row,
@@ -60,6 +61,15 @@ def _check_length(run: Run) -> None:
         raise UserError(
             f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; keep one"
         )
+
+
+def _check_precision(run: Run) -> None:
+    for section in ("lora", "qat"):
+        if run.train.precision == "fp8" and getattr(run, section) is not None:
+            raise UserError(
+                f"train.precision: 'fp8' is for weights that are trained whole as floats; use "
+                f"'bf16' with [{section}]"
+            )
 
 
 def _check_direction(run: Run) -> None:

@@ -237,8 +237,9 @@ class Train:
     """Rows in one optimizer step, over all devices and microbatches."""
     num_microbatches: PositiveInt = 1
     """Pieces a batch is cut into; gradients are summed over them."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Activations and matmuls; weights and optimizer stay in fp32."""
+    precision: Literal["fp32", "bf16", "fp8"] = "bf16"
+    """Activations and matmuls; weights and optimizer stay in fp32. With `fp8` activations are bf16,
+    and the matrices of attention and mlps multiply in 8-bit floats."""
     remat: Free[RematChoice] = "auto"
     """What the backward pass recomputes: nothing, all but matmuls, these and the mlp's gate,
     these and all the mlp's wide matmuls, whole blocks. A GPU's memory decides for `auto`, which is
@@ -275,6 +276,11 @@ class Train:
     """Steps between checks for silent corruption on devices (exit code 47); none if unset."""
     publish_every_steps: Free[PositiveInt | None] = None
     """Steps between checkpoints that are published as `publish` says; never if unset."""
+
+    @property
+    def activations(self) -> Literal["fp32", "bf16"]:
+        """Precision of the activations."""
+        return "fp32" if self.precision == "fp32" else "bf16"
 
     @property
     def fixed_remat(self) -> RematName:

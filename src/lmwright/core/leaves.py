@@ -7,6 +7,7 @@
                                    QLoRA (https://arxiv.org/abs/2305.14314)
     Ternary(latent)                trained, and computed with -1, 0 and 1 (`core.ternary`)
     Rounded(latent, scale, ...)    trained, and computed as its integers will be (`core.rounded`)
+    Float8(latent)                 trained, and multiplied in 8 bits (`core.float8`)
 
 All are pytrees of arrays with the weight's batch axes in front, so that scans, pipeline
 stages and shardings treat them like plain arrays. How many axes are inputs and outputs
@@ -106,9 +107,19 @@ class Rounded:
     outputs: int = field(default=1, metadata={"static": True})
 
 
+@_leaf
+class Float8:
+    """A trained `latent` that multiplies in 8-bit floats (`core.float8`)."""
+
+    latent: Any
+
+
 Quantized = Int8 | Int4
-TYPED = (Int8, Int4, Lora, Ternary, Rounded)
-WIDENED = Registry(__package__, {"Ternary": "ternary.widened", "Rounded": "rounded.widened"})
+TYPED = (Int8, Int4, Lora, Ternary, Rounded, Float8)
+WIDENED = Registry(
+    __package__,
+    {"Ternary": "ternary.widened", "Rounded": "rounded.widened", "Float8": "float8.widened"},
+)
 """Functions that return the float32 array that a trained leaf computes with, by leaf type."""
 
 
@@ -131,7 +142,7 @@ def trained_leaves(w: Tree) -> list[bool]:
         if isinstance(leaf, Lora):
             magnitude = None if leaf.magnitude is None else True
             frozen = replace(frozen, a=True, b=True, magnitude=magnitude)
-        if isinstance(leaf, Ternary | Rounded):
+        if isinstance(leaf, Ternary | Rounded | Float8):
             own = jax.tree.map(lambda _: True, replace(leaf, latent=None))
             frozen = [*trained_leaves(leaf.latent), *jax.tree.leaves(own)]
         marks += jax.tree.leaves(frozen) if is_typed(leaf) else [True]
@@ -181,7 +192,7 @@ def dequantize(w: Any, dtype: jnp.dtype) -> Array:
             blocks = in_blocks(w.values.astype(dtype), axis, size)
             scale = jnp.expand_dims(w.scale.astype(dtype), axis + 1)
             return (blocks * scale).reshape(w.values.shape)
-        case Ternary() | Rounded():
+        case Ternary() | Rounded() | Float8():
             return WIDENED[type(w).__name__](w).astype(dtype)
     return w.astype(dtype)
 

@@ -19,11 +19,21 @@ from jax.sharding import PartitionSpec
 from lmwright.config.registry import Registry
 from lmwright.core import cpu
 from lmwright.core.compute import MATMUL, WIDE_MATMUL
-from lmwright.core.leaves import TYPED, Int4, Int8, Lora, Rounded, Ternary, dequantize, merge
+from lmwright.core.leaves import (
+    TYPED,
+    Float8,
+    Int4,
+    Int8,
+    Lora,
+    Rounded,
+    Ternary,
+    dequantize,
+    merge,
+)
 from lmwright.core.param import Tree, letters
 from lmwright.core.sharding import batch_ways, by_platform, device_kind
 
-Weight = Array | Int8 | Int4 | Lora | Ternary | Rounded
+Weight = Array | Int8 | Int4 | Lora | Ternary | Rounded | Float8
 
 # where gradients are scattered by an all-to-all
 TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # whose links run one by themselves
@@ -34,7 +44,7 @@ PRODUCTS = Registry(
     {
         "Int8": "frozen.product", "Int4": "frozen.product", "Lora": "frozen.low_rank",
         "narrow": "frozen.narrow_products",
-        "Ternary": "ternary.product", "Rounded": "rounded.product",
+        "Ternary": "ternary.product", "Rounded": "rounded.product", "Float8": "float8.product",
     },
 )  # fmt: skip
 """Product functions `(eqn, x, w, narrow)` by leaf type; "narrow" computes the part that Lora leaves

@@ -60,7 +60,7 @@ class DistillTraining(Training[Any]):
 
     def _storage(self, param: Param) -> Storage:
         wide = not param.is_matrix or part_of(param) == "router"
-        return "fp32" if wide else self.run.train.precision
+        return "fp32" if wide else self.run.train.activations
 
     @property
     def flops_per_weight(self) -> int:  # type: ignore[override]

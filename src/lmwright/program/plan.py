@@ -140,10 +140,10 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
     """Compute settings of the run's model on a platform. Raises UserError for bf16 on a GPU that
     does not compute in it."""
     kernels = select.kernels_for(platform, num_devices, device_kind)
-    if kernels == "early gpu" and run.train.precision == "bf16":
+    if kernels == "early gpu" and run.train.activations == "bf16":
         raise UserError(f"train.precision: {device_kind} has no bf16; set train.precision = 'fp32'")
     return Compute(
-        precision=run.train.precision,
+        precision=run.train.activations,
         remat=run.train.fixed_remat,
         offload=run.train.offload,
         block_inputs=run.train.block_inputs,

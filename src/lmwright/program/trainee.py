@@ -185,6 +185,7 @@ TRAININGS = Registry(
     {
         "full": "trainee.FullTraining", "lora": "lora_training.LoraTraining",
         "qat": "qat_training.QatTraining", "lora in qat": "qat_training.LowRankQatTraining",
+        "float8": "float8_training.Float8Training",
         "distill": "distill_training.DistillTraining",
     },
 )  # fmt: skip
@@ -193,6 +194,7 @@ TRAININGS = Registry(
 def training_of(run: Run) -> Training:
     """The trainees of a run; the one place that decides them. Raises UserError for adapters that
     do not fit the run."""
-    kinds = ("full", "lora") if run.qat is None else ("qat", "lora in qat")
+    full = "float8" if run.train.precision == "fp8" else "full"
+    kinds = (full, "lora") if run.qat is None else ("qat", "lora in qat")
     training = TRAININGS[kinds[run.lora is not None]](run)
     return TRAININGS["distill"](run, training) if run.objective.has_teacher else training

@@ -247,7 +247,7 @@ class Layout:
     @property
     def activation_bytes(self) -> int:
         """Bytes of one element of an activation."""
-        return 2 if self.run.train.precision == "bf16" else 4
+        return 2 if self.run.train.activations == "bf16" else 4
 
     def stream_bytes(self) -> float:
         """Bytes of the residual stream of one microbatch, [B, T, D], on one device."""
