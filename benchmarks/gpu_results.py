@@ -87,11 +87,14 @@ def _software(records: Sequence[Mapping[str, Any]]) -> list[str]:
     packages = sorted({pair for r in records for pair in r.get("versions", {}).items()})
     commits = sorted({r["machine"]["commit"][:10] for r in records if r["machine"]["commit"]})
     said = [f"driver {', '.join(drivers)}"] if drivers else []
-    return [*said, ", ".join(" ".join(p) for p in packages), f"lmwright at {', '.join(commits)}"]
+    said += [", ".join(" ".join(pair) for pair in packages)] if packages else []
+    return [*said, *([f"lmwright at {', '.join(commits)}"] if commits else [])]
 
 
 def _line(row: str, record: Mapping[str, Any]) -> str:
+    chosen = ", ".join(filter(None, (record.get("remat", ""), record.get("attention", ""))))
     who = " ".join([record["contestant"], *record.get("changes", ())])
+    who += f" ({chosen})" if chosen else ""
     median = speed(record)
     if median is None:
         return f"| {row} | {who} | {record['error'].replace('|', '/')[:90]} | | | |"

@@ -76,8 +76,6 @@ class Row:
     generates: bool = False
     documents: int = 1
     """Documents of a row, for the contestants that pack."""
-    changes: tuple[str, ...] = ()
-    """Fields of our run."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -110,10 +108,7 @@ ROWS = {
     "packed-2k": Row("135m", 8, 2048, PACKED, (Goal("rows", 0.95), MEMORY), documents=3),
     "generate-1": Row("135m", 1, 320, goals=(Goal("best", 1.0), MEMORY), **TEXTS),
     "generate-8": Row("135m", 8, 320, goals=(Goal("best", 1.0), MEMORY), **TEXTS),
-    "lora-1x32k": Row(
-        "1b", 1, 32_768, ("lmwright",), (Goal("fits", 1.0),), lora=True,
-        changes=("train.remat=block",),
-    ),
+    "lora-1x32k": Row("1b", 1, 32_768, ("lmwright",), (Goal("fits", 1.0),), lora=True),
 }  # fmt: skip
 
 

@@ -36,47 +36,57 @@ class Ready:
     peak_bytes: Callable[[], int]
     """Most memory of the card that was in use."""
     facts: dict[str, Any] = field(default_factory=dict)
+    chosen: Callable[[], dict[str, Any]] = dict
+    """Facts that are known once a step was compiled."""
 
 
-def ours_of(row: Row, changes: Sequence[str]) -> Any:
-    """Our run of a row."""
+def ours_of(row: Row, packed: bool, changes: Sequence[str]) -> Any:
+    """Our run of a row, whose rows may hold several documents if `packed`."""
     from plan_gpu import RUN
 
     from lmwright.formats.open import load_run
 
     said = [f"model.{name}={size}" for name, size in row.sizes.items()]
     said += [f"model.seq_len={row.seq_len}", f"train.global_batch_size={row.rows}"]
+    if not packed:  # as transformers reads a row without a mask
+        said += ["data.pack.attention=row"]
     if row.lora:
         said += [f"lora.rank={RANK}", f"lora.alpha={ALPHA}"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run.toml")
         path.write_text(RUN)
-        return load_run(path, [*said, *row.changes, *changes])
+        return load_run(path, [*said, *changes])
 
 
 def by_lmwright(row: Row, device: str, mode: str = "", changes: Sequence[str] = ()) -> Ready:
-    """Our step: one document a row, or `packed`; or our generation."""
+    """Our step: rows of one document each, or `packed`; or our generation."""
     import jax
 
     from lmwright.core.param import count_params
+    from lmwright.kernels.select import KERNELS
+    from lmwright.planner.analytic.remat import settled_here
     from lmwright.program.plan import resolve
     from lmwright.program.state import abstract_state
     from lmwright.train.throughput import memory_bytes, peak_flops
 
-    run, devices = ours_of(row, changes), jax.devices()[:1]
+    run, devices = ours_of(row, mode == "packed", changes), jax.devices()[:1]
     peak = lambda: memory_bytes(devices)  # noqa: E731
     if row.generates:
         facts = {"num_params": count_params(run.model.spec())}
         return Ready(_lmwright_texts(row, run.model), peak, facts)
+    if devices[0].platform == "gpu":
+        run = settled_here(run, devices).run  # the remat that `train` would choose
     plan = resolve(run, devices)
     parts = abstract_state(plan)["trained"].values()
     trained = [leaf for part in parts for leaf in jax.tree.leaves(part["weights"])]
     facts: dict[str, Any] = {"trained_params": sum(leaf.size for leaf in trained)}
+    facts |= {"remat": plan.run.train.remat}
     documents = row.documents if mode == "packed" else 1
     if documents == 1 and (most := peak_flops(devices)):
-        facts |= {"flops": plan.flops_per_step / most}  # of a second of the card
+        facts |= {"flops": plan.flops_per_step / most}  # seconds of the card at its peak
     rows = random_rows(row.sizes["vocab_size"], row.rows, row.seq_len, documents)
-    return Ready(lmwright_steps(run, wait=False, **rows), peak, facts)
+    attention = lambda: {"attention": KERNELS["gpu attention taken"]()}  # noqa: E731
+    return Ready(lmwright_steps(run, wait=False, **rows), peak, facts, attention)
 
 
 def _lmwright_texts(row: Row, model: Any) -> Step:
@@ -208,6 +218,9 @@ def _apart(places: Any, mode: str) -> Any:
 
 
 def _trains(model: Any, mode: str, inputs: dict[str, Any], device: str) -> Ready:
+    import torch
+
+    torch.set_float32_matmul_precision("high")  # TF32 where a product is not bf16, as XLA has it
     facts = {"trained_params": _count(p for p in model.parameters() if p.requires_grad)}
     step = torch_steps(model, mode, "bf16", inputs, wait=False, lr=1e-4, weight_decay=0.1)
     return Ready(step, _torch_peak(device), facts)
@@ -221,7 +234,6 @@ def _torch_peak(device: str) -> Callable[[], int]:
     import torch
 
     if device == "cuda":
-        torch.set_float32_matmul_precision("high")
         return torch.cuda.max_memory_allocated
     return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -245,7 +257,7 @@ def measure(ready: Ready, tokens: int, steps: int, rounds: int, began: float) ->
             last = ready.step()
         losses.append(float(last))  # waits
         speeds.append(steps * tokens / (time.perf_counter() - start))
-    facts, median = dict(ready.facts), statistics.median(speeds)
+    facts, median = ready.facts | ready.chosen(), statistics.median(speeds)
     if flops := facts.pop("flops", None):
         facts["mfu"] = flops * median / tokens
     return facts | {

@@ -7,7 +7,8 @@
 
 Each contestant has the card to itself, in its own process; a record of it is added to the file of
 `--results`. One that has a record there is not run again (unless `--again`), so the same command
-goes on where it stopped. The median of 3 x 10 steps counts, after those that compile.
+goes on where it stopped; give it the file of the last session where a rented card comes bare. The
+median of 3 x 10 steps counts, after those that compile.
 
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
 each contestant gets only its own. On a machine with network, fill it by
@@ -41,7 +42,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 WHEELS = {
     "lmwright": (
         "lmwright", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "tomli-w",
-        "zstandard", "xxhash", "optax", "orbax-checkpoint", "etils", "tensorboardX",
+        "zstandard", "xxhash", "optax", "orbax-checkpoint", "etils", "tokamax",
     ),
     "liger": ("liger-kernel",),
     "peft": ("peft",),

@@ -82,6 +82,8 @@ def test_version_of_the_driver(monkeypatch, tmp_path, text):
         (dict(plugin=12), NO_DRIVER, "driver is missing or does not answer (JAX says: operation"),
         (dict(version="580.65.06", plugin=13), "FAILED_PRECONDITION: No visible GPU devices.",
          "its driver 580.65.06 does not answer (JAX says: FAILED_PRECONDITION: No visible GPU dev"),
+        (dict(version="580.65.06", plugin=13), "Unable to load cuFFT. Is it installed?",
+         "CUDA are missing or old (Unable to load cuFFT); run `pip install -e '.[cuda13]'`"),
         (dict(version="550.54.14"), "", "plugin is not installed; run `pip install -e '.[cuda12]"),
         (dict(version="580.65.06"), "", "plugin is not installed; run `pip install -e '.[cuda13]"),
         (dict(version="580.65.06", plugin=13, memory="81559, 310"),
@@ -89,8 +91,8 @@ def test_version_of_the_driver(monkeypatch, tmp_path, text):
          "too little of its memory is left (0.3 GiB of 79.6 GiB are free)"),
         (dict(plugin=13, card=False), "", "JAX finds no NVIDIA card on this machine"),
     ],
-    ids=["old for 13", "old for 12", "no driver", "no device", "no plugin, old", "no plugin",
-         "full", "no card"],
+    ids=["old for 13", "old for 12", "no driver", "no device", "no library", "no plugin, old",
+         "no plugin", "full", "no card"],
 )  # fmt: skip
 def test_reasons_why_jax_has_no_card(machine, facts, cause, words):
     machine(**facts)

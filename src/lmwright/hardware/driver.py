@@ -120,6 +120,8 @@ def _reason(cause: str) -> str:
             f"its driver {driver} is older than {LEAST[cuda]}, which the extra cuda{cuda} needs; "
             f"update the driver{other}"
         )
+    if re.match("Unable to load|Outdated", cause):
+        return f"parts of CUDA are missing or old ({cause}); {install(f'cuda{cuda}')}"
     known = f"driver {driver} does" if driver else "driver is missing or does"
     said = f" (JAX says: {cause})" if cause else ""
     return f"its {known} not answer{said}; make `nvidia-smi` list the card first"
