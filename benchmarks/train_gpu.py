@@ -11,10 +11,11 @@ goes on where it stopped; give it the file of the last session where a rented ca
 median of 3 x 10 steps counts, after those that compile.
 
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
-each contestant gets only its own. On a machine with network, fill it by
+each contestant gets only its own, and of these only what is not installed. Fill it where there is
+network by
 
     pip download --no-deps --only-binary=:all: --python-version 3.12 --dest=wheels \\
-        $(python benchmarks/train_gpu.py --wheel-names)
+        $(python benchmarks/train_gpu.py --wheel-names --only lmwright,liger)
 """
 
 import argparse
@@ -42,7 +43,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 WHEELS = {
     "lmwright": (
         "lmwright", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "tomli-w",
-        "zstandard", "xxhash", "optax", "orbax-checkpoint", "etils", "tokamax",
+        "zstandard", "xxhash", "optax", "orbax-checkpoint", "etils", "tokamax", "einshape", "qwix",
+        "immutabledict", "tensorboardX", "xprof", "fire", "termcolor", "six",
     ),
     "liger": ("liger-kernel",),
     "peft": ("peft",),
@@ -176,6 +178,11 @@ class Bench:
         return f"wheels: {lines[-1]}" if done.returncode else ""
 
 
+def wheel_names(libraries: list[str]) -> list[str]:
+    """Packages whose wheels may be brought along, but ours, which runs from its source."""
+    return sorted({name for library in libraries for name in WHEELS[library]} - {"lmwright"})
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
@@ -231,7 +238,7 @@ def main() -> None:
 
         return work(*args.worker, args.device, args.tiny, args.set, BEGAN)
     if args.wheel_names:
-        return print(*sorted({name for names in WHEELS.values() for name in names} - {"lmwright"}))
+        return print(*wheel_names(args.only.split(",") if args.only else [*WHEELS]))
     if args.table:
         return print(gpu_results.table(gpu_results.read(args.table)))
     rows = list(ROWS) if args.all else args.row
