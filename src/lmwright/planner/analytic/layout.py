@@ -158,15 +158,15 @@ class Layout:
 
     @property
     def is_unrolled(self) -> bool:
-        """True if layers are unrolled where they are not cut into stages."""
-        return self.kernels in UNROLLED and self.work.num_layers <= MAX_UNROLLED
+        """True if layers are unrolled (`core.stack`)."""
+        few = self.work.num_layers <= MAX_UNROLLED
+        return self.kernels in UNROLLED and few and self.stages == 1
 
     @property
     def is_fused(self) -> bool:
-        """True if `none` and `dots` are one program: unrolled layers never keep what is elementwise
-        (`core.stack`)."""
-        unrolled = self.is_unrolled and self.stages == 1
-        return unrolled and self.run.train.fixed_remat in ("none", "dots")
+        """True if `none` and `dots` are one program: unrolled layers never keep what is
+        elementwise."""
+        return self.is_unrolled and self.run.train.fixed_remat in ("none", "dots")
 
     @property
     def weights(self) -> tuple[Weight, ...]:

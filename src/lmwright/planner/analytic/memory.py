@@ -10,6 +10,9 @@
     temporaries    of the fuller of two moments: a chunk of logits with its gradient, when the
                    head's is the only gradient yet, or one layer's backward pass
 
+Layers that are unrolled, as on GPUs, free what they saved one after the other while gradients come,
+and cast their weights when they need them.
+
 How many arrays are alive at once in the two moments is what the TPU compiler was seen to need
 (`benchmarks/plan_quick.py`); it changes with the compiler.
 """
@@ -106,14 +109,18 @@ def _memory_of(layout: Layout, ahead: bool) -> Memory:
         saved, temporaries = forward_bytes(layout)
         return Memory(held["bytes"], 0.0, cast, 0.0, saved, temporaries)
     sums = trained if layout.run.train.num_microbatches > 1 else 0.0
-    moments = (head_bytes(layout), loss_bytes(layout)), (trained, layer_bytes(layout, ahead))
-    gradients, temporaries = max(moments, key=sum)
+    saved, loss, layer = saved_bytes(layout), loss_bytes(layout), layer_bytes(layout, ahead)
+    moments = (saved, head_bytes(layout), loss), (saved, trained, layer)
+    if layout.is_unrolled:  # one layer after the other casts its weights and frees what it saved
+        cast = 0.0
+        moments = *moments[:1], (saved, head_bytes(layout), layer), (0.0, trained, layer)
+    saved, gradients, temporaries = max(moments, key=sum)
     return Memory(
         weights=held["bytes"],
         optimizer=optimizer,
         cast=cast,
         gradients=sums + gradients,
-        saved=saved_bytes(layout),
+        saved=saved,
         host=saved_bytes(layout, on_host=True) + layout.host_optimizer_bytes,
         temporaries=temporaries,
     )
