@@ -37,6 +37,7 @@ def dense(views, size, q, k, v, ids, scoring):
         ("cpu", False, 48, 1),
         ("tpu", False, 48, 2),
         ("tpu", True, 32, 1),
+        ("gpu", False, 48, 2),
     ],
 )
 def test_equal_to_a_dense_mask(kernels, long, size, views, monkeypatch):
@@ -49,8 +50,8 @@ def test_equal_to_a_dense_mask(kernels, long, size, views, monkeypatch):
     dice = np.random.default_rng(4)
     rows = lambda a: jnp.asarray(dice.standard_normal((2 * (views + 1), *a.shape[1:])), a.dtype)  # noqa: E731
     arrays, ids = [rows(a) for a in (q, k, v)], jnp.repeat(ids, views + 1, axis=0)
-    # the clean rows' attention of TPUs has tests of its own
-    compute = Compute(kernels="reference" if kernels == "tpu" else kernels)
+    # the clean rows' attention of TPUs and GPUs has tests of its own
+    compute = Compute(kernels="reference" if kernels in ("tpu", "gpu") else kernels)
     attend = block_attention.blocks_by(compute, size, views, kernel=kernels, interpret=True)
     results = []
     for run in (attend, lambda *a: dense(views, size, *a)):

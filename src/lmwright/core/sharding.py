@@ -371,6 +371,12 @@ def device_kind() -> str:
     return "" if device is None else device.device_kind
 
 
+def platform() -> str:
+    """Platform of the mesh's devices, such as "gpu"; empty without a mesh."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return "" if device is None else device.platform
+
+
 def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
     """Result of the branch for the mesh's platform (`cpu`, `gpu`, `tpu`), or of `default`.
 

@@ -94,6 +94,8 @@ class _Program:
             return Halves(_cpu_forward, _cpu_backward)
         if self.kernel == "tpu":
             return _tpu(q, self.interpret) or Halves(_forward, _backward)
+        if self.kernel == "gpu":
+            return _gpu(q, self.interpret) or Halves(_forward, _backward)
         return Halves(_forward, _backward)
 
 
@@ -223,5 +225,30 @@ def _tpu(q: Array, interpret: Any) -> Halves | None:
         kept = (*map(turned, (q, k, v)), *marked, turned(out), sums)
         dq, dk, dv, *_ = module.backward(call, kept, turned(g))
         return back(dq), back(dk), back(dv)
+
+    return Halves(forward, backward)
+
+
+def _gpu(q: Array, interpret: Any) -> Halves | None:
+    """The halves that GPUs' kernels compute; None where they do not take such queries."""
+    from lmwright.kernels import gpu_attention, gpu_blocks
+
+    t, size = q.shape[1], q.shape[3]
+    if not gpu_attention.fits(t, size, q.dtype.itemsize, interpret):
+        return None
+    unit = math.log(2)  # sums are in powers of two
+
+    def forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
+        call = gpu_blocks.call_for(scoring, t, size, interpret)
+        out, (*_, sums) = gpu_blocks._forward(call, q, k, v, in_place(seen))
+        return out, sums.swapaxes(1, 2) * unit
+
+    def backward(
+        scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
+        log_sums: Array, g: Array,
+    ):  # fmt: skip
+        call = gpu_blocks.call_for(scoring, t, size, interpret)
+        kept = q, k, v, in_place(seen), out, log_sums.swapaxes(1, 2) / unit
+        return gpu_blocks._backward(call, kept, g)[:3]
 
     return Halves(forward, backward)
