@@ -76,7 +76,8 @@ def run_of(folder, case):
         objective=case.get("objective", dict(kind="clm")),
         optim=dict(kind="adamw", learning_rate=1e-3),
         data=dict(dir="data", sources=[dict(path="text", rows=case.get("rows", "text"))],
-                  tokenizer=tokenizer, pack=dict(method="best-fit", seq_len=case.get("length", LENGTH))),
+                  tokenizer=tokenizer,
+                  pack=dict(method="best-fit", seq_len=case.get("length", LENGTH))),
         train=dict(steps=100, global_batch_size=case.get("batch", 8), remat="none"),
         **{name: case[name] for name in ("lora", "qat") if name in case},
     )  # fmt: skip

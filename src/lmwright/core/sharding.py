@@ -383,9 +383,8 @@ def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[
     Without a mesh the compiler chooses. With one it must not: every branch would be traced, and a
     collective inside such a choice may deadlock on CPUs once the program comes from a cache.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if device is None:
-        if "gpu" in branches:
-            branches["cuda"] = branches.pop("gpu")
-        return lax.platform_dependent(*args, default=default, **branches)
-    return branches.get(device.platform, default)(*args)
+    if here := platform():
+        return branches.get(here, default)(*args)
+    if "gpu" in branches:
+        branches["cuda"] = branches.pop("gpu")
+    return lax.platform_dependent(*args, default=default, **branches)

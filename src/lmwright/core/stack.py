@@ -77,17 +77,11 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
     for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
         again = policy.apply(partial(one, index), prevent_cse=True, place=2)
         x, *tied = joint_gradients(x, *slots)
-        if platform() == "gpu":
-            x, *fixed = in_time(x, *fixed)
+        if platform() == "gpu":  # XLA would widen all layers at once, and hold a wide model
+            x, *fixed = lax.optimization_barrier((x, *fixed))
         x, new = again(tied, fixed, x, *side)
         aux = jax.tree.map(jnp.add, aux, new) if aux else new
     return x, aux
-
-
-def in_time(x: Array, *weights: Array) -> tuple[Array, ...]:
-    """A layer's input and the stacked weights, which are not read before it is there: XLA for GPUs
-    would widen the slices of all layers at once, and hold a wide copy of the model."""
-    return lax.optimization_barrier((x, *weights))
 
 
 def unstacked(layers: Array) -> list[Array]:
