@@ -88,6 +88,9 @@ def test_what_is_fastest_is_chosen(weights, monkeypatch):
         monkeypatch.setattr(jax, "local_devices", lambda device=device: [device])
         assert row_compute().precision == precision
         assert decode_compute(MODEL, weights, 100).precision == precision
+        assert not decode_compute(MODEL, weights, 100).unroll
+        assert decode_compute(MODEL, large, 100).unroll
+        assert not decode_compute(MODEL, large, 100, kernels="reference").unroll
 
 
 def test_the_commands_say_it_and_take_options(shared_data, tmp_path, capsys, monkeypatch):

@@ -123,6 +123,17 @@ def test_streamed_pieces_are_the_text(weights, tokenizer):
         assert whole.endswith(one.text.lstrip("\ufffd"))
 
 
+def test_a_gpu_is_asked_less_often_than_each_token(weights, tokenizer, greedy, monkeypatch):
+    """Text that is shown meanwhile comes in pieces of eight tokens; it is the same."""
+    calls, decode = [], module._decode
+    monkeypatch.setattr(module, "_decode", lambda *a: calls.append(a[2]) or decode(*a))
+    gpu, pieces = Compute(kernels="gpu"), []  # in fp32 without kernels, as XLA alone
+    found = run(weights, tokenizer, PROMPTS[:1], GREEDY, compute=gpu,
+                on_text=lambda row, text: pieces.append(text))  # fmt: skip
+    assert found == greedy[:1] and "".join(pieces) == found[0].text
+    assert calls == [8] * -(-45 // 8)
+
+
 def test_a_text_ends_where_it_should(weights, tokenizer, greedy):
     end = greedy[1].tokens[9]
     place = greedy[1].tokens.index(end)

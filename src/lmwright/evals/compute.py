@@ -17,9 +17,9 @@ from lmwright.program.plan import MAX_UNROLLED
 
 Kernels = Literal["platform", "reference"]
 
-# of a CPU: what compiling a layer by itself costs, and reading a slice of a stack of layers
+# what compiling a layer by itself costs, and by kernels, copying a layer out of a stack
 COMPILE_S = 0.2
-READ_BYTES_S = 15e9
+COPIED_BYTES_S = {"cpu": 15e9, "gpu": 5e11, "early gpu": 1.5e11}
 
 
 def row_compute(precision: str | None = None, kernels: Kernels = "platform") -> Compute:
@@ -56,12 +56,11 @@ def decode_compute(
     platform = _device().platform
     slow = platform == "cpu" or not has_bf16()
     compute = _compute(precision or ("fp32" if slow else "bf16"), kernels)
-    # A CPU copies a layer out of a stack before it reads it, unless each layer is compiled alone.
-    copying_s = new_tokens * nbytes(w) / READ_BYTES_S
-    pays = copying_s > COMPILE_S * model.num_layers
-    return replace(
-        compute, unroll=compute.kernels == "cpu" and model.num_layers <= MAX_UNROLLED and pays
-    )
+    if (rate := COPIED_BYTES_S.get(compute.kernels)) is None or model.num_layers > MAX_UNROLLED:
+        return compute
+    # CPUs and GPUs copy a layer out of a stack before they read it, unless each is compiled alone
+    copying_s = new_tokens * nbytes(w) / rate
+    return replace(compute, unroll=copying_s > COMPILE_S * model.num_layers)
 
 
 def refuse_encoder(model: Model) -> None:

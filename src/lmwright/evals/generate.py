@@ -38,7 +38,9 @@ from lmwright.models.decoder import Decoder
 
 __all__ = ["Generation", "Sampling", "generate", "generate_command"]
 
-STEPS = 16  # decode steps in one call; a finished row computes at most so many in vain
+# decode steps in one call; a finished row computes at most so many in vain
+STEPS = 16
+SHOWN_STEPS = {"gpu": 8, "early gpu": 8}  # by kernels, of text that is shown meanwhile; others: 1
 BATCH_ROWS = 32
 
 Prompt = str | Sequence[int]
@@ -211,7 +213,7 @@ def _run_batch(
     ends: frozenset[int],
     on_text: OnText | None,
 ) -> None:
-    steps = 1 if on_text else STEPS
+    steps = SHOWN_STEPS.get(compute.kernels, 1) if on_text else STEPS
     tokens, valid = pad_prompts([row.ids for row in rows])
     length = bucket(tokens.shape[1] + -(-max(row.limit for row in rows) // steps) * steps)
     logits, cache = _prefill(model, compute, length, w, tokens, valid)
