@@ -293,9 +293,24 @@ def _attention(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Arra
 
 
 def _forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
+    out, log_sums = (checkpoint_name(a, ATTENTION) for a in _results(call, q, k, v, seen))
+    return out, (q, k, v, seen, out, log_sums)
+
+
+def _backward(call: Call, residuals: tuple[Any, ...], g: Array):
+    return *_gradients(call, residuals, g), None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+# traced and lowered once for all layers
+@partial(jax.jit, static_argnums=0)
+def _results(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> tuple[Array, Array]:
+    """Results, and float32 [B, N, T] logs of softmax sums to the base of 2."""
     b, t, n, _ = q.shape
     specs = Specs(call, t, n // k.shape[2])
-    out, log_sums = call.run(
+    return call.run(
         _out_kernel,
         grid=(t // call.block_q, n, b),
         in_specs=[specs.queries, specs.keys, specs.keys, *specs.sides(whole=False)],
@@ -304,11 +319,11 @@ def _forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
             jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((b, n, t), jnp.float32),
         ],
     )(q, k, v, *seen, *walk_of_queries(seen, call))  # fmt: skip
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
-    return out, (q, k, v, seen, out, log_sums)
 
 
-def _backward(call: Call, residuals: tuple[Any, ...], g: Array):
+@partial(jax.jit, static_argnums=0)
+def _gradients(call: Call, residuals: tuple[Any, ...], g: Array) -> tuple[Array, Array, Array]:
+    """Gradients of queries, keys and values."""
     q, k, v, seen, out, log_sums = residuals
     b, t, n, _ = q.shape
     g = g.astype(q.dtype)
@@ -336,7 +351,4 @@ def _backward(call: Call, residuals: tuple[Any, ...], g: Array):
         out_specs=[specs.some_keys] * 2,
         out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (k, v)],
     )(*arrays, *walk_of_keys(seen, call))  # fmt: skip
-    return dq, dk, dv, None
-
-
-_attention.defvjp(_forward, _backward)
+    return dq, dk, dv
