@@ -129,7 +129,7 @@ class Bench:
         ):
             worker = subprocess.Popen(
                 command, env=self.variables(library, caches), stdout=subprocess.PIPE, stderr=err,
-                text=True, start_new_session=True,
+                text=True, start_new_session=True, cwd=caches,
             )  # fmt: skip
             try:
                 out, _ = worker.communicate(timeout=limit)
@@ -153,7 +153,7 @@ class Bench:
         # a user's JAX takes three quarters of the card; the largest rows may need more
         fixed = {"CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
         return fixed | said | {
-            "PYTHONPATH": os.pathsep.join([*own, *filter(None, [said.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([*own, *_paths(said.get("PYTHONPATH", ""))]),
             "JAX_PLATFORMS": {"gpu": "cuda"}.get(self.args.device, self.args.device),
             "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton",
             "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -172,10 +172,21 @@ class Bench:
         if not names:
             return ""
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        command += ["--find-links", str(wheels), "--target", str(self.folder / library), *names]
+        command += [
+            "--find-links",
+            str(wheels.resolve()),
+            "--target",
+            str(self.folder / library),
+            *names,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         lines = done.stderr.strip().splitlines() or ["pip failed"]
         return f"wheels: {lines[-1]}" if done.returncode else ""
+
+
+def _paths(variable: str) -> list[str]:
+    """Folders of PYTHONPATH, as seen from anywhere."""
+    return [os.path.abspath(path) for path in variable.split(os.pathsep) if path]
 
 
 def wheel_names(libraries: list[str]) -> list[str]:
