@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_rows import ROWS, Records, Row, speed
+from gpu_rows import ROWS, Records, Row, ours, speed
 
 HERE = Path(__file__).resolve().parent
 SMI = ("nvidia-smi", "--format=csv,noheader,nounits")
@@ -67,13 +67,14 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 def _card(name: str, records: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"### {name}", "", "; ".join(_software(records)), ""]
-    lines += ["| row | contestant | tokens/s | from - to | peak GiB | second step after, s |"]
-    lines += ["|---|---|---:|---:|---:|---:|"]
+    lines += ["| row | contestant | tokens/s | from - to | ours / it | peak GiB | second step, s |"]
+    lines += ["|---|---|---:|---:|---:|---:|---:|"]
     goals = ["| row | goal | measured | |", "|---|---|---:|---|"]
     for row_name, row in ROWS.items():
         own = [r for r in records if r["row"] == row_name]
-        lines += [_line(row_name, record) for record in sorted(own, key=_order(row))]
         plain = {r["contestant"]: r for r in own if not r.get("changes")}
+        ours_at = speed(ours(plain))
+        lines += [_line(row_name, record, ours_at) for record in sorted(own, key=_order(row))]
         goals += _goals(row_name, row, plain) if plain else []
     return "\n".join([*lines, "", *goals])
 
@@ -91,16 +92,19 @@ def _software(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*said, *([f"lmwright at {', '.join(commits)}"] if commits else [])]
 
 
-def _line(row: str, record: Mapping[str, Any]) -> str:
-    chosen = ", ".join(filter(None, (record.get("remat", ""), record.get("attention", ""))))
+def _line(row: str, record: Mapping[str, Any], our_speed: float | None) -> str:
+    chosen = [f"remat {record['remat']}"] if "remat" in record else []
+    chosen += [record["attention"]] if record.get("attention") else []
     who = " ".join([record["contestant"], *record.get("changes", ())])
-    who += f" ({chosen})" if chosen else ""
+    who += f" ({', '.join(chosen)})" if chosen else ""
     median = speed(record)
     if median is None:
-        return f"| {row} | {who} | {record['error'].replace('|', '/')[:90]} | | | |"
+        return f"| {row} | {who} | {record['error'].replace('|', '/')[:90]} | | | | |"
     rounds, peak = record["tokens_per_s"], record["peak_bytes"] / 2**30
     spread = f"{min(rounds):,.0f} - {max(rounds):,.0f}"
-    return f"| {row} | {who} | {median:,.0f} | {spread} | {peak:.1f} | {record['ready_s']:.0f} |"
+    times = f"{our_speed / median:.2f}" if our_speed else ""
+    cells = (row, who, f"{median:,.0f}", spread, times, f"{peak:.1f}", f"{record['ready_s']:.0f}")
+    return f"| {' | '.join(cells)} |"
 
 
 def _goals(name: str, row: Row, records: Records) -> list[str]:
