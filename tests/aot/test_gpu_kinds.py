@@ -3,6 +3,7 @@ it should have, and holds neither all scores of a row nor a wide copy of a froze
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +105,13 @@ def test_a_step_of_each_kind_compiles(name, tmp_path):
         assert f" {'s4' if base == 'int4' else 's8'}[" in found.hlo
     if "length" in case:  # no copy of both layers in bf16 beside the base
         assert found.temp_bytes < found.num_params
+
+
+def test_a_step_repeats_its_bits_with_the_options_of_the_manual(tmp_path):
+    """The gradient of the embedding, the one sum whose order would be free, is of sorted rows."""
+    run = run_of(tmp_path, CASES["full"][0])
+    options = {"xla_gpu_exclude_nondeterministic_ops": "True"}
+    run = replace(run, train=replace(run.train, compiler_options=options))
+    hlo = aot.compile_for(run, parse_machine("gpu:h100x1")).hlo
+    scatters = re.findall(r" scatter\(.*", hlo)
+    assert scatters and all("unique_indices=true" in line for line in scatters)

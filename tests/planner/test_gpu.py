@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.devices import GPUS
 from lmwright.planner import command, longest, search
@@ -16,6 +17,7 @@ from lmwright.planner.analytic.memory import layer_bytes
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import gpu
+from lmwright.program.plan import compute_of
 from tests.planner.runs import run_of
 
 GIB = 2**30
@@ -197,3 +199,11 @@ def test_a_ring_holds_scores(tmp_path):
     )
     # three times the float32 scores of 512 queries of a row, in 4 heads
     assert ring - whole == 3 * 4 * 4 * 512 * 4096
+
+
+def test_options_of_gpus_are_refused_where_they_have_no_effect(tmp_path):
+    run = run_of(tmp_path, "train.compiler_options.xla_gpu_deterministic_ops='True'")
+    assert compute_of(run, "gpu").kernels == "gpu"
+    for platform in ("cpu", "tpu"):
+        with pytest.raises(UserError, match="xla_gpu_deterministic_ops: is for GPUs"):
+            compute_of(run, platform)

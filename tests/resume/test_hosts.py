@@ -282,6 +282,30 @@ def test_launchers_are_recognized(variables, joins):
     assert started_together(variables) == joins
 
 
+@pytest.mark.parametrize(
+    "variables, gpus",
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, "all"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, "0"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "0"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "JAX_LOCAL_DEVICE_IDS": "0"}, "0"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "all"),
+        ({}, "0"),
+    ],
+)
+def test_one_process_on_a_machine_takes_all_its_gpus(variables, gpus, monkeypatch):
+    """JAX gives a process of Slurm and MPI the GPU of its own number on its machine."""
+    before = jax.config.read("jax_cuda_visible_devices")
+    narrow = lambda **_: jax.config.update("jax_cuda_visible_devices", "0")  # noqa: E731
+    monkeypatch.setattr(jax.distributed, "initialize", narrow)
+    together = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+    try:
+        join(variables=together | variables)
+        assert jax.config.read("jax_cuda_visible_devices") == gpus
+    finally:
+        jax.config.update("jax_cuda_visible_devices", before)
+
+
 @pytest.mark.slow  # two processes that compile
 def test_slurms_processes_find_each_other(small_run, tmp_path):
     """As srun starts them, on this machine."""

@@ -8,6 +8,7 @@ Every process runs the same command on a shared run directory; process 0 writes.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from lmwright.train import peers
 # Their launchers say how many processes they started; a script of Slurm that starts one itself has
 # no step.
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+# and how many of them on this machine, or on each, as "1" or "1(x2),3"
+ON_EACH = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 # Of a slice on Kubernetes: all its hosts. New node images set the first, and JAX looks there first.
 WORKERS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 SLICES = "MEGASCALE_NUM_SLICES"  # a JobSet of several; each may have a single host
@@ -67,6 +70,7 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
     count = where.get("num_processes")
     others = f"the other {count - 1} processes" if count else "the other processes"
     at = f" at {where['coordinator_address']}" if where else ""
+    visible = jax.config.read("jax_cuda_visible_devices")
     try:
         with peers.Waiting(others, at):
             jax.distributed.initialize(
@@ -86,7 +90,9 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
             f"the other processes were not found ({reason}); start one on each host, or set "
             f"{ADDRESS}, {COUNT} and {INDEX} in each"
         ) from error
-
+    if one_a_machine(variables) and not variables.get("JAX_LOCAL_DEVICE_IDS"):
+        # JAX has left each process of Slurm and MPI the one GPU that has its number
+        jax.config.update("jax_cuda_visible_devices", visible)
     if jax.process_count() > 1:
         peers.Watch(jax.process_count())
 
@@ -97,6 +103,12 @@ def started_together(variables: Mapping[str, str]) -> bool:
     several = any(count.isdecimal() and int(count) > 1 for count in counts)
     workers = next((variables[name] for name in WORKERS if name in variables), "")
     return several or "," in workers
+
+
+def one_a_machine(variables: Mapping[str, str]) -> bool:
+    """True if a launcher started one process on each machine, which takes all GPUs there."""
+    told = next((variables[name] for name in ON_EACH if name in variables), "")
+    return set(re.sub(r"\(x\d+\)", "", told).split(",")) == {"1"}
 
 
 def _count(variables: Mapping[str, str], name: str) -> int:
