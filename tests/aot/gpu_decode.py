@@ -1,5 +1,5 @@
-"""Prints a program of `generate` compiled for an H100: `prefill`, or `decode` with its layers
-apart; the model and the cache of test_gpu_decode."""
+"""Prints a program compiled for an H100: `prefill` or `decode` of `generate` with its layers apart,
+or that of `eval`; the model and the cache of test_gpu_decode."""
 
 import sys
 from functools import partial
@@ -9,11 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding, use_abstract_mesh
 
 from lmwright.core.compute import Compute
+from lmwright.core.contract import Batch
 from lmwright.core.param import is_param
 from lmwright.core.sharding import NO_MESH
-from lmwright.evals import generate
+from lmwright.evals import generate, loss
 from lmwright.models import cached
 from lmwright.models.llama import Llama
+from lmwright.objectives.clm import Clm
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.compiler import gpu
 
@@ -23,13 +25,19 @@ ROWS, PROMPT, LENGTH = 4, 1024, 2048
 
 
 def lowered(name):
-    """The program, of bf16 weights."""
+    """The program, of bf16 weights for `generate`."""
     compute = Compute(precision="bf16", kernels="gpu", unroll=True)
     shape = jax.ShapeDtypeStruct
     w = jax.tree.map(lambda p: shape(p.shape, jnp.bfloat16), MODEL.spec(), is_leaf=is_param)
     w = jax.eval_shape(partial(cached.layers_apart, MODEL), w)
     place = SingleDeviceSharding(gpu.devices_of(parse_machine("gpu:h100x1"))[0])
     there = partial(jax.tree.map, lambda a: shape(a.shape, a.dtype, sharding=place))
+    if name == "eval":
+        ids, weight = shape((ROWS, PROMPT), jnp.int32), shape((ROWS, PROMPT), jnp.float32)
+        scanned = Compute(precision="bf16", kernels="gpu")
+        measure = loss._measure(loss.TokenRowTally, MODEL, Clm(), scanned)
+        w = jax.tree.map(lambda p: shape(p.shape, jnp.float32), MODEL.spec(), is_leaf=is_param)
+        return measure.lower(there(w), there(Batch(ids, ids, ids, weight)))
     if name == "prefill":
         tokens, valid = shape((ROWS, PROMPT), jnp.int32), shape((ROWS, PROMPT), bool)
         arrays = there((w, tokens, valid))

@@ -1,5 +1,5 @@
-"""Programs of `generate` compiled by XLA's compiler for CUDA: many tokens a call, a cache that is
-written in place, and no copies of weights."""
+"""Programs of `generate` and `eval` compiled by XLA's compiler for CUDA: many tokens a call, a cache
+that is written in place, and no copies of weights."""
 
 import re
 
@@ -40,4 +40,10 @@ def test_the_host_is_asked_once_in_many_tokens(monkeypatch):
 def test_prompts_are_read_by_the_kernels(monkeypatch):
     hlo = program("prefill", monkeypatch)
     assert len(re.findall(r'name = "_out_kernel"', hlo)) == 2
+    assert not re.search(r"\[(\d+,)*1024,1024\]", hlo)
+
+
+def test_rows_are_measured_by_the_kernels(monkeypatch):
+    hlo = program("eval", monkeypatch)
+    assert len(re.findall(r'name = "_out_kernel"', hlo)) == 1  # of scanned layers
     assert not re.search(r"\[(\d+,)*1024,1024\]", hlo)
