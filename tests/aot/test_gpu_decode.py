@@ -1,5 +1,5 @@
-"""Programs of `generate` and `eval` compiled by XLA's compiler for CUDA: many tokens a call, a cache
-that is written in place, and no copies of weights."""
+"""Programs of `generate` and `eval` compiled by XLA's compiler for CUDA: many tokens a call, a
+cache that is written in place, and no copies of weights."""
 
 import re
 

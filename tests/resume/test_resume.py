@@ -76,6 +76,20 @@ def test_a_killed_run_ends_bit_for_bit_the_same(small_run, uninterrupted, tmp_pa
     assert final_weights(run) == final_weights(uninterrupted[0])
 
 
+@pytest.mark.slow  # two processes
+def test_a_resumed_run_finds_its_step_in_jaxs_cache(small_run, tmp_path, monkeypatch):
+    """Which on a GPU is one of several that the compiler might choose."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    steps = lambda: sorted((tmp_path / "compiled").glob("jit_train_step-*-cache"))  # noqa: E731
+    run = in_dir(small_run, tmp_path / "run")
+    assert train_in_process(run, KILL_IN_STEP.format(step=7, signal="SIGKILL")).returncode == -9
+    (kept,) = steps()
+    made = kept.stat().st_mtime_ns
+    assert train_in_process(run).returncode == 0
+    assert steps() == [kept] and kept.stat().st_mtime_ns == made
+
+
 def final_weights(run):
     from lmwright.formats.weights import load_run_weights
 
