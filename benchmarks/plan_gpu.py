@@ -2,7 +2,7 @@
 
     python benchmarks/plan_gpu.py               times by arithmetic
     python benchmarks/plan_gpu.py --compile     and memory by the compiler for CUDA: half an hour
-    python benchmarks/plan_gpu.py --shapes      memory of small models: by it and by arithmetic
+    python benchmarks/plan_gpu.py --shapes      memory of many steps, by it and by arithmetic
 
 The measured steps had cuDNN's attention, layers unrolled by a scan that recomputes nothing, one
 document a row, AdamW, bf16 products and fp32 weights. None of them set a rate of the plan. Our own
@@ -14,10 +14,12 @@ as the measured one (with our attention kernels), and about that of today.
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from lmwright.config.run import Run
 from lmwright.formats.open import load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -63,6 +65,19 @@ SHAPES = {
     "50 layers of 256, scanned": (8192, 256, 768, 50, 4, 2, 64, 512, 8),
     "the 135M": (49152, 576, 1536, 30, 9, 3, 64, 2048, 8),
 }
+SIX_LAYERS = (16384, 768, 2048, 6, 12, 4, 64, 1024, 16)
+GEMMA = ("model.preset=gemma3-1b", "model.num_layers=6", "model.vocab_size=32768")
+ROWS_OF_2048 = ("model.seq_len=2048",)
+# compiled after the rules of arithmetic were written
+HELD_OUT = {
+    "6 layers, 2 microbatches": ("gpu:h100x1", 16, SIX_LAYERS, ("train.num_microbatches=2",)),
+    "6 layers on 8 cards": ("gpu:h100x8", 64, SIX_LAYERS, ()),
+    "6 layers of gemma3-1b": ("gpu:h100x1", 4, None, (*GEMMA, *ROWS_OF_2048)),
+    "llama-1b": ("gpu:h100x1", 24, None, ("model.preset=llama-1b", *ROWS_OF_2048)),
+    "llama-3b": ("gpu:h100x1", 4, None, ("model.preset=llama-3b", *ROWS_OF_2048)),
+    "llama-8b on 8 cards": ("gpu:h100x8", 32, None, ("model.preset=llama-8b", *ROWS_OF_2048)),
+}
+POLICIES = {"llama-1b": ("mlp",), "llama-3b": ("gate",), "llama-8b on 8 cards": ("dots",)}
 FIELDS = (
     "model.vocab_size", "model.embed_dim", "model.mlp_dim", "model.num_layers", "model.num_heads",
     "model.num_kv_heads", "model.head_dim", "model.seq_len", "train.global_batch_size",
@@ -118,21 +133,34 @@ def peaks(path: Path, machine: Machine) -> None:
 
 
 def shapes(path: Path, machine: Machine) -> None:
-    """Prints the memory of small models by the compiler and by arithmetic."""
+    """Prints the memory of steps by the compiler and by arithmetic."""
     print(f"{'GiB at the peak':<27} {'remat':<6} {'compiled':>9} {'--quick':>9} {'ratio':>6}")
     for name, sizes in SHAPES.items():
         for remat, lora in product(("none", "dots", "block"), ((), ("lora.rank=16",))):
             if lora and (remat == "dots" or sizes[1] != 1024):
                 continue
-            said = (f"{field}={size}" for field, size in zip(FIELDS, sizes, strict=True))
-            run = load_run(path, [*said, f"train.remat={remat}", *lora])
-            compiled = compile_for(run, machine).peak_bytes / GIB
-            quick = Quick.of(run, machine).memory.peak / GIB
-            print(
-                f"{name + ', LoRA' * bool(lora):<27} {remat:<6} {compiled:>9.3f} {quick:>9.3f} "
-                f"{quick / compiled:>6.3f}",
-                flush=True,
-            )
+            words = (*said(sizes), f"train.remat={remat}", *lora)
+            show_peak(name + ", LoRA" * bool(lora), load_run(path, words), machine)
+    for name, (on, rows, sizes, more) in HELD_OUT.items():
+        for remat in POLICIES.get(name, ("none", "block")):
+            words = said(sizes) if sizes else []
+            words += [*more, f"train.remat={remat}", f"train.global_batch_size={rows}"]
+            show_peak(name, load_run(path, words), parse_machine(on))
+
+
+def said(sizes: Sequence[int]) -> list[str]:
+    """Overrides that set the sizes of a model and its rows."""
+    return [f"{field}={size}" for field, size in zip(FIELDS, sizes, strict=True)]
+
+
+def show_peak(name: str, run: Run, machine: Machine) -> None:
+    """Prints the memory of a step by the compiler and by arithmetic."""
+    compiled = compile_for(run, machine).peak_bytes / GIB
+    quick = Quick.of(run, machine).memory.peak / GIB
+    print(
+        f"{name:<27} {run.train.remat:<6} {compiled:>9.3f} {quick:>9.3f} {quick / compiled:>6.3f}",
+        flush=True,
+    )
 
 
 def main() -> None:

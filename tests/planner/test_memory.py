@@ -134,3 +134,25 @@ def test_unrolled_layers_free_what_they_saved(tmp_path):
         for name in ("none", "dots")
     )
     assert scanned.saved > 1.5 * dots.saved and scanned.cast > 0  # as on TPUs
+
+
+@pytest.mark.parametrize(
+    "on, words, compiled",
+    [  # GiB by XLA for an H100, and by the TPU's compiler
+        ("gpu:h100x2", ("train.remat=none", "mesh.fsdp=1"), 2.873),
+        (
+            "v5e-4",
+            ("train.remat=mlp", "mesh.fsdp=2", "model.embed_dim=512", "model.num_heads=4",
+             "model.num_kv_heads=2", "model.head_dim=128", "train.global_batch_size=32"),
+            1.871,
+        ),
+    ],
+)  # fmt: skip
+def test_stages_keep_every_tick_and_meet_in_the_loss(on, words, compiled, tmp_path):
+    """Microbatches of a pipeline come to the loss together."""
+    shape = ("model.seq_len=1024", "model.vocab_size=16384", "model.num_layers=4", "mesh.stage=2")
+    words = (*shape, "train.num_microbatches=4", *words)
+    run = run_of(tmp_path, *words, preset="llama-135m", batch=16)
+    quick = Quick.of(run, parse_machine(on))
+    assert quick.memory.peak == pytest.approx(compiled * 2**30, rel=0.02)
+    assert quick.layouts[0].ticks == 5

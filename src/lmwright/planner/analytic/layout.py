@@ -214,6 +214,13 @@ class Layout:
         return self.sizes["stage"]
 
     @property
+    def ticks(self) -> int:
+        """Microbatches that a stage computes before its backward pass begins, empty ones too
+        (`core.pipeline`)."""
+        pieces = self.run.train.num_microbatches
+        return pieces + self.stages - 1 if self.stages > 1 else 1
+
+    @property
     def layers(self) -> float:
         """Layers of one device."""
         return self.work.num_layers / self.stages

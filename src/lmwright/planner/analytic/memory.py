@@ -187,10 +187,9 @@ def block_input_bytes(layout: Layout) -> float:
 
 def saved_bytes(layout: Layout, *, on_host: bool = False) -> float:
     """Bytes saved for the backward pass on the device, or on the host; with pipeline stages,
-    those of all microbatches in flight."""
+    those of all their ticks."""
     saved = sum(result.bytes for result in saved_results(layout) if result.on_host == on_host)
-    under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
-    return layout.layers * saved * under_way
+    return layout.layers * saved * layout.ticks
 
 
 def is_needed(layout: Layout, weight: Weight) -> bool:
@@ -289,10 +288,12 @@ def loss_bytes(layout: Layout) -> float:
     m, train, size = layout.work, layout.run.train, layout.activation_bytes
     ways = layout.ways("batch", "seq", "vocab")
     share = min(train.loss_chunk_tokens / layout.seq_len, predicted_share(layout))
-    logits = layout.tokens * share * m.vocab_size / ways
+    # a pipeline's microbatches come to the loss together
+    together = train.num_microbatches if layout.stages > 1 else 1
+    logits = together * layout.tokens * share * m.vocab_size / ways
     table = _head(layout)
     head = m.vocab_size * m.embed_dim / ways
-    streams = 2 * layout.stream_bytes()
+    streams = 2 * together * layout.stream_bytes()
     if not table.trained:
         gathered = head * size if layout.gathered_ways(table) > 1 else 0.0
         return LOGITS_ALIVE * logits * WEIGHT_BYTES + logits * size + gathered + streams

@@ -106,9 +106,8 @@ def _times(layout: Layout, share: float = 1.0) -> int:
 
 def _saved(layout: Layout, saved: Saved, weight: Weight | None) -> Tensor:
     """A result that is kept; of a mean layer, so that all layers have it that many times."""
-    under_way = layout.run.train.num_microbatches if layout.stages > 1 else 1
     share = layout.share(weight) if weight else 1.0
-    whole = layout.layers * saved.bytes * under_way
+    whole = layout.layers * saved.bytes * layout.ticks
     one_layer = saved.bytes / share
     signs = weight is not None and layout.keeps_signs(weight)
     return Tensor(
