@@ -14,7 +14,7 @@ from tests.kernels.test_cpu import near
 from tests.kernels.test_gpu_attention import both
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tokamax") is None, reason="needs tokamax (Python 3.12)"
+    importlib.util.find_spec("tokamax") is None, reason="needs tokamax (cuda13)"
 )
 
 

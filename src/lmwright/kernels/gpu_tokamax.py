@@ -54,12 +54,15 @@ def library() -> Kernels | None:
     if importlib.util.find_spec("tokamax") is None:
         return None
     try:
+        from absl import flags
         from tokamax._src.ops.attention import base
         from tokamax._src.ops.attention import pallas_mosaic_gpu as mosaic
         from tokamax._src.ops.attention import pallas_mosaic_gpu_vjp as gradients
     except (ImportError, RuntimeError) as error:  # another version, or one for another JAX
         logging.getLogger(__name__).warning("tokamax's attention is not used: %s", error)
         return None
+    if not flags.FLAGS.is_parsed():  # else older versions read this program's own arguments
+        flags.FLAGS.mark_as_parsed()
     logging.getLogger("absl").addFilter(_is_not_about_tuning)
     attend, back = mosaic.PallasMosaicGpuFlashAttention, gradients.PallasMosaicGpuFlashAttentionVjp
     return Kernels(attend(), back(), base.Mask)
