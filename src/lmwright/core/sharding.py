@@ -367,14 +367,12 @@ def slices_of(shape: dict[str, int], num_slices: int) -> dict[str, int]:
 
 def device_kind() -> str:
     """Kind of the mesh's devices, such as "TPU v4"; empty without a mesh."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return "" if device is None else device.device_kind
+    return getattr(jax.sharding.get_abstract_mesh().abstract_device, "device_kind", "")
 
 
 def platform() -> str:
     """Platform of the mesh's devices, such as "gpu"; empty without a mesh."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return "" if device is None else device.platform
+    return getattr(jax.sharding.get_abstract_mesh().abstract_device, "platform", "")
 
 
 def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
@@ -385,6 +383,5 @@ def by_platform(*args: Array, default: Callable[..., Any], **branches: Callable[
     """
     if here := platform():
         return branches.get(here, default)(*args)
-    if "gpu" in branches:
-        branches["cuda"] = branches.pop("gpu")
+    branches = {"cuda" if name == "gpu" else name: run for name, run in branches.items()}
     return lax.platform_dependent(*args, default=default, **branches)

@@ -71,6 +71,8 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
         layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
         return block(jax.tree.unflatten(tree, layer), x, *side)
 
+    if platform() == "gpu":  # gradients are put together once, not in each pass that reads them
+        leaves = list(joint_gradients(*leaves))
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
