@@ -54,6 +54,8 @@ def run_stack(
     stages, rows go in `num_microbatches` pieces."""
     layers = layers if (several := len(blocks) > 1) else {"0": layers}
     if unroll and num_stages() == 1:
+        if platform() == "gpu" and num_microbatches == 1:  # a sum over pieces does it by itself
+            (layers,) = joint_gradients(layers)  # stacked once, not in each pass that reads them
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
     block = _chained([remat.apply(block, prevent_cse=several) for block in blocks], several)
     if num_stages() > 1:
@@ -71,8 +73,6 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
         layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
         return block(jax.tree.unflatten(tree, layer), x, *side)
 
-    if platform() == "gpu":  # gradients are put together once, not in each pass that reads them
-        leaves = list(joint_gradients(*leaves))
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
