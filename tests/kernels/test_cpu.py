@@ -377,7 +377,7 @@ def test_select():
     assert select.kernels_for("cpu", 8) == "reference"
     assert select.kernels_for("gpu", 1) == select.kernels_for("gpu", 8) == "gpu"
     assert select.kernels_for("gpu", 1, "NVIDIA A100-SXM4-80GB") == "gpu"
-    for kind in ("Tesla T4", "Tesla P100-PCIE-16GB", "NVIDIA GeForce RTX 2080 Ti"):
+    for kind in ("Tesla T4", "NVIDIA T1000", "NVIDIA GeForce RTX 2080 Ti"):
         assert select.kernels_for("gpu", 1, kind) == "early gpu"
     assert select.kernels_for("gpu", 1, "NVIDIA GeForce RTX 4090") == "gpu"
     assert select.kernels_for("tpu", 8, "TPU v4") == "tpu"
