@@ -240,7 +240,7 @@ def _gpu(q: Array, interpret: Any) -> Halves | None:
 
     def forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
         call = gpu_blocks.call_for(scoring, t, size, interpret)
-        out, (*_, sums) = gpu_blocks._forward(call, q, k, v, in_place(seen))
+        out, (*_, sums) = gpu_blocks.forward(call, q, k, v, in_place(seen))
         return out, sums.swapaxes(1, 2) * unit
 
     def backward(
@@ -249,6 +249,6 @@ def _gpu(q: Array, interpret: Any) -> Halves | None:
     ):  # fmt: skip
         call = gpu_blocks.call_for(scoring, t, size, interpret)
         kept = q, k, v, in_place(seen), out, log_sums.swapaxes(1, 2) / unit
-        return gpu_blocks._backward(call, kept, g)[:3]
+        return gpu_blocks.backward(call, kept, g)[:3]
 
     return Halves(forward, backward)

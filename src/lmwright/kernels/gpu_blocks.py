@@ -289,25 +289,27 @@ class Specs(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Array:
     """Attention of q [B, T, N, H] to k, v [B, T, K, H]; each query sees a key."""
-    return _forward(call, q, k, v, seen)[0]
+    return forward(call, q, k, v, seen)[0]
 
 
-def _forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in _results(call, q, k, v, seen))
+def forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
+    """Results, and what `backward` needs: arguments, results, and float32 [B, N, T] logs of softmax
+    sums to the base of 2."""
+    out, log_sums = (checkpoint_name(a, ATTENTION) for a in _attention_out(call, q, k, v, seen))
     return out, (q, k, v, seen, out, log_sums)
 
 
-def _backward(call: Call, residuals: tuple[Any, ...], g: Array):
-    return *_gradients(call, residuals, g), None
+def backward(call: Call, residuals: tuple[Any, ...], g: Array):
+    """Gradients of queries, keys and values, and None for the intervals."""
+    return *_attention_gradients(call, residuals, g), None
 
 
-_attention.defvjp(_forward, _backward)
+_attention.defvjp(forward, backward)
 
 
 # traced and lowered once for all layers
 @partial(jax.jit, static_argnums=0)
-def _results(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> tuple[Array, Array]:
-    """Results, and float32 [B, N, T] logs of softmax sums to the base of 2."""
+def _attention_out(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> tuple[Array, Array]:
     b, t, n, _ = q.shape
     specs = Specs(call, t, n // k.shape[2])
     return call.run(
@@ -322,8 +324,9 @@ def _results(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> tuple[
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(call: Call, residuals: tuple[Any, ...], g: Array) -> tuple[Array, Array, Array]:
-    """Gradients of queries, keys and values."""
+def _attention_gradients(
+    call: Call, residuals: tuple[Any, ...], g: Array
+) -> tuple[Array, Array, Array]:
     q, k, v, seen, out, log_sums = residuals
     b, t, n, _ = q.shape
     g = g.astype(q.dtype)

@@ -116,12 +116,12 @@ def _attention(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Arra
 
 
 def _forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
-    out, *sums = (checkpoint_name(a, ATTENTION) for a in _results(call, q, k, v, seen))
+    out, *sums = (checkpoint_name(a, ATTENTION) for a in _attention_out(call, q, k, v, seen))
     return out, (q, k, v, seen, out, tuple(sums))
 
 
 def _backward(call: Call, residuals: tuple[Any, ...], g: Array):
-    return *_gradients(call, residuals, g), None
+    return *_attention_gradients(call, residuals, g), None
 
 
 _attention.defvjp(_forward, _backward)
@@ -129,13 +129,13 @@ _attention.defvjp(_forward, _backward)
 
 # traced and lowered once for all layers, which takes seconds
 @partial(jax.jit, static_argnums=0)
-def _results(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> tuple[Array, ...]:
+def _attention_out(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> tuple[Array, ...]:
     out, sums = call.kernels.attend(q, k, v, return_residuals=True, **call.options(seen))
     return out, *sums
 
 
 @partial(jax.jit, static_argnums=0)
-def _gradients(call: Call, residuals: tuple[Any, ...], g: Array) -> tuple[Array, ...]:
+def _attention_gradients(call: Call, residuals: tuple[Any, ...], g: Array) -> tuple[Array, ...]:
     q, k, v, seen, out, sums = residuals
     bound = call.kernels.attend.bind(q, k, v, **call.options(seen))  # all arguments, defaults too
     options = {name: value for name, value in bound.kwargs.items() if name != "return_residuals"}
