@@ -22,7 +22,7 @@ SMALL = (
 
 HOPPER = ("gpu:h100x1", "gpu:h100x8", "gpu:b200x1")
 has_tokamax = importlib.util.find_spec("tokamax") is not None
-has_cudnn = importlib.util.find_spec("nvidia.cudnn") is not None
+has_cudnn = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cudnn"))
 
 
 def calls(found, target, where=""):
