@@ -3,8 +3,8 @@
     python benchmarks/attention_gpu.py [--shape NAME] [--kernel NAME] [--results FILE]
     python benchmarks/attention_gpu.py --blocks          sizes of blocks of our kernels in Triton
 
-Each kernel is compiled for each shape and runs in rounds with the others. A shape of several
-documents is packed: cuDNN alone sees it as one. On a CPU, `--tiny` checks the script itself with
+Each kernel is compiled for each shape and runs in rounds with the others. cuDNN is left
+out where a row holds several documents. On a CPU, `--tiny` checks the script itself with
 our kernels interpreted.
 """
 
@@ -87,16 +87,16 @@ def kernels(shape: Shape, interpret: bool) -> dict[str, Attend]:
     """Kernels that take this shape here, by name."""
     (q, k, *_), _ = jax.eval_shape(shape.arrays)
     device, scoring = jax.devices()[0].device_kind, shape.scoring
-    found: dict[str, Attend] = {}
+    attends: dict[str, Attend] = {}
     if shape.documents == 1 and gpu_cudnn.fits(q, scoring, REACH):
-        found["cudnn"] = lambda q, k, v, seen: gpu_cudnn.attention(q, k, v, scoring, REACH)
+        attends["cudnn"] = lambda q, k, v, seen: gpu_cudnn.attention(q, k, v, scoring, REACH)
     if gpu_tokamax.fits(q, k, scoring, device):
-        found["tokamax"] = lambda *a: gpu_tokamax.attention(*a, scoring, REACH)
+        attends["tokamax"] = lambda *a: gpu_tokamax.attention(*a, scoring, REACH)
     if gpu_attention.fits(shape.tokens, shape.head_dim, 2):
         ours = partial(gpu_blocks.attention, interpret=interpret)
-        found["kernels"] = lambda *a: ours(*a, scoring)
-    found["chunks"] = lambda *a: gpu_chunks.attention(*a, scoring, REACH)
-    return found
+        attends["kernels"] = lambda *a: ours(*a, scoring)
+    attends["chunks"] = lambda *a: gpu_chunks.attention(*a, scoring, REACH)
+    return attends
 
 
 def both_ways(attend: Attend) -> Callable[..., tuple[Array, ...]]:
@@ -167,12 +167,12 @@ def compare(name: str, shape: Shape, attends: dict[str, Attend], times: int) -> 
 def with_blocks(shape: Shape) -> dict[str, Attend]:
     """Our kernels with other sizes of blocks, warps and stages."""
     usual = gpu_blocks.call_for(shape.scoring, shape.tokens, shape.head_dim)
-    found: dict[str, Attend] = {}
+    attends: dict[str, Attend] = {}
     for q, k, warps in product((64, 128), (32, 64, 128), (4, 8)):
         call = replace(usual, block_q=q, block_k=k, num_warps=warps)
         name = f"{q}x{k}, {warps} warps" + (" (usual)" if call == usual else "")
-        found[name] = partial(gpu_blocks.attention_by, call)
-    return found
+        attends[name] = partial(gpu_blocks.attention_by, call)
+    return attends
 
 
 def main() -> None:

@@ -63,16 +63,16 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("--steps", type=int, default=600)
-    said = parser.parse_args()
-    said.work.mkdir(exist_ok=True)
-    path, work = said.work / "run.toml", said.work.absolute()
-    path.write_text(RUN.format(work=work, text=said.text.absolute(), steps=said.steps))
+    args = parser.parse_args()
+    args.work.mkdir(exist_ok=True)
+    path, work = args.work / "run.toml", args.work.absolute()
+    path.write_text(RUN.format(work=work, text=args.text.absolute(), steps=args.steps))
     if lmwright(["prepare", str(path)]):
         raise SystemExit(2)
     curves = {precision: losses(path, work, precision) for precision in PRECISIONS}
     print(f"| steps | {' | '.join(PRECISIONS)} | bf16 over fp32 | fp8 over fp32 |")
     print("|---|---:|---:|---:|---:|---:|")
-    for steps in np.array_split(np.arange(said.steps), 6):
+    for steps in np.array_split(np.arange(args.steps), 6):
         exact, *others = (curve[steps].mean() for curve in curves.values())
         row = [exact, *others], [other / exact - 1 for other in others]
         means, beside = ([f"{value:{form}}" for value in part]

@@ -196,6 +196,22 @@ def test_a_full_card(machine, monkeypatch, text, stats, memory, words):
     assert told.startswith(f"out of memory on {H100}") and "\n" not in told
 
 
+def test_generation_has_other_cures(machine, monkeypatch):
+    machine("580.65.06", 13, "81559, 1000")
+    card = SimpleNamespace(platform="gpu", device_kind=H100, memory_stats=dict)
+    monkeypatch.setattr(jax, "local_devices", lambda: [card])
+    told = str(cli.of_card(jax.errors.JaxRuntimeError(ASKED)))
+    assert told.startswith("out of memory on") and "train." not in told
+
+
+def test_a_kernel_that_asks_for_too_much_is_no_full_card(monkeypatch):
+    """Its own error says which; less to train would not help."""
+    card = SimpleNamespace(platform="gpu", device_kind=H100, memory_stats=dict)
+    monkeypatch.setattr(jax, "local_devices", lambda: [card])
+    text = "RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 110592, available: 1"
+    assert cards.out_of_memory(jax.errors.JaxRuntimeError(text)) is None
+
+
 def test_train_tells_of_a_full_card_in_one_line(machine, monkeypatch, capsys, tmp_path):
     machine("580.65.06", 13, "81559, 1000")
     card = SimpleNamespace(platform="gpu", device_kind=H100, memory_stats=dict)

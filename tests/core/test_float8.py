@@ -67,6 +67,16 @@ def test_zeros_give_zeros():
     assert not any(jnp.any(a) for a in (y, *back(jnp.zeros_like(y))))
 
 
+def test_what_no_factor_can_scale_gives_zeros():
+    """Gradients of a saturated loss may be the smallest floats; their factor would be zero."""
+    x, w = jnp.ones((2, 3, 16)), jnp.ones((16, 16))
+    y, back = jax.vjp(lambda x, w: dot("btd,df->btf", x, Float8(w)), x, w)
+    for size in (1e-35, 1e-30):
+        dx, dw = back(jnp.full_like(y, size))
+        assert jnp.all(jnp.isfinite(dx)) and jnp.all(jnp.isfinite(dw))
+        assert bool(jnp.all(dx > 0)) == (size == 1e-30)
+
+
 def test_the_weight_is_a_trained_float():
     leaf = Float8(jnp.full((2, 2), 0.3))
     assert trained_leaves({"w": leaf}) == [True]

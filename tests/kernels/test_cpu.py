@@ -379,7 +379,8 @@ def test_select():
     assert select.kernels_for("gpu", 1, "NVIDIA A100-SXM4-80GB") == "gpu"
     for kind in ("Tesla T4", "NVIDIA T1000", "NVIDIA GeForce RTX 2080 Ti"):
         assert select.kernels_for("gpu", 1, kind) == "early gpu"
-    assert select.kernels_for("gpu", 1, "NVIDIA GeForce RTX 4090") == "gpu"
+    for kind in ("NVIDIA GeForce RTX 4090", "NVIDIA RTX 2000 Ada Generation"):
+        assert select.kernels_for("gpu", 1, kind) == "gpu"
     assert select.kernels_for("tpu", 8, "TPU v4") == "tpu"
     assert select.kernels_for("tpu", 8, "TPU v3") == "early tpu"
     assert select.causal_attention(compute) is attention.causal_attention

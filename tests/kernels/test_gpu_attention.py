@@ -196,7 +196,8 @@ CAUSAL, BOTH_WAYS = intervals.causal_reach(None), intervals.both_ways_reach()
         (H100, True, {"reach": BOTH_WAYS}, "tokamax"),
         (H100, True, {"head_dim": 256}, "tokamax"),
         (H100, True, {"dtype": jnp.float32}, "chunks"),
-        (H100, True, {"tokens": 100}, "chunks"),
+        (H100, False, {"tokens": 100}, "chunks"),
+        (H100, True, {"tokens": 100}, "cudnn"),
         (H100, False, {}, "tokamax"),
         ("NVIDIA GB200", False, {}, "tokamax"),
         (H100, False, {"dtype": jnp.float16}, "kernels"),
@@ -213,7 +214,7 @@ def test_the_choice(card, one_document, change, expected, monkeypatch):
         q, k, scoring, call["reach"], one_document=one_document
     )
     monkeypatch.setattr(gpu_attention, "device_kind", lambda: card)
-    assert chosen() == ("chunks" if expected == "chunks" else "kernels")
+    assert chosen() == ("chunks" if "chunks" == expected or call["tokens"] % 64 else "kernels")
     monkeypatch.setattr(gpu_cudnn, "is_installed", lambda: True)
     monkeypatch.setattr(gpu_tokamax, "_fits", lambda *shapes: True)
     assert chosen() == expected

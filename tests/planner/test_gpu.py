@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
+import jax
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.core.compute import REMATS
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.devices import GPUS
@@ -17,7 +19,8 @@ from lmwright.planner.analytic.memory import layer_bytes
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE, Quick
 from lmwright.planner.compiler import compile as aot
 from lmwright.planner.compiler import gpu
-from lmwright.program.plan import compute_of
+from lmwright.program.executable import refuse_options
+from lmwright.program.plan import resolve
 from tests.planner.runs import run_of
 
 GIB = 2**30
@@ -202,8 +205,22 @@ def test_a_ring_holds_scores(tmp_path):
 
 
 def test_options_of_gpus_are_refused_where_they_have_no_effect(tmp_path):
-    run = run_of(tmp_path, "train.compiler_options.xla_gpu_deterministic_ops='True'")
-    assert compute_of(run, "gpu").kernels == "gpu"
-    for platform in ("cpu", "tpu"):
+    option = "train.compiler_options.xla_gpu_deterministic_ops='True'"
+    run = run_of(tmp_path, option, preset="llama-135m", batch=8)
+    assert Quick.of(run, H100).fits
+    for name in ("cpu:8", "v5e-8"):
         with pytest.raises(UserError, match="xla_gpu_deterministic_ops: is for GPUs"):
-            compute_of(run, platform)
+            Quick.of(run, parse_machine(name))
+    plan = resolve(run, jax.devices()[:1])  # as `export` and `eval` do for a run of a GPU
+    with pytest.raises(UserError, match="xla_gpu_deterministic_ops: is for GPUs, not cpu"):
+        refuse_options(run, plan.devices[0].platform)
+
+
+def test_8_bit_floats_are_planned_where_they_are(tmp_path):
+    run = run_of(tmp_path, "train.precision=fp8", preset="llama-135m", batch=8)
+    wide = replace(run, train=replace(run.train, precision="bf16"))
+    assert remat.settled(run, H100).run.train.remat in REMATS
+    assert Quick.of(run, H100).memory == Quick.of(wide, H100).memory
+    for name, told in (("gpu:a100x1", "gpu:a100x1"), ("v5e-8", "TPU v5")):
+        with pytest.raises(UserError, match=f"{told}.* does not multiply 'fp8'"):
+            Quick.of(run, parse_machine(name))

@@ -1,7 +1,6 @@
 """Training in 8-bit floats by the command line, and where it is refused."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from lmwright.core.leaves import Float8
 from lmwright.core.param import walk
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.program.float8_training import Float8Training
+from lmwright.program.float8_training import Float8Training, refuse_devices
 from lmwright.program.trainee import training_of
 from tests.planner.runs import run_of
 from tests.train.texts import PLAIN, STEADY, write_run, write_texts
@@ -74,24 +73,15 @@ def test_matrices_of_attention_and_mlps_are_narrow(tmp_path):
     assert not any("experts" in path for path, leaf in bound.items() if isinstance(leaf, Float8))
 
 
-def device(kind, platform="gpu", **facts):
-    return SimpleNamespace(
-        devices=np.array([SimpleNamespace(device_kind=kind, platform=platform, **facts)])
-    )
-
-
-def test_devices_without_8_bit_floats_are_refused(tmp_path):
-    training = training_of(run_of(tmp_path, "train.precision=fp8"))
-    for mesh in (
-        device("NVIDIA A100-SXM4-80GB", compute_capability="8.0"), device("TPU v5p", "tpu"),
-    ):  # fmt: skip
-        with pytest.raises(UserError, match="does not multiply 'fp8', which GPUs do from Ada"):
-            training.refuse(mesh, training.trainees)
-    for mesh in (
-        device("NVIDIA L4", compute_capability="8.9"),
-        device("NVIDIA B200", compute_capability="10.0"), device("cpu", "cpu"),
-    ):  # fmt: skip
-        training.refuse(mesh, training.trainees)
+def test_devices_without_8_bit_floats_are_refused():
+    told = "does not multiply 'fp8', which GPUs do from Ada"
+    with pytest.raises(UserError, match=f"train.precision: NVIDIA A100-SXM4-80GB {told}"):
+        refuse_devices("gpu", "NVIDIA A100-SXM4-80GB", (8, 0))
+    with pytest.raises(UserError, match=f"train.precision: TPU v5p {told}"):
+        refuse_devices("tpu", "TPU v5p")
+    refuse_devices("gpu", "NVIDIA L4", (8, 9))
+    refuse_devices("gpu", "NVIDIA B200", (10, 0))
+    refuse_devices("cpu", "cpu")
 
 
 @pytest.mark.parametrize(

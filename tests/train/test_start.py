@@ -36,6 +36,7 @@ from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.optim.build import rate_shares
 from lmwright.optim.kinds import Group
+from lmwright.program.length import of_rows
 from lmwright.program.plan import resolve
 from lmwright.program.trainee import Frozen
 from lmwright.train.session import train
@@ -299,5 +300,7 @@ def test_a_store_of_other_rows_or_of_more_ids_is_refused(base, tmp_path):
     with pytest.raises(UserError, match=r"model.vocab_size: 100 is smaller than the \d+ ids"):
         open_stores(resolve(smaller, jax.devices()[ONE]))
     row = replace(run, data=replace(run.data, pack=replace(run.data.pack, attention="row")))
-    with pytest.raises(UserError, match='prepared for attention by document, the run wants "row"'):
-        open_stores(resolve(row, jax.devices()[ONE]))
+    plan = resolve(row, jax.devices()[ONE])
+    assert plan.compute.one_document
+    stores = open_stores(plan)  # of rows with several documents
+    assert not of_rows(plan, stores.values()).compute.one_document

@@ -129,7 +129,7 @@ def of_card(error: BaseException) -> UserError | None:
         return None
     from lmwright.core.cards import out_of_memory
 
-    return driver.refusal(error) or out_of_memory(error)
+    return driver.refusal(error) or out_of_memory(error, training=False)
 
 
 def with_run_file(message: str, words: Sequence[str]) -> str:

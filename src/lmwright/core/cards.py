@@ -20,6 +20,7 @@ from lmwright.hardware.driver import gib
 
 NAMES = {"cuda", "gpu"}  # of the platform, in JAX_PLATFORMS
 FULL = re.compile(driver.FULL, re.I)
+KERNEL = re.compile("shared memory", re.I)  # of a core, of which a kernel asks for too much
 LIBRARY = re.compile(r"(CUDNN|CUBLAS)_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)|DNN library init", re.I)
 WANTED = re.compile(r"allocate (?:request for )?([\d.]+ ?(?:[KMGT]i?B|bytes))", re.I)
 ROOM = 3 * 2**30  # for JAX's context and libraries, which its allocator does not count
@@ -59,10 +60,10 @@ def _note(text: str) -> None:
     print(f"note: computing on the CPU: {text}", file=sys.stderr)
 
 
-def out_of_memory(error: BaseException) -> UserError | None:
+def out_of_memory(error: BaseException, training: bool = True) -> UserError | None:
     """The error to raise for one of JAX that says that a card's memory is full; None for others."""
     text = str(error)
-    if not isinstance(error, jax.errors.JaxRuntimeError):
+    if not isinstance(error, jax.errors.JaxRuntimeError) or KERNEL.search(text):
         return None
     if not FULL.search(text) and not LIBRARY.search(text):
         return None
@@ -70,12 +71,14 @@ def out_of_memory(error: BaseException) -> UserError | None:
     if device.platform != "gpu":
         return None
     stats = device.memory_stats() or {}
-    return UserError(memory_sentence(text, device.device_kind, stats, driver.memory_bytes()))
+    card = driver.memory_bytes()
+    return UserError(memory_sentence(text, device.device_kind, stats, card, training))
 
 
 def memory_sentence(
-    text: str, kind: str, stats: Mapping[str, Any], card: tuple[int, int] | None
-) -> str:
+    text: str, kind: str, stats: Mapping[str, Any], card: tuple[int, int] | None,
+    training: bool = True,
+) -> str:  # fmt: skip
     """A sentence on a full card: what was asked for and free, who holds the rest, and the cure."""
     wanted = WANTED.search(text)
     used, limit = stats.get("bytes_in_use", 0), stats.get("bytes_limit", 0)
@@ -89,14 +92,16 @@ def memory_sentence(
     head = f"out of memory on {kind}" + (f": {', '.join(facts)}" if facts else "")
     if others > ROOM:
         return (
-            f"{head}; other processes hold about {gib(others)}: end them (nvidia-smi lists them), "
-            "or train with less: fewer rows in train.global_batch_size, or train.remat=block"
+            f"{head}; other processes hold about {gib(others)}: end them (nvidia-smi lists them)"
+            + (", or train with fewer rows or train.remat=block" if training else "")
         )
     if not FULL.search(text):
         return (
             f"{head}; cuDNN and cuBLAS need some beside JAX's: set "
             "XLA_PYTHON_CLIENT_MEM_FRACTION=0.6, and close other programs that nvidia-smi lists"
         )
+    if not training:
+        return f"{head}; shorter or fewer texts at a time, or --precision bf16, need less"
     name = next((name for name, gpu in GPUS.items() if gpu.device_kind == kind), None)
     plan = f"`lmwright plan RUN --on gpu:{name}x1`" if name else "`lmwright plan RUN --quick`"
     more = ""

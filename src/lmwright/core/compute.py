@@ -31,7 +31,8 @@ HOST_MEMORY = "pinned_host"  # JAX's name of the host's memory that devices read
 
 LANES = 128  # of a TPU's vector registers: sizes of its kernels are multiples of it
 EARLY = ("TPU v2", "TPU v3")  # their kernels cannot multiply bfloat16
-EARLY_GPUS = ("Tesla", "Quadro", "TITAN", "GTX", "RTX 20", "T400", "T600", "T1000")  # no bfloat16
+# no bfloat16
+EARLY_GPUS = ("Tesla", "Quadro", "TITAN", "GTX", "RTX 2060", "RTX 2070", "RTX 2080", "T1000")
 
 FORMATS = Registry("lmwright.core", {"int12": "saves.INT12", "int8": "saves.INT8"})
 

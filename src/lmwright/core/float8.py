@@ -45,7 +45,8 @@ def scaled(a: Array, dtype: Any) -> Scaled:
     """`a` in an 8-bit format, rounded to nearest."""
     # the factor is kept for the backward pass, which need not look for the largest value again
     largest = name_result(jnp.max(jnp.abs(a)).astype(jnp.float32))
-    factor = jnp.where(largest > 0, largest / float(jnp.finfo(dtype).max), 1.0)
+    most, least = float(jnp.finfo(dtype).max), float(jnp.finfo(jnp.float32).tiny)
+    factor = jnp.where(largest > most * least, largest / most, 1.0)  # a factor of 0 would give NaN
     return Scaled((a.astype(jnp.float32) / factor).astype(dtype), factor)
 
 

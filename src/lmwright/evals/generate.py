@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import use_abstract_mesh
 
+from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.leaves import cast
 from lmwright.core.param import Tree
@@ -327,6 +328,7 @@ def generate_command(
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     if not prompts:
         raise UserError("prompt: missing; add --prompt TEXT")
+    refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
     compute = _compute_for(model, w, max_new_tokens, precision, kernels)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from lmwright.config.run import Eval, Mesh
+from lmwright.core.cards import refuse_lost_card
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, batch_ways
@@ -23,7 +24,7 @@ from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_run_at
 from lmwright.guard.heartbeat import beat
-from lmwright.program.length import with_ids
+from lmwright.program.length import of_rows, with_ids
 from lmwright.program.plan import Plan, resolve
 
 
@@ -169,6 +170,7 @@ def open_held_out(
             raise
         text = f"{path}: not a run directory, so it has no held-out data; add --text FILE"
         raise UserError(text) from None
+    refuse_lost_card()
     run, weights, step = load_run_at(place.path, place.step, adapter=adapter)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     refuse_samples(run.model, samples)
@@ -186,7 +188,7 @@ def open_held_out(
             f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
             f'use = "eval" and prepare again'
         )
-    plan = replace(plan, run=with_ids(plan.run, store))
+    plan = of_rows(replace(plan, run=with_ids(plan.run, store)), [store])
     return Opened(place.path, plan, step, weights, HeldOut(plan, store))
 
 

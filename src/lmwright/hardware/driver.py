@@ -2,6 +2,7 @@
 
 import glob
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -50,11 +51,14 @@ def extra() -> str:
 
 
 def memory_bytes() -> tuple[int, int] | None:
-    """Memory of the first card, all and free, as its driver counts; None where it cannot say."""
+    """Memory of the first card that this process sees, all and free, as the driver counts; None
+    where it cannot say."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
     command = [program, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+    if shown := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]:
+        command.append(f"--id={shown}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

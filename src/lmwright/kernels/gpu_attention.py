@@ -45,12 +45,12 @@ def name_for(
     early: bool = False, one_document: bool = False, interpret: bool = False,
 ) -> Name:  # fmt: skip
     """The name of what computes these shapes on the mesh's devices; arguments as of `attention`."""
+    if one_document and not (early or interpret) and gpu_cudnn.fits(q, scoring, reach):
+        return "cudnn"
     if early or not fits(q.shape[1], q.shape[3], q.dtype.itemsize, interpret):
         return "chunks"
     if interpret:
         return "kernels"
-    if one_document and gpu_cudnn.fits(q, scoring, reach):
-        return "cudnn"
     if gpu_tokamax.fits(q, k, scoring, device_kind()):
         return "tokamax"
     return "kernels"

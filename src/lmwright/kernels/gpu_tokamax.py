@@ -139,5 +139,5 @@ def _attention_gradients(call: Call, residuals: tuple[Any, ...], g: Array) -> tu
     q, k, v, seen, out, sums = residuals
     bound = call.kernels.attend.bind(q, k, v, **call.options(seen))  # all arguments, defaults too
     options = {name: value for name, value in bound.kwargs.items() if name != "return_residuals"}
-    found = call.kernels.gradients(sums, out, g.astype(q.dtype), *bound.args, **options)
-    return tuple(found[name].astype(a.dtype) for name, a in (("q", q), ("k", k), ("v", v)))
+    gradients = call.kernels.gradients(sums, out, g.astype(q.dtype), *bound.args, **options)
+    return tuple(gradients[name].astype(a.dtype) for name, a in (("q", q), ("k", k), ("v", v)))

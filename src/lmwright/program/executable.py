@@ -209,3 +209,12 @@ def refuse_option(text: str) -> None:
             f"train.compiler_options.{wrong[1]}: {wrong[2]!r} is not a valid "
             f"{wrong[3]}; correct or remove it"
         )
+
+
+def refuse_options(run: Run, platform: str) -> None:
+    """Raises UserError for compiler options of GPUs elsewhere."""
+    theirs = [name for name in run.train.compiler_options if name.startswith("xla_gpu_")]
+    if theirs and platform != "gpu":
+        raise UserError(
+            f"train.compiler_options.{theirs[0]}: is for GPUs, not {platform}; remove it"
+        )

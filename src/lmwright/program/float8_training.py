@@ -25,6 +25,17 @@ def is_narrow(param: Param) -> bool:
     return all(size % MULTIPLE == 0 for size in param.matrix_shape)
 
 
+def refuse_devices(platform: str, kind: str, capability: tuple[int, ...] = ()) -> None:
+    """Raises UserError for devices that do not multiply 8-bit floats; CPUs stand in for those that
+    do. `capability` is the compute capability of a GPU."""
+    if platform == "cpu" or (platform == "gpu" and capability >= LEAST):
+        return
+    raise UserError(
+        f"train.precision: {kind} does not multiply 'fp8', which GPUs do from Ada and Hopper on; "
+        "use 'bf16'"
+    )
+
+
 @dataclass(frozen=True)
 class Float8Training(FullTraining):
     """All weights are trained in float32; matrices of the layers multiply in 8 bits."""
@@ -33,13 +44,13 @@ class Float8Training(FullTraining):
     def _narrow(self) -> frozenset[str]:
         """Paths of the weights that multiply in 8 bits. Raises UserError where there are none."""
         params = dict(walk(spec_of(self.run)))
-        found = frozenset(path for path, param in params.items() if is_narrow(param))
-        if any(param.ternary for param in params.values()) or not found:
+        narrow = frozenset(path for path, param in params.items() if is_narrow(param))
+        if any(param.ternary for param in params.values()) or not narrow:
             raise UserError(
                 f"train.precision: the {self.run.model.kind!r} model has no matrices for 'fp8'; "
                 "use 'bf16'"
             )
-        return found
+        return narrow
 
     @cached_property
     def trainees(self) -> tuple[Trainee, ...]:
@@ -48,16 +59,11 @@ class Float8Training(FullTraining):
         return super().trainees
 
     def refuse(self, mesh: Mesh, active: Sequence[Trainee]) -> None:
-        """Raises UserError where the devices do not multiply 8-bit floats; CPUs stand in for those
-        that do."""
-        device = mesh.devices.flat[0]
-        capability = tuple(map(int, getattr(device, "compute_capability", "0.0").split(".")))
-        if device.platform == "cpu" or (device.platform == "gpu" and capability >= LEAST):
-            return
-        raise UserError(
-            f"train.precision: {device.device_kind} does not multiply 'fp8', which GPUs do from "
-            "Ada and Hopper on; use 'bf16'"
-        )
+        """Raises UserError where the devices do not multiply 8-bit floats."""
+        if isinstance(mesh, Mesh):  # on paper the machine is asked, not its mesh
+            device = mesh.devices.flat[0]
+            capability = tuple(map(int, getattr(device, "compute_capability", "0.0").split(".")))
+            refuse_devices(device.platform, device.device_kind, capability)
 
     def bind(self, frozen: Tree, parts: Any, key: Array | None = None, dropout: Any = None) -> Tree:
         """The weights with leaves that multiply in 8 bits."""

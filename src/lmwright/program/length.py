@@ -1,7 +1,9 @@
 """Length: how many steps the epochs of a run are, by the rows of its prepared data; and what else
 follows from that data."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lmwright.config.check import check_run
 from lmwright.config.fit import count_steps
@@ -9,6 +11,9 @@ from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
+
+if TYPE_CHECKING:
+    from lmwright.program.plan import Plan
 
 
 def completed(run: Run) -> Run:
@@ -30,6 +35,12 @@ def with_ids(run: Run, store: TokenStore) -> Run:
         return run
     tokenizer = load_tokenizer(store.tokenizer_dir)
     return replace(run, objective=run.objective.with_tokenizer(tokenizer))
+
+
+def of_rows(plan: "Plan", stores: Iterable[TokenStore]) -> "Plan":
+    """Plan whose kernels take each row as one document only where the rows were prepared so."""
+    one = all(store.attention == "row" for store in stores)
+    return replace(plan, compute=replace(plan.compute, one_document=one))
 
 
 def with_steps(run: Run) -> Run:

@@ -19,7 +19,8 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.vocabulary import note_unused
 from lmwright.formats.weights import load_frozen
 from lmwright.guard.heartbeat import beat
-from lmwright.program.length import completed
+from lmwright.program.executable import refuse_options
+from lmwright.program.length import completed, of_rows
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import counts_of, saved
 from lmwright.program.step import Lanes
@@ -66,7 +67,7 @@ def train(
         plan, why = _planned(run, devices or jax.devices())
         refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1
-        stores = open_stores(plan)  # before the claim: a refusal leaves no folder behind
+        plan, stores = _with_stores(plan)  # before the claim: a refusal leaves no folder behind
         trainees = plan.training.trainees
         Lanes.of(plan, trainees)  # refuses rows that do not divide
         refuse_start(plan, stores[trainees[0].name])
@@ -111,12 +112,19 @@ def train(
 
 def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:
     """The plan of a run on devices, and a sentence about what GPUs choose for it."""
+    refuse_options(run, devices[0].platform)
     if devices[0].platform != "gpu":
         return resolve(run, devices), ""
     from lmwright.planner.analytic.remat import settled_here
 
     choice = settled_here(run, devices)
     return resolve(choice.run, devices), choice.note
+
+
+def _with_stores(plan: Plan) -> tuple[Plan, dict[str, TokenStore]]:
+    """The prepared data of each trainee, and the plan for such rows."""
+    stores = open_stores(plan)
+    return of_rows(plan, stores.values()), stores
 
 
 def _frozen(plan: Plan, store: TokenStore) -> Frozen:

@@ -32,12 +32,6 @@ def open_fitting(run: Run, folder: str, seq_len: int, cache_gib: float = 0.0) ->
             f"{folder}: rows hold {store.seq_len} tokens, the run wants {seq_len}; "
             f"prepare again or set data.pack.seq_len = {store.seq_len}"
         )
-    if store.attention != run.data.pack.attention:
-        raise UserError(
-            f"{folder}: its rows are prepared for attention by {store.attention}, the run wants "
-            f'"{run.data.pack.attention}"; prepare again or set data.pack.attention = '
-            f'"{store.attention}"'
-        )
     check_size(store.vocab_size, run.model.vocab_size, folder)
     refuse_rows(run.objective, (store.holds,), f"{folder}: holds {store.holds}")
     if store.labels and store.labels != run.objective.labels:

@@ -18,11 +18,19 @@ from lmwright.core.compute import LANES, MATMUL, Remat, remat_of
 from lmwright.core.contract import Attention, Work
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
+from lmwright.hardware.devices import GPUS
 from lmwright.kernels import tpu_row_attention, tpu_spans
 from lmwright.kernels.relu_signs import SIGNS
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.stock import Stock, Weight, stocks_of
-from lmwright.program.plan import MAX_UNROLLED, UNROLLED, Plan, compute_of, refuse_impossible
+from lmwright.program.executable import refuse_options
+from lmwright.program.plan import (
+    MAX_UNROLLED,
+    UNROLLED,
+    Plan,
+    compute_of,
+    refuse_impossible,
+)
 
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
@@ -112,7 +120,13 @@ def on_paper(run: Run, machine: Machine) -> Plan:
         seq_len=seq_len_of(run),
     )
     refuse_impossible(plan)
+    refuse_options(run, machine.platform)
     plan.training.refuse(plan.mesh, plan.training.trainees)
+    if run.train.precision == "fp8":
+        from lmwright.program.float8_training import refuse_devices
+
+        card = GPUS[machine.kind].card.capability if machine.platform == "gpu" else ()
+        refuse_devices(machine.platform, kind or machine.name, card)
     return plan
 
 

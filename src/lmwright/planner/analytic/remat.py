@@ -52,6 +52,8 @@ def settled(run: Run, machine: Machine) -> Choice:
     limit = machine.usable_bytes or 0
     used = f"{memory_size(best.memory.peak)} of {memory_size(limit)} by estimate"
     why = "the leanest of the fastest that fit" if _fits(best) else "the leanest, as none fits"
+    if best.fits and not _fits(best):
+        why = "the leanest, as none leaves a tenth free"
     name = best.run.train.remat
     return Choice(
         best.run,
