@@ -13,19 +13,7 @@ from lmwright.formats.open import load_run
 from lmwright.program.float8_training import Float8Training, refuse_devices
 from lmwright.program.trainee import training_of
 from tests.planner.runs import run_of
-from tests.train.texts import PLAIN, STEADY, write_run, write_texts
-
-MODEL = """
-kind = "{kind}"
-vocab_size = 320
-embed_dim = 64
-mlp_dim = 96
-num_layers = 2
-num_heads = 4
-num_kv_heads = 2
-head_dim = 16
-seq_len = 48
-"""
+from tests.train.texts import MODEL, PLAIN, STEADY, write_run, write_texts
 
 
 @pytest.fixture(scope="module")

@@ -16,19 +16,8 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
 from tests.formats.unpacked import is_read_by_others
-from tests.train.texts import PLAIN, STEADY, write_run, write_texts
+from tests.train.texts import MODEL, PLAIN, STEADY, write_run, write_texts
 
-MODEL = """
-kind = "{kind}"
-vocab_size = 320
-embed_dim = 64
-mlp_dim = 96
-num_layers = 2
-num_heads = 4
-num_kv_heads = 2
-head_dim = 16
-seq_len = 48
-"""
 MIXTURE = MODEL.format(kind="mixtral").replace(
     "mlp_dim = 96", "experts = {num_experts = 4, experts_per_token = 2, mlp_dim = 32}"
 )

@@ -43,6 +43,17 @@ log_every_steps = 1
 trackers = []
 {more}
 """
+MODEL = """
+kind = "{kind}"
+vocab_size = 320
+embed_dim = 64
+mlp_dim = 96
+num_layers = 2
+num_heads = 4
+num_kv_heads = 2
+head_dim = 16
+seq_len = 48
+"""
 PLAIN = 'remat = "none"\n'  # of [train]
 STEADY = """
 [optim]

@@ -22,7 +22,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 RematName = Literal["none", "dots", "gate", "mlp", "block"]
-RematChoice = Literal["auto", "auto_block", "none", "dots", "gate", "mlp", "block"]
+RematChoice = Literal["auto", "auto_block", RematName]
 UNCHOSEN: dict[str, RematName] = {"auto": "none", "auto_block": "block"}  # where no GPU decides
 OffloadName = Literal["none", "block_inputs", "attention", "products"]
 ContextAttention = Literal["ring", "all_to_all"]

@@ -15,7 +15,7 @@ import jax
 
 from lmwright.errors import UserError, install
 from lmwright.hardware import driver
-from lmwright.hardware.devices import GPUS
+from lmwright.hardware.devices import gpu_name
 from lmwright.hardware.driver import gib
 
 NAMES = {"cuda", "gpu"}  # of the platform, in JAX_PLATFORMS
@@ -102,7 +102,7 @@ def memory_sentence(
         )
     if not training:
         return f"{head}; shorter or fewer texts at a time, or --precision bf16, need less"
-    name = next((name for name, gpu in GPUS.items() if gpu.device_kind == kind), None)
+    name = gpu_name(kind)
     plan = f"`lmwright plan RUN --on gpu:{name}x1`" if name else "`lmwright plan RUN --quick`"
     more = ""
     if card is not None and 0 < limit < 0.85 * card[0]:

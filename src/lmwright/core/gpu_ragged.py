@@ -120,8 +120,8 @@ def _product_kernel(call: Call, *refs: Ref) -> None:
         x = _block(x_ref, (first, call.rows), (at, call.summed), inside)
         sides = (at, call.summed), (columns, call.columns)
         if call.transposed:
-            return sums + _dot(x, _block(w_ref, *sides[::-1], group=group).T)
-        return sums + _dot(x, _block(w_ref, *sides, group=group))
+            return sums + dot(x, _block(w_ref, *sides[::-1], group=group).T)
+        return sums + dot(x, _block(w_ref, *sides, group=group))
 
     steps = (group < groups).astype(jnp.int32) * pl.cdiv(x_ref.shape[1], call.summed)
     sums = jnp.zeros((call.rows, call.columns), jnp.float32)
@@ -142,7 +142,7 @@ def _gradient_kernel(call: Call, *refs: Ref) -> None:
         at = start + i * call.summed, call.summed
         inside = None if whole else _below(*at, end)
         x = _block(x_ref, at, (row, call.rows), inside)
-        return sums + _dot(x.T, _block(g_ref, at, (column, call.columns), inside))
+        return sums + dot(x.T, _block(g_ref, at, (column, call.columns), inside))
 
     size, sums = end - start, jnp.zeros((call.rows, call.columns), jnp.float32)
     whole = size // call.summed
@@ -177,6 +177,7 @@ def _block(
     return triton.load(place, mask=reduce(and_, masks), other=0.0) if masks else place[...]
 
 
-def _dot(a: Array, b: Array) -> Array:
+def dot(a: Array, b: Array) -> Array:
+    """float32 product of matrices in a kernel; float32 operands are not rounded."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)

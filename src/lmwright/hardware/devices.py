@@ -98,9 +98,14 @@ def chip_of(device_kind: str) -> Chip | None:
     return next((c for c in CHIPS.values() if device_kind in c.device_kinds), None)
 
 
+def gpu_name(device_kind: str) -> str | None:
+    """Our name of the GPU of a device kind as JAX spells it, such as "h100"."""
+    return next((name for name, gpu in GPUS.items() if gpu.device_kind == device_kind), None)
+
+
 def gpu_of(device_kind: str) -> Gpu | None:
     """The GPU of a device kind as JAX spells it."""
-    return next((gpu for gpu in GPUS.values() if gpu.device_kind == device_kind), None)
+    return GPUS.get(gpu_name(device_kind) or "")
 
 
 def devices_per_chip(device_kind: str) -> int:

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from lmwright.core.compute import ATTENTION
+from lmwright.core.gpu_ragged import dot
 from lmwright.nn.attention import MASKED, Scoring
 from lmwright.nn.intervals import Interval, in_place, zero_unseen
 
@@ -64,7 +65,7 @@ class Call:
 
     def scores(self, q: Array, k: Array) -> tuple[Array, Array | None]:
         """float32 [queries, keys], and the derivative of the soft cap (None without one)."""
-        return self.scoring.capped_with_slope(product(q, k.T) * self.scoring.scale)
+        return self.scoring.capped_with_slope(dot(q, k.T) * self.scoring.scale)
 
     def run(self, kernel: Callable[..., None], **options: Any) -> Callable[..., Any]:
         """The kernel as a function of arrays."""
@@ -111,12 +112,6 @@ def call_for(scoring: Scoring, length: int, head_dim: int, interpret: bool = Fal
     block_q = 128 if length % 128 == 0 and head_dim <= 128 else 64
     block_k = 64 if head_dim <= 64 else 32 if head_dim <= 128 else 16
     return Call(scoring, head_dim, block_q, block_k, 4 if head_dim <= 64 else 8, interpret)
-
-
-def product(a: Array, b: Array) -> Array:
-    """float32 product of matrices; float32 operands are not rounded."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 def walk_of_queries(seen: Interval, call: Call) -> Walk:
@@ -174,7 +169,7 @@ def _out_kernel(call: Call, *refs: Ref) -> None:
         new = jnp.maximum(top, jnp.max(scores, axis=1))
         probs, old = jnp.exp2(scores - new[:, None]), jnp.exp2(top - new)
         v = call.load(v_ref.at[at])
-        out = out * old[:, None] + product(probs.astype(v.dtype), v)
+        out = out * old[:, None] + dot(probs.astype(v.dtype), v)
         return new, total * old + jnp.sum(probs, axis=1), out
 
     none = jnp.full(call.block_q, MASKED, jnp.float32), jnp.zeros(call.block_q, jnp.float32)
@@ -191,7 +186,7 @@ def _gradient_of_scores(
     """float32 [queries, keys]: probabilities, and the gradient of the products of q and k."""
     scores, slope = call.scores(q, k)
     probs = jnp.exp2(mask(scores * LOG2E) - log_sum[:, None])
-    change = probs * (product(g, v.T) - inner[:, None]) * call.scoring.scale
+    change = probs * (dot(g, v.T) - inner[:, None]) * call.scoring.scale
     return probs, change if slope is None else change * slope
 
 
@@ -205,7 +200,7 @@ def _dq_kernel(call: Call, *refs: Ref) -> None:
         k, v = call.load(k_ref.at[at]), call.load(v_ref.at[at])
         mask = lambda s: _masked(call, s, start, end, block) if masked else s  # noqa: E731
         _, change = _gradient_of_scores(call, q, k, v, g, log_sum, inner, mask)
-        return (sums[0] + product(change.astype(k.dtype), k),)
+        return (sums[0] + dot(change.astype(k.dtype), k),)
 
     zeros = jnp.zeros((call.block_q, call.width), jnp.float32)
     (dq,) = Walk(*walk).at(pl.program_id(0)).run(step, (zeros,))
@@ -229,8 +224,8 @@ def _dkv_kernel(call: Call, *refs: Ref) -> None:
                 call, q, k, v, g, log_ref[member, at], inner_ref[member, at], mask
             )
             dk, dv = sums
-            dv = dv + product(probs.astype(g.dtype).T, g)
-            return dk + product(change.astype(q.dtype).T, q), dv
+            dv = dv + dot(probs.astype(g.dtype).T, g)
+            return dk + dot(change.astype(q.dtype).T, q), dv
 
         return steps.run(step, sums)
 

@@ -17,7 +17,7 @@ from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.chips import CHIPS
-from lmwright.hardware.devices import GPUS
+from lmwright.hardware.devices import gpu_name
 from lmwright.hardware.slices import names_of
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -144,9 +144,8 @@ def machine_of_run(record: RunRecord) -> str:
                 f"not predicted; measure a run on one"
             )
         return f"cpu:{env.get('cpu_cores') or 1}"
-    for name, gpu in GPUS.items():
-        if gpu.device_kind == kind:
-            return f"gpu:{name}x{count}"
+    if (name := gpu_name(kind)) is not None:
+        return f"gpu:{name}x{count}"
     for name, family in CHIPS.items():
         if kind in family.device_kinds:
             for slice_name in names_of(name):

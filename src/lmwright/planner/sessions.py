@@ -20,7 +20,7 @@ from lmwright.config.run import Limits, Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
-from lmwright.hardware.devices import GPUS
+from lmwright.hardware.devices import gpu_name
 from lmwright.report.goodput import SPENT, parse_sessions
 from lmwright.storage.mirror import mirror_folder
 
@@ -124,6 +124,5 @@ def _kind(env: dict) -> str:
     if env.get("device_platform") == "cpu":
         return "cpu"
     kind = str(env.get("device_kind", ""))
-    gpus = [name for name, gpu in GPUS.items() if gpu.device_kind == kind]
-    chips = [name for name, chip in CHIPS.items() if kind in chip.device_kinds]
-    return next(iter(gpus + chips), "")
+    chips = (name for name, chip in CHIPS.items() if kind in chip.device_kinds)
+    return gpu_name(kind) or next(chips, "")

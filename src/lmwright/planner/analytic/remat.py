@@ -15,7 +15,7 @@ import jax
 from lmwright.config.run import UNCHOSEN, RematName, Run
 from lmwright.core.compute import REMATS
 from lmwright.errors import UserError
-from lmwright.hardware.devices import GPUS
+from lmwright.hardware.devices import GPUS, gpu_name
 from lmwright.planner.analytic.candidates import is_legal
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -78,7 +78,7 @@ def machine_here(devices: Sequence[jax.Device]) -> Machine | None:
     """GPUs that are there as a machine; None where their memory is not known. With several
     processes only the tables count, since all must choose the same."""
     kind, count = devices[0].device_kind, len(devices)
-    known = next((name for name, gpu in GPUS.items() if gpu.device_kind == kind), None)
+    known = gpu_name(kind)
     alone = jax.process_count() == 1
     given = (devices[0].memory_stats() or {}).get("bytes_limit") if alone else None
     if known is None and given is None:
