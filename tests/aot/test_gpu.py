@@ -46,6 +46,29 @@ def test_a_step_compiles_with_the_kernels(name, tmp_path):
         assert "all-gather" in found.hlo or "all-reduce" in found.hlo
 
 
+def behind_products(hlo, collective):
+    """Of the collectives of the scheduled step: how many have products between start and end."""
+    step = re.search(r"^ENTRY .*?^}", hlo, re.S | re.M)[0].splitlines()
+    products = [bool(re.search(r"^\s*%gemm_fusion\S* =|__cublas", line)) for line in step]
+    name = re.compile(rf"(%[\w.-]+) = .* {collective}-(start|done)\((%[\w.-]+)")
+    at = {}
+    for number, line in enumerate(step):
+        if found := name.search(line):
+            at[found[1] if found[2] == "start" else found[3], found[2]] = number
+    starts = [start for start, kind in at if kind == "start"]
+    return [any(products[at[start, "start"] : at[start, "done"]]) for start in starts]
+
+
+def test_gradients_are_summed_behind_products(tmp_path):
+    """Most are while the layer before computes its own."""
+    wide = ("model.num_layers=4", "model.embed_dim=2048", "model.mlp_dim=4096")
+    run = run_of(tmp_path, *SMALL, *wide, "train.remat=none", "mesh.fsdp=8")
+    hlo = aot.compile_for(run, parse_machine("gpu:h100x8")).hlo
+    gathers, sums = (behind_products(hlo, name) for name in ("all-gather", "reduce-scatter"))
+    assert len(gathers) >= 4 * 2 and sum(gathers) > len(gathers) / 2
+    assert len(sums) >= 4 * 2 and sum(sums) > len(sums) / 2
+
+
 def test_more_is_kept_without_remat(tmp_path):
     """The compiler, not arithmetic, gives the memory."""
     machine = parse_machine("gpu:h100x1")

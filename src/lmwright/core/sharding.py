@@ -124,7 +124,7 @@ def axes_of(entry: Entry) -> tuple[str, ...]:
 
 
 def _ways(mesh: Mesh | AbstractMesh, entry: Entry) -> int:
-    return math.prod(mesh.shape[name] for name in axes_of(entry))
+    return math.prod(mesh.shape.get(name, 1) for name in axes_of(entry))  # 1: no mesh is set
 
 
 def refuse_uneven(mesh: Mesh, entry: Entry, size: int, what: str) -> None:
@@ -145,14 +145,12 @@ def refuse_uneven(mesh: Mesh, entry: Entry, size: int, what: str) -> None:
 
 def context_ways() -> int:
     """Number of shards of the rows in the program being traced."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape["context"]
+    return _ways(jax.sharding.get_abstract_mesh(), "context")
 
 
 def tensor_ways() -> int:
     """Number of shards of heads and of mlps in the program being traced."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape["tensor"]
+    return _ways(jax.sharding.get_abstract_mesh(), "tensor")
 
 
 def batch_ways(mesh: Mesh | AbstractMesh) -> int:

@@ -27,7 +27,7 @@ from jax import Array, lax
 from lmwright.core.compute import REMATS, Remat
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
-from lmwright.core.sharding import platform
+from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
 LONGEST_PATTERN = 16
@@ -76,12 +76,16 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
-    for index, slots in enumerate(zip(*map(unstacked, leaves), strict=True)):
+    slots = [list(layer) for layer in zip(*map(unstacked, leaves), strict=True)]
+    # devices sum a layer's gradients behind products of the layer before
+    late = int(batch_ways(jax.sharding.get_abstract_mesh()) > 1)
+    for index in range(len(slots)):
         again = policy.apply(partial(one, index), prevent_cse=True, place=2)
-        x, *tied = joint_gradients(x, *slots)
+        for tied in slots[index + late : index + late + 1]:
+            x, *tied[:] = joint_gradients(x, *tied)
         if platform() == "gpu":  # XLA would widen all layers at once, and hold a wide model
             x, *fixed = lax.optimization_barrier((x, *fixed))
-        x, new = again(tied, fixed, x, *side)
+        x, new = again(slots[index], fixed, x, *side)
         aux = jax.tree.map(jnp.add, aux, new) if aux else new
     return x, aux
 

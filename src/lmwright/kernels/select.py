@@ -77,6 +77,9 @@ def compiler_options(compute: Compute, device_kind: str = "") -> dict[str, str]:
         # other generations' compilers refuse it
         torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
         return TPU_OPTIONS | torus
+    if compute.kernels in ("gpu", "early gpu"):
+        # devices sum each large gradient once it is there, not those of a layer together
+        return {"xla_gpu_reduce_scatter_combine_threshold_bytes": "8388608"}
     return cpu.compiler_options() if compute.kernels == "cpu" else {}
 
 
