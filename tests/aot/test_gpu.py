@@ -86,9 +86,12 @@ def test_blocks_fit_the_shared_memory_of_a_small_card(head_dim, tmp_path):
 
 
 @pytest.mark.skipif(not has_cudnn, reason="needs cuDNN (cuda13)")
-@pytest.mark.parametrize("name", ["gpu:a100x1", "gpu:h100x8"])
-def test_rows_of_one_document_are_cudnns(name, tmp_path):
-    run = run_of(tmp_path, *SMALL, "train.remat=mlp", "data.pack.attention=row")
+@pytest.mark.parametrize(
+    ("name", "window"), [("gpu:a100x1", "none"), ("gpu:h100x8", "none"), ("gpu:h100x1", "256")]
+)
+def test_rows_of_one_document_are_cudnns(name, window, tmp_path):
+    own = (f"model.window={window}", "train.remat=mlp", "data.pack.attention=row")
+    run = run_of(tmp_path, *SMALL, *own)
     found = aot.compile_for(run, parse_machine(name))
     assert found.fits
     assert calls(found, "__cudnn$fmhaSoftmax") == calls(found, "__cudnn$fmhaSoftmaxBackward") == 2
