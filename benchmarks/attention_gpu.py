@@ -166,12 +166,12 @@ def compare(name: str, shape: Shape, attends: dict[str, Attend], times: int) -> 
 
 def with_blocks(shape: Shape) -> dict[str, Attend]:
     """Our kernels with other sizes of blocks, warps and stages."""
-    usual = gpu_blocks.call_for(shape.scoring, shape.tokens, shape.head_dim)
-    attends: dict[str, Attend] = {}
+    usual = gpu_blocks.Calls.of(shape.scoring, shape.tokens, shape.head_dim)
+    attends: dict[str, Attend] = {"usual": partial(gpu_blocks.attention_by, usual)}
     for q, k, warps in product((64, 128), (32, 64, 128), (4, 8)):
-        call = replace(usual, block_q=q, block_k=k, num_warps=warps)
-        name = f"{q}x{k}, {warps} warps" + (" (usual)" if call == usual else "")
-        attends[name] = partial(gpu_blocks.attention_by, call)
+        calls = (replace(call, block_q=q, block_k=k, num_warps=warps) for call in usual)
+        attend = partial(gpu_blocks.attention_by, gpu_blocks.Calls(*calls))
+        attends[f"{q}x{k}, {warps} warps"] = attend
     return attends
 
 

@@ -239,16 +239,16 @@ def _gpu(q: Array, interpret: Any) -> Halves | None:
     unit = math.log(2)  # sums are in powers of two
 
     def forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-        call = gpu_blocks.call_for(scoring, t, size, interpret)
-        out, (*_, sums) = gpu_blocks.forward(call, q, k, v, in_place(seen))
+        calls = gpu_blocks.Calls.of(scoring, t, size, interpret)
+        out, (*_, sums) = gpu_blocks.forward(calls, q, k, v, in_place(seen))
         return out, sums.swapaxes(1, 2) * unit
 
     def backward(
         scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
         log_sums: Array, g: Array,
     ):  # fmt: skip
-        call = gpu_blocks.call_for(scoring, t, size, interpret)
+        calls = gpu_blocks.Calls.of(scoring, t, size, interpret)
         kept = q, k, v, in_place(seen), out, log_sums.swapaxes(1, 2) / unit
-        return gpu_blocks.backward(call, kept, g)[:3]
+        return gpu_blocks.backward(calls, kept, g)[:3]
 
     return Halves(forward, backward)

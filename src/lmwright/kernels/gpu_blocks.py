@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
@@ -22,10 +23,19 @@ from jax.experimental.pallas import triton
 
 from lmwright.core.compute import ATTENTION
 from lmwright.core.gpu_ragged import dot
-from lmwright.nn.attention import MASKED, Scoring
+from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, in_place, zero_unseen
 
 LOG2E = 1.4426950408889634  # GPUs compute powers of two
+HIDDEN = -(2.0**100)  # a power of two, or its product with `Call.unit` would be rounded
+
+# queries and keys of a block, and warps, by the most numbers of a head, for `Calls`. The 99 KiB of
+# shared memory of an L4 are enough, few registers are spilled, and no two warps compute the same.
+SIZES = {
+    64: ((128, 64, 4), (128, 32, 4), (64, 64, 4)),
+    128: ((128, 64, 8), (128, 32, 8), (64, 64, 8)),
+    256: ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
+}
 
 Ref = Any
 Sums = tuple[Array, ...]
@@ -33,7 +43,7 @@ Sums = tuple[Array, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """Static arguments of the kernels."""
+    """Static arguments of a kernel."""
 
     scoring: Scoring
     head_dim: int
@@ -63,9 +73,32 @@ class Call:
         mask = None if self.width == self.head_dim else self.inside
         triton.store(ref, block.astype(ref.dtype), mask=mask)
 
+    @property
+    def unit(self) -> float:
+        """Scores are computed divided by it, to the base of 2: one operation less for each."""
+        return LOG2E * (self.scoring.soft_cap or self.scoring.scale)
+
     def scores(self, q: Array, k: Array) -> tuple[Array, Array | None]:
         """float32 [queries, keys], and the derivative of the soft cap (None without one)."""
-        return self.scoring.capped_with_slope(dot(q, k.T) * self.scoring.scale)
+        scores, cap = dot(q, k.T), self.scoring.soft_cap
+        if cap is None:
+            return scores, None
+        scores = jnp.tanh(scores * (self.scoring.scale / cap))
+        return scores, 1 - scores**2
+
+    def powers(self, scores: Array, log_sums: Array) -> Array:
+        """2**(scores * unit - log_sums): a multiplication with addition and a power, where the
+        compiler would guard results below 2**-126 by three operations more."""
+        if self.interpret:
+            return jnp.exp2(scores * self.unit - log_sums)
+        unit = np.float32(self.unit).view(np.uint32)
+        return triton.elementwise_inline_asm(
+            f"{{.reg .f32 x; fma.rn.ftz.f32 x, $1, 0f{unit:08x}, $2; ex2.approx.ftz.f32 $0, x;}}",
+            args=[scores, jnp.broadcast_to(-log_sums, scores.shape)],
+            constraints="=f,f,f",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(scores.shape, jnp.float32)],
+        )[0]
 
     def run(self, kernel: Callable[..., None], **options: Any) -> Callable[..., Any]:
         """The kernel as a function of arrays."""
@@ -73,6 +106,22 @@ class Call:
         return pl.pallas_call(
             partial(kernel, self), compiler_params=params, interpret=self.interpret, **options
         )
+
+
+class Calls(NamedTuple):
+    """The calls of the three kernels."""
+
+    out: Call
+    dq: Call
+    dkv: Call
+
+    @classmethod
+    def of(cls, scoring: Scoring, length: int, head_dim: int, interpret: bool = False) -> "Calls":
+        """Calls with the usual sizes of blocks."""
+        sizes = next(sizes for most, sizes in SIZES.items() if head_dim <= most)
+        if length % 128:  # a multiple of 64
+            sizes = [(min(q, 64), k, warps * min(q, 64) // q) for q, k, warps in sizes]
+        return cls(*(Call(scoring, head_dim, *size, interpret) for size in sizes))
 
 
 class Walk(NamedTuple):
@@ -99,19 +148,12 @@ def attention(
     q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, *, interpret: bool = False
 ) -> Array:
     """`nn.intervals.attention` of one device's own rows, for which `gpu_attention.fits` holds."""
-    return attention_by(call_for(scoring, q.shape[1], q.shape[3], interpret), q, k, v, seen)
+    return attention_by(Calls.of(scoring, q.shape[1], q.shape[3], interpret), q, k, v, seen)
 
 
-def attention_by(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Array:
-    """`attention` with the sizes of blocks of `call`."""
-    return zero_unseen(_attention(call, q, k, v, in_place(seen)), seen)
-
-
-def call_for(scoring: Scoring, length: int, head_dim: int, interpret: bool = False) -> Call:
-    """Sizes of blocks, for which the 99 KiB of shared memory of an L4 are enough."""
-    block_q = 128 if length % 128 == 0 and head_dim <= 128 else 64
-    block_k = 64 if head_dim <= 64 else 32 if head_dim <= 128 else 16
-    return Call(scoring, head_dim, block_q, block_k, 4 if head_dim <= 64 else 8, interpret)
+def attention_by(calls: Calls, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+    """`attention` with the sizes of blocks of `calls`."""
+    return zero_unseen(_attention(calls, q, k, v, in_place(seen)), seen)
 
 
 def walk_of_queries(seen: Interval, call: Call) -> Walk:
@@ -149,7 +191,7 @@ def _end(flags: Array) -> Array:
 def _masked(call: Call, scores: Array, start: Array, end: Array, block: Any) -> Array:
     """Scores of a block of keys, where the queries see them."""
     key = block * call.block_k + jnp.arange(call.block_k, dtype=jnp.int32)[None]
-    return jnp.where((key >= start[:, None]) & (key < end[:, None]), scores, MASKED)
+    return jnp.where((key >= start[:, None]) & (key < end[:, None]), scores, HIDDEN)
 
 
 def _at(block: Any, size: int) -> Any:
@@ -163,30 +205,32 @@ def _out_kernel(call: Call, *refs: Ref) -> None:
     def step(masked: bool, block: Any, sums: Sums) -> Sums:
         top, total, out = sums
         at = _at(block, call.block_k)
-        scores = call.scores(q, call.load(k_ref.at[at]))[0] * LOG2E
+        scores, _ = call.scores(q, call.load(k_ref.at[at]))
         if masked:
             scores = _masked(call, scores, start, end, block)
         new = jnp.maximum(top, jnp.max(scores, axis=1))
-        probs, old = jnp.exp2(scores - new[:, None]), jnp.exp2(top - new)
+        log = new * call.unit
+        probs, old = call.powers(scores, log[:, None]), call.powers(top, log)
         v = call.load(v_ref.at[at])
         out = out * old[:, None] + dot(probs.astype(v.dtype), v)
         return new, total * old + jnp.sum(probs, axis=1), out
 
-    none = jnp.full(call.block_q, MASKED, jnp.float32), jnp.zeros(call.block_q, jnp.float32)
+    none = jnp.full(call.block_q, HIDDEN, jnp.float32), jnp.zeros(call.block_q, jnp.float32)
     sums = (*none, jnp.zeros((call.block_q, call.width), jnp.float32))
     top, total, out = Walk(*walk).at(pl.program_id(0)).run(step, sums)
     call.store(out_ref, out / total[:, None])
-    log_ref[...] = top + jnp.log2(total)
+    log_ref[...] = top * call.unit + jnp.log2(total)
 
 
 def _gradient_of_scores(
     call: Call, q: Array, k: Array, v: Array, g: Array, log_sum: Array, inner: Array,
     mask: Callable[[Array], Array],
 ) -> tuple[Array, Array]:  # fmt: skip
-    """float32 [queries, keys]: probabilities, and the gradient of the products of q and k."""
+    """float32 [queries, keys]: probabilities, and the gradient of the products of q and k, divided
+    by the scale."""
     scores, slope = call.scores(q, k)
-    probs = jnp.exp2(mask(scores * LOG2E) - log_sum[:, None])
-    change = probs * (dot(g, v.T) - inner[:, None]) * call.scoring.scale
+    probs = call.powers(mask(scores), log_sum[:, None])
+    change = probs * (dot(g, v.T) - inner[:, None])
     return probs, change if slope is None else change * slope
 
 
@@ -204,7 +248,7 @@ def _dq_kernel(call: Call, *refs: Ref) -> None:
 
     zeros = jnp.zeros((call.block_q, call.width), jnp.float32)
     (dq,) = Walk(*walk).at(pl.program_id(0)).run(step, (zeros,))
-    call.store(dq_ref, dq)
+    call.store(dq_ref, dq * call.scoring.scale)
 
 
 def _dkv_kernel(call: Call, *refs: Ref) -> None:
@@ -231,7 +275,7 @@ def _dkv_kernel(call: Call, *refs: Ref) -> None:
 
     zeros = jnp.zeros((call.block_k, call.width), jnp.float32)
     dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (zeros, zeros))
-    call.store(dk_ref, dk)
+    call.store(dk_ref, dk * call.scoring.scale)
     call.store(dv_ref, dv)
 
 
@@ -282,21 +326,23 @@ class Specs(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+def _attention(calls: Calls, q: Array, k: Array, v: Array, seen: Interval) -> Array:
     """Attention of q [B, T, N, H] to k, v [B, T, K, H]; each query sees a key."""
-    return forward(call, q, k, v, seen)[0]
+    return forward(calls, q, k, v, seen)[0]
 
 
-def forward(call: Call, q: Array, k: Array, v: Array, seen: Interval):
+def forward(calls: Calls, q: Array, k: Array, v: Array, seen: Interval):
     """Results, and what `backward` needs: arguments, results, and float32 [B, N, T] logs of softmax
     sums to the base of 2."""
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in _attention_out(call, q, k, v, seen))
+    out, log_sums = (
+        checkpoint_name(a, ATTENTION) for a in _attention_out(calls.out, q, k, v, seen)
+    )
     return out, (q, k, v, seen, out, log_sums)
 
 
-def backward(call: Call, residuals: tuple[Any, ...], g: Array):
+def backward(calls: Calls, residuals: tuple[Any, ...], g: Array):
     """Gradients of queries, keys and values, and None for the intervals."""
-    return *_attention_gradients(call, residuals, g), None
+    return *_attention_gradients(calls, residuals, g), None
 
 
 _attention.defvjp(forward, backward)
@@ -320,13 +366,14 @@ def _attention_out(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> 
 
 @partial(jax.jit, static_argnums=0)
 def _attention_gradients(
-    call: Call, residuals: tuple[Any, ...], g: Array
+    calls: Calls, residuals: tuple[Any, ...], g: Array
 ) -> tuple[Array, Array, Array]:
     q, k, v, seen, out, log_sums = residuals
     b, t, n, _ = q.shape
     g = g.astype(q.dtype)
     inner = jnp.einsum("btnh,btnh->bnt", out.astype(jnp.float32), g.astype(jnp.float32))
-    arrays, specs = (q, k, v, g, log_sums, inner, *seen), Specs(call, t, n // k.shape[2])
+    arrays, group = (q, k, v, g, log_sums, inner, *seen), n // k.shape[2]
+    call, specs = calls.dq, Specs(calls.dq, t, group)
     numbers = [specs.numbers(whole=False)] * 2
     dq = call.run(
         _dq_kernel,
@@ -338,6 +385,7 @@ def _attention_gradients(
         out_specs=specs.queries,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
     )(*arrays, *walk_of_queries(seen, call))  # fmt: skip
+    call, specs = calls.dkv, Specs(calls.dkv, t, group)
     numbers = [specs.numbers(whole=True)] * 2
     dk, dv = call.run(
         _dkv_kernel,

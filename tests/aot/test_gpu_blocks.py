@@ -1,0 +1,55 @@
+"""Our attention kernels for GPUs, compiled by XLA's compiler for CUDA: what their code holds."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from lmwright.kernels.gpu_blocks import Calls, attention_by
+from lmwright.nn.attention import Scoring
+from lmwright.nn.intervals import Interval
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.compiler.gpu import as_default_device, devices_of, has_cuda_compiler
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_cuda_compiler(), reason="needs JAX's plugin for CUDA (cuda13)"),
+]
+LOOPS = 3  # over blocks seen in part, whole, and in part
+PRODUCTS = {"out": 2, "dq": 3, "dkv": 4}
+
+
+def assembly(call, length, name, folder):
+    """PTX by kernel, of attention and its gradients on a card."""
+    machine = parse_machine(name)
+    place = SingleDeviceSharding(devices_of(machine)[0])
+    some = lambda *shape, of=jnp.bfloat16: jax.ShapeDtypeStruct(shape, of, sharding=place)  # noqa: E731
+    width, row = call.out.head_dim, some(1, length, of=jnp.int32)
+
+    def passes(q, k, v, start, end, g):
+        attend = lambda q, k, v: attention_by(call, q, k, v, Interval(start, end))  # noqa: E731
+        return jax.vjp(attend, q, k, v)[1](g)
+
+    q, k = some(1, length, 2, width), some(1, length, 1, width)
+    with as_default_device(machine):
+        compiled = jax.jit(passes, compiler_options={"xla_dump_to": str(folder)})
+        compiled.lower(q, k, k, row, row, q).compile()
+    text = "\n".join(path.read_text() for path in folder.glob("*.ptx"))
+    parts = re.split(r"\.entry _(\w+)_kernel", text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("length", [256, 192])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_no_two_warps_multiply_the_same(head_dim, length, tmp_path):
+    """Blocks with fewer rows than the warps together take would be multiplied several times."""
+    calls = Calls.of(Scoring(1.0), length, head_dim)
+    code = assembly(calls, length, "gpu:l4x1", tmp_path)
+    assert set(code) == set(PRODUCTS)
+    for kernel, products in PRODUCTS.items():
+        call = getattr(calls, kernel)
+        multiplied = LOOPS * products * call.block_q * call.block_k * call.width
+        per_warp = multiplied / (16 * 8 * 16) / call.num_warps
+        assert len(re.findall(r"mma\.sync\S*m16n8k16", code[kernel])) == per_warp, kernel
