@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.quick_compile import FLAGS
+from tests.shared_context import share_context
 from tests.shared_steps import share_steps
 
 # Tracing makes and drops many small objects beside the million of what is imported, which at
@@ -92,8 +93,9 @@ def compiled_programs_do_not_pile_up():
 
 @pytest.fixture(autouse=True)
 def each_step_compiled_once():
-    """Runs of this process share the train steps that are the same."""
+    """Runs of this process share the train steps that are the same, and programs a context."""
     share_steps()
+    share_context()
 
 
 @pytest.fixture(scope="session")
