@@ -28,6 +28,7 @@ GOLDEN = Path(__file__).parent / "golden" / "programs.json"
 
 # name -> preset, slice, rows of a batch, changes
 CASES: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
+    "llama-15m v5e-8 one row each": ("llama-15m", "v5e-8", 8, ()),
     "llama-15m v5e-8": ("llama-15m", "v5e-8", 64, ()),
     "llama-15m v4-32 mesh.tensor=2": ("llama-15m", "v4-32", 64, ("mesh.tensor=2",)),
     "llama-15m v5e:2x2 lora": (
@@ -51,7 +52,7 @@ CASES: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     ),
     "600b v5p-1024": ("600b", "v5p-1024", 512, ("mesh.expert=2", "mesh.tensor=8")),
 }  # fmt: skip
-SHARED = tuple(CASES)[:3]  # compiled by the ordinary tests, too
+SHARED = tuple(CASES)[:4]  # compiled by the ordinary tests, too
 
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%\S+ = ", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/")

@@ -47,17 +47,18 @@ def collectives(hlo):
 
 @needs_libtpu
 @pytest.mark.parametrize(
-    "slice_name, mesh, kinds",
+    "slice_name, batch, mesh, kinds",
     [
-        ("v5e-8", (), {"all-gather", "all-reduce"}),
+        ("v5e-8", 8, (), {"all-gather", "all-reduce"}),  # one row a device
+        pytest.param("v5e-8", 64, (), {"all-gather", "all-reduce"}, marks=pytest.mark.slow),
         pytest.param(
-            "v4-32", ("mesh.tensor=2",), {"all-gather", "all-reduce"}, marks=pytest.mark.slow
+            "v4-32", 64, ("mesh.tensor=2",), {"all-gather", "all-reduce"}, marks=pytest.mark.slow
         ),
-        pytest.param("v6e:1x1", (), set(), marks=pytest.mark.slow),  # a minute
+        pytest.param("v6e:1x1", 64, (), set(), marks=pytest.mark.slow),  # a minute
     ],
 )
-def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
-    found = aot.compile_for(run_of(tmp_path, *mesh), parse_slice(slice_name))
+def test_a_preset_compiles_and_fits(slice_name, batch, mesh, kinds, tmp_path):
+    found = aot.compile_for(run_of(tmp_path, *mesh, batch=batch), parse_slice(slice_name))
     shards = found.mesh["fsdp"] * found.mesh["tensor"]
     assert found.fits and shards == parse_slice(slice_name).num_devices
     assert kinds <= collectives(found.hlo) if kinds else not collectives(found.hlo)
@@ -67,7 +68,7 @@ def test_a_preset_compiles_and_fits(slice_name, mesh, kinds, tmp_path):
     assert found.argument_bytes >= found.weights_bytes + found.optimizer_bytes
     assert found.peak_bytes < 16 * 2**30
     check_estimate(found, parse_slice(slice_name))
-    name = " ".join(["llama-15m", slice_name, *mesh])
+    name = " ".join(["llama-15m", slice_name, *mesh, *["one row each"] * (batch == 8)])
     check_collectives(name, found, parse_slice(slice_name))
     if name in SHARED:
         check_compiled(name, found, parse_slice(slice_name))
