@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from lmwright.core.param import map_params, walk
 from lmwright.core.sharding import AXES, make_mesh, weight_shardings
+from lmwright.formats import hf_stream
 from lmwright.formats.hf_layout import slots, transposed
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.load import load_model
@@ -43,14 +44,19 @@ def test_transposed(shape, dtype):
     np.testing.assert_array_equal(out, array.T)
 
 
+@pytest.mark.parametrize("small", [0, hf_stream.SMALL])
 @pytest.mark.parametrize(
     "axes", [{"fsdp": 4, "tensor": 2}, {"stage": 2, "fsdp": 2, "tensor": 2}], ids=str
 )
-def test_sharded_as_it_is_read(tensors, axes):
-    """Each leaf has the sharding asked for and the values of a load on one device."""
+def test_sharded_as_it_is_read(tensors, axes, small, monkeypatch):
+    """Each leaf, a large or a small one, has the sharding asked for and the values of a load on
+    one device, which are those given."""
+    monkeypatch.setattr(hf_stream, "SMALL", small)
     mesh = make_mesh({axis: axes.get(axis, 1) for axis in AXES}, jax.devices())
     shardings = weight_shardings(MODEL.spec(), mesh)
     alone, spread = from_hf(MODEL, tensors), from_hf(MODEL, tensors, shardings=shardings)
+    for name, tensor in to_hf(MODEL, alone).items():
+        np.testing.assert_array_equal(tensor, tensors[name], err_msg=name)
     for (path, a), (_, b) in zip(walk(alone), walk(spread), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=path)
     for (path, leaf), (_, wanted) in zip(walk(spread), walk(shardings), strict=True):
@@ -58,6 +64,15 @@ def test_sharded_as_it_is_read(tensors, axes):
         size = wanted.shard_shape(leaf.shape)
         assert {s.data.shape for s in leaf.addressable_shards} == {size}
     assert len(spread["layers"]["q"].sharding.device_set) == 8
+
+
+def test_leaves_are_no_views_of_what_is_given(tensors):
+    given = {name: array.copy() for name, array in tensors.items()}
+    w = from_hf(MODEL, given)
+    for array in given.values():
+        array[:] = 7.0
+    for name, tensor in to_hf(MODEL, w).items():
+        np.testing.assert_array_equal(tensor, tensors[name], err_msg=name)
 
 
 def test_stored_dtype_is_kept_unless_another_is_asked_for(tensors):

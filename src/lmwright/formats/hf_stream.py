@@ -25,6 +25,8 @@ from lmwright.formats.safetensors import described, some
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
 TIED_HEAD = "lm_head.weight"
 TIED_HEADS = (TIED_HEAD, "decoder.weight")
+SMALL = 2**24
+"""Bytes of a leaf that is stacked on the host, without programs of its shape."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -109,10 +111,15 @@ def _stored_dtype(parts: list[Slot], given: Mapping[str, Any]) -> Any:
 def _filled(
     parts: list[Slot], given: Mapping[str, Any], dtype: Any, sharding: NamedSharding | None
 ) -> Array:
-    """A leaf from its tensors; each is let go before the next is read."""
+    """A leaf from its tensors; of a large one each is let go before the next is read."""
     shape, depth = parts[0].param.shape, len(parts[0].at)
     if depth == 0:
         return on_devices(_read(parts[0], given, dtype), sharding)
+    if parts[0].param.size * dtype.itemsize <= SMALL:
+        stack = np.zeros(shape, dtype)
+        for slot in parts:
+            stack[slot.at] = _read(slot, given, dtype)
+        return on_devices(stack, sharding)
     entries = () if sharding is None else tuple(sharding.spec)
     entries += (None,) * (len(shape) - len(entries))
     part_sharding = sharding and NamedSharding(sharding.mesh, PartitionSpec(*entries[depth:]))
@@ -137,7 +144,7 @@ def on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
     """The array sharded over devices, each of which gets its part; on the first without a
     sharding."""
     if sharding is None:
-        return jnp.asarray(array)
+        return jax.device_put(np.array(array))  # of its own: CPUs take the memory itself
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
