@@ -1,5 +1,6 @@
 """Rows of several segments with padding, for tests of attention."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,10 +12,10 @@ WAYS_TO_SEE = ("both ways", "near, both ways", "blocks", "none at padding")
 def problem(b, t, n, k, h, seed=0):
     """q, k, v, segment ids, and a cotangent of the result."""
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
-    ids = jnp.asarray(np.sort(rng.integers(1, 4, (b, t)), axis=1), jnp.int32)
-    ids = ids.at[0, -t // 5 :].set(0)  # padding
-    return normal(b, t, n, h), normal(b, t, k, h), normal(b, t, k, h), ids, normal(b, t, n, h)
+    ids = np.sort(rng.integers(1, 4, (b, t)), axis=1).astype(np.int32)
+    ids[0, -t // 5 :] = 0  # padding
+    q, k, v, g = (rng.standard_normal((b, t, heads, h)).astype("f4") for heads in (n, k, k, n))
+    return jax.device_put((q, k, v, ids, g))  # no program for each shape
 
 
 def seen_by(kind, ids):

@@ -15,7 +15,7 @@ def odd(ids, seed=1):
     start, end = rng.integers(0, t, (b, t)), rng.integers(1, t + 1, (b, t))
     end = np.where(rng.random((b, t)) < 0.3, start, end)
     end[:, t // 3 : 2 * t // 3] = 0
-    return Interval(jnp.asarray(start, jnp.int32), jnp.asarray(end, jnp.int32))
+    return jax.device_put(Interval(start.astype(np.int32), end.astype(np.int32)))
 
 
 def odd_within(ids, before, after):
@@ -55,7 +55,7 @@ def check(attend, seen, arrays, **choices):
     run = jax.jit(lambda: with_gradients(attend, seen, *arrays, **choices))
     plain = jax.jit(lambda: with_gradients(intervals.attention, seen, *arrays, **choices))
     got, want = run(), plain()
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(jnp.abs(b).max()) + 1e-5)
-    blind = np.asarray(seen.start >= seen.end)
+    for a, b in zip(got, map(np.asarray, want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(np.abs(b).max()) + 1e-5)
+    blind = np.asarray(seen.start) >= np.asarray(seen.end)
     assert not np.asarray(got[0])[blind].any() and not np.asarray(got[1])[blind].any()
