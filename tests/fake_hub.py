@@ -14,15 +14,15 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`files`: path in `repo` -> bytes. `asked` lists the requested paths. With a `token` the
-    repository is gated: those who do not send it are turned away."""
+    """`files`: path in `repo` -> bytes. `asked` lists the requested paths, `given` the tokens. With
+    a `token` the repository is gated: those who do not send it are turned away."""
 
     def __init__(
         self, repo: str, files: dict[str, bytes], kind: str = "datasets", token: str | None = None
     ):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repo, self.files, self.asked = repo, files, []
-        self.kind, self.token = kind, token
+        self.kind, self.token, self.given = kind, token, set()
         self.sha, self.before = SHA, {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -74,6 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def route(self, body):
         hub, path = self.server, unquote(urlsplit(self.path).path)
         hub.asked.append(f"{self.command} {path}")
+        hub.given.add(self.headers.get("Authorization"))
         api, files = f"/api/{hub.kind}/{hub.repo}", f"/{hub.kind}/{hub.repo}/resolve/"
         files = files.removeprefix("/models")
         if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":

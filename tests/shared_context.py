@@ -24,7 +24,9 @@ def remembering(make):
     kept = threading.local()
 
     @wraps(make)
-    def shared():
+    def shared(*choices):
+        if choices:
+            return make(*choices)
         if getattr(kept, "left", 0) == 0:
             kept.context, kept.left = make(), USES
         kept.left -= 1
