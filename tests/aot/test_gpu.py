@@ -31,7 +31,9 @@ def calls(found, target, where=""):
     return sum(f"jit({where}" in line for line in ours)
 
 
-@pytest.mark.parametrize("name", ["gpu:l4x1", "gpu:a100x1", "gpu:h100x8"])
+@pytest.mark.parametrize(
+    "name", ["gpu:l4x1", "gpu:rtx3090x1", "gpu:rtx5090x1", "gpu:a100x1", "gpu:h100x8"]
+)
 def test_a_step_compiles_with_the_kernels(name, tmp_path):
     machine = parse_machine(name)
     found = aot.compile_for(run_of(tmp_path, *SMALL, "train.remat=block"), machine)
