@@ -94,7 +94,7 @@ def kernels(shape: Shape, interpret: bool) -> dict[str, Attend]:
         attends["tokamax"] = lambda *a: gpu_tokamax.attention(*a, scoring, REACH)
     if gpu_attention.fits(shape.tokens, shape.head_dim, 2):
         ours = partial(gpu_blocks.attention, interpret=interpret)
-        attends["kernels"] = lambda *a: ours(*a, scoring)
+        attends["kernels"] = lambda *a: ours(*a, scoring, REACH)
     attends["chunks"] = lambda *a: gpu_chunks.attention(*a, scoring, REACH)
     return attends
 
@@ -167,12 +167,16 @@ def compare(name: str, shape: Shape, attends: dict[str, Attend], times: int) -> 
 def with_blocks(shape: Shape) -> dict[str, Attend]:
     """Our kernels with other sizes of blocks, warps and stages."""
     usual = gpu_blocks.Calls.of(shape.scoring, shape.tokens, shape.head_dim)
-    attends: dict[str, Attend] = {"usual": partial(gpu_blocks.attention_by, usual)}
+    attends: dict[str, Attend] = {"usual": by_blocks(usual)}
     for q, k, warps in product((64, 128), (32, 64, 128), (4, 8)):
         calls = (replace(call, block_q=q, block_k=k, num_warps=warps) for call in usual)
-        attend = partial(gpu_blocks.attention_by, gpu_blocks.Calls(*calls))
-        attends[f"{q}x{k}, {warps} warps"] = attend
+        attends[f"{q}x{k}, {warps} warps"] = by_blocks(gpu_blocks.Calls(*calls))
     return attends
+
+
+def by_blocks(calls: gpu_blocks.Calls) -> Attend:
+    """Our kernels with these sizes."""
+    return lambda *a: gpu_blocks.attention_by(calls, *a, REACH)
 
 
 def main() -> None:

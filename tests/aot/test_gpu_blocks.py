@@ -1,6 +1,7 @@
 """Our attention kernels for GPUs, compiled by XLA's compiler for CUDA: what their code holds."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 from lmwright.kernels.gpu_blocks import Calls, attention_by
 from lmwright.nn.attention import Scoring
-from lmwright.nn.intervals import Interval
+from lmwright.nn.intervals import Interval, causal_reach
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.compiler.gpu import as_default_device, devices_of, has_cuda_compiler
 
@@ -21,18 +22,21 @@ LOOPS = 3  # over blocks seen in part, whole, and in part
 PRODUCTS = {"out": 2, "dq": 3, "dkv": 4}
 
 
-def assembly(call, length, name, folder):
+def assembly(calls, length, name, folder):
     """PTX by kernel, of attention and its gradients on a card."""
     machine = parse_machine(name)
     place = SingleDeviceSharding(devices_of(machine)[0])
-    some = lambda *shape, of=jnp.bfloat16: jax.ShapeDtypeStruct(shape, of, sharding=place)  # noqa: E731
-    width, row = call.out.head_dim, some(1, length, of=jnp.int32)
+
+    def some(*shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def passes(q, k, v, start, end, g):
-        attend = lambda q, k, v: attention_by(call, q, k, v, Interval(start, end))  # noqa: E731
+        seen = Interval(start, end)
+        attend = partial(attention_by, calls, seen=seen, reach=causal_reach(None))
         return jax.vjp(attend, q, k, v)[1](g)
 
-    q, k = some(1, length, 2, width), some(1, length, 1, width)
+    row, head_dim = some(1, length, dtype=jnp.int32), calls.out.head_dim
+    q, k = some(1, length, 2, head_dim), some(1, length, 1, head_dim)
     with as_default_device(machine):
         compiled = jax.jit(passes, compiler_options={"xla_dump_to": str(folder)})
         compiled.lower(q, k, k, row, row, q).compile()

@@ -3,7 +3,7 @@
 import json
 
 from lmwright.cli.main import main
-from lmwright.kernels import select
+from lmwright.kernels import gpu_attention, select
 from tests.train.texts import write_run, write_texts
 
 MODEL = """
@@ -24,6 +24,7 @@ def test_the_choice_of_attention_is_logged_once(tmp_path, monkeypatch, capsys):
     path = write_run(tmp_path, MODEL)
     assert main(["prepare", path]) == 0
     monkeypatch.setattr(select, "kernels_for", lambda *device: "gpu")
+    monkeypatch.setattr(gpu_attention, "_taken", {})  # not by tests before this one
     capsys.readouterr()
     assert main(["train", path]) == 0
     told = "attention is computed by XLA, some queries at a time"

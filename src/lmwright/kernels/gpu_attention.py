@@ -87,7 +87,7 @@ def attention(
         if name == "tokamax":
             return gpu_tokamax.attention(q, k, v, seen, scoring, reach)
         if name == "kernels":
-            return select.KERNELS["gpu kernels"](q, k, v, seen, scoring, interpret=interpret)
+            return select.KERNELS["gpu kernels"](q, k, v, seen, scoring, reach, interpret=interpret)
         return select.KERNELS["gpu chunks"](q, k, v, seen, scoring, reach)
 
     return by_shard(local)(q, k, v, seen)

@@ -24,7 +24,7 @@ from jax.experimental.pallas import triton
 from lmwright.core.compute import ATTENTION
 from lmwright.core.gpu_ragged import dot
 from lmwright.nn.attention import Scoring
-from lmwright.nn.intervals import Interval, in_place, zero_unseen
+from lmwright.nn.intervals import Interval, Reach, in_place, zero_unseen
 
 LOG2E = 1.4426950408889634  # GPUs compute powers of two
 HIDDEN = -(2.0**100)  # a power of two, or its product with `Call.unit` would be rounded
@@ -145,14 +145,17 @@ class Walk(NamedTuple):
 
 
 def attention(
-    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, *, interpret: bool = False
-) -> Array:
+    q: Array, k: Array, v: Array, seen: Interval, scoring: Scoring, reach: Reach, *,
+    interpret: bool = False,
+) -> Array:  # fmt: skip
     """`nn.intervals.attention` of one device's own rows, for which `gpu_attention.fits` holds."""
-    return attention_by(Calls.of(scoring, q.shape[1], q.shape[3], interpret), q, k, v, seen)
+    return attention_by(Calls.of(scoring, q.shape[1], q.shape[3], interpret), q, k, v, seen, reach)
 
 
-def attention_by(calls: Calls, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+def attention_by(calls: Calls, q: Array, k: Array, v: Array, seen: Interval, reach: Reach) -> Array:
     """`attention` with the sizes of blocks of `calls`."""
+    if reach.exact:
+        return _attention(calls, q, k, v, seen)
     return zero_unseen(_attention(calls, q, k, v, in_place(seen)), seen)
 
 
@@ -194,17 +197,13 @@ def _masked(call: Call, scores: Array, start: Array, end: Array, block: Any) -> 
     return jnp.where((key >= start[:, None]) & (key < end[:, None]), scores, HIDDEN)
 
 
-def _at(block: Any, size: int) -> Any:
-    return pl.ds(block * size, size)
-
-
 def _out_kernel(call: Call, *refs: Ref) -> None:
     q_ref, k_ref, v_ref, start_ref, end_ref, *walk, out_ref, log_ref = refs
     q, start, end = call.load(q_ref), start_ref[...], end_ref[...]
 
     def step(masked: bool, block: Any, sums: Sums) -> Sums:
         top, total, out = sums
-        at = _at(block, call.block_k)
+        at = pl.ds(block * call.block_k, call.block_k)
         scores, _ = call.scores(q, call.load(k_ref.at[at]))
         if masked:
             scores = _masked(call, scores, start, end, block)
@@ -240,7 +239,7 @@ def _dq_kernel(call: Call, *refs: Ref) -> None:
     log_sum, inner, start, end = log_ref[...], inner_ref[...], start_ref[...], end_ref[...]
 
     def step(masked: bool, block: Any, sums: Sums) -> Sums:
-        at = _at(block, call.block_k)
+        at = pl.ds(block * call.block_k, call.block_k)
         k, v = call.load(k_ref.at[at]), call.load(v_ref.at[at])
         mask = lambda s: _masked(call, s, start, end, block) if masked else s  # noqa: E731
         _, change = _gradient_of_scores(call, q, k, v, g, log_sum, inner, mask)
@@ -260,7 +259,7 @@ def _dkv_kernel(call: Call, *refs: Ref) -> None:
 
     def head(member: Any, sums: Sums) -> Sums:
         def step(masked: bool, block: Any, sums: Sums) -> Sums:
-            at = _at(block, call.block_q)
+            at = pl.ds(block * call.block_q, call.block_q)
             q, g = call.load(q_ref.at[at, member]), call.load(g_ref.at[at, member])
             start, end = start_ref[at], end_ref[at]
             mask = lambda s: _masked(call, s, start, end, keys) if masked else s  # noqa: E731

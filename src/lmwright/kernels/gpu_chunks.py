@@ -34,7 +34,8 @@ def attention(
     b, t, n, h = q.shape
     grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)  # [B, K, G, T, H]
     out = _attention(scoring, reach, grouped, k, v, seen)
-    return zero_unseen(jnp.moveaxis(out, 3, 1).reshape(b, t, n, h), seen)
+    out = jnp.moveaxis(out, 3, 1).reshape(b, t, n, h)
+    return out if reach.exact else zero_unseen(out, seen)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

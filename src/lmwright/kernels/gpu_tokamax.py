@@ -107,6 +107,8 @@ def attention(
     """`nn.intervals.attention` of one device's own rows, for which `fits` holds; by other `kernels`
     for tests."""
     call = Call(kernels or library(), scoring._replace(window=None), reach.causal)
+    if reach.exact:
+        return _attention(call, q, k, v, seen)
     return zero_unseen(_attention(call, q, k, v, in_place(seen)), seen)
 
 
