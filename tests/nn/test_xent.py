@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.nn import xent
 
@@ -24,6 +25,30 @@ def test_the_targets_and_largest_logits_are_the_same_on_every_platform(axis):
     np.testing.assert_array_equal(top, np.max(logits, axis=-1))
     for mine, other in zip((chosen, top), xent._gathered(axis, wide, targets), strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_log_z_in_one_pass(axis, devices):
+    """As GPUs compute it, of a vocabulary on one device and cut over several."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 1000)) * 20 - 200
+    targets = rng.integers(0, 1000, (2, 3))
+    top = logits.max(-1)
+    log_z = top + np.log(np.exp(logits - top[..., None]).sum(-1))
+    chosen = np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    mesh = jax.make_mesh((devices,), ("tensor",), devices=jax.devices()[:devices])
+    place = NamedSharding(mesh, PartitionSpec("tensor") if axis == 0 else PartitionSpec())
+    given = jax.device_put(jnp.float32(np.moveaxis(logits, -1, axis)), place)
+    got = jax.jit(xent._in_pairs, static_argnums=0)(axis, given, targets)
+    for ours, exact in zip(got, (chosen, top, log_z), strict=True):
+        np.testing.assert_allclose(ours, exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_log_z_in_one_pass_tells_what_is_not_finite(bad):
+    logits = jnp.zeros((1, 100)).at[0, 40].set(bad)
+    assert not jnp.isfinite(xent._in_pairs(-1, logits, jnp.array([3]))[2])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -62,6 +62,32 @@ def _in_one_pass(axis: int, logits: Array, targets: Array) -> tuple[Array, Array
     return chosen, jnp.maximum(chosen, others)
 
 
+def _then_sums(
+    first: Callable[..., tuple[Array, Array]], axis: int, logits: Array, targets: Array
+) -> tuple[Array, Array, Array]:
+    """`first`, and log Z of each token by another pass."""
+    chosen, top = first(axis, logits, targets)
+    exponentials = jnp.exp(logits - jnp.expand_dims(top, axis))
+    return chosen, top, top + jnp.log(jnp.sum(exponentials, axis=axis))
+
+
+def _in_pairs(axis: int, logits: Array, targets: Array) -> tuple[Array, Array, Array]:
+    """`_then_sums` in one pass, for GPUs, which wait for memory: parts of a row are joined with
+    their maxima (https://arxiv.org/abs/1805.02867)."""
+    chosen = jnp.sum(jnp.where(at_targets(logits, targets, axis), logits, 0), axis=axis)
+    none = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    parts = logits, jnp.ones_like(logits)
+    top, total = jax.lax.reduce(parts, none, _joined, (axis % logits.ndim,))
+    return chosen, top, top + jnp.log(total)
+
+
+def _joined(part: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+    (top, total), (tops, more) = part, other
+    less = jnp.exp(-jnp.abs(top - tops))
+    both = jnp.where(top >= tops, total + more * less, total * less + more)
+    return jnp.maximum(top, tops), both
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def soft_capped(logits: Array, cap: float) -> Array:
     """`cap * tanh(logits / cap)`, whose backward pass reads nothing but this result."""
@@ -82,21 +108,14 @@ soft_capped.defvjp(_soft_capped_fwd, _soft_capped_bwd)
 
 
 def _sums(
-    logits: Array,
-    targets: Array,
-    weights: Array,
-    z_loss: float,
-    smoothing: float,
-    axis: int = -1,
+    logits: Array, targets: Array, weights: Array, z_loss: float, smoothing: float, axis: int = -1
 ) -> tuple[Xent, Array]:
     """Sums for float32 logits with the vocabulary along `axis`, int targets and float32 weights,
     and log Z of each token. A target counts as correct where no logit is larger; `nll` is that of
     the targets alone, whatever the `smoothing`."""
-    expand = partial(jnp.expand_dims, axis=axis)
-    chosen, top = by_platform(
-        logits, targets, cpu=partial(_gathered, axis), default=partial(_in_one_pass, axis)
-    )
-    log_z = top + jnp.log(jnp.sum(jnp.exp(logits - expand(top)), axis=axis))
+    cpu, default = (partial(_then_sums, first, axis) for first in (_gathered, _in_one_pass))
+    gpu = partial(_in_pairs, axis)
+    chosen, top, log_z = by_platform(logits, targets, cpu=cpu, gpu=gpu, default=default)
     nll = jnp.sum((log_z - chosen) * weights)
     z = jnp.sum(jnp.square(log_z) * weights)
     correct = jnp.sum((chosen >= top) * weights)
@@ -107,14 +126,9 @@ def _sums(
 
 
 def logits_gradient(
-    logits: Array,
-    log_z: Array,
-    targets: Array,
-    weights: Array,
-    z_loss: float,
-    smoothing: float = 0.0,
-    axis: int = -1,
-) -> Array:
+    logits: Array, log_z: Array, targets: Array, weights: Array, z_loss: float,
+    smoothing: float = 0.0, axis: int = -1,
+) -> Array:  # fmt: skip
     """d total / d logits, float32 [..., V]: one elementwise pass, nothing scattered. The
     vocabulary lies along `axis`."""
     expand = partial(jnp.expand_dims, axis=axis)
@@ -165,15 +179,9 @@ def _padded(a: Array, ways: int, size: int) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _xent(
-    logits_fn: LogitsFn,
-    chunk: int,
-    extra: Extra,
-    sum_once: bool,
-    w: Tree,
-    x: Array,
-    targets: Array,
-    weights: Array,
-) -> Xent:
+    logits_fn: LogitsFn, chunk: int, extra: Extra, sum_once: bool,
+    w: Tree, x: Array, targets: Array, weights: Array,
+) -> Xent:  # fmt: skip
     def body(sums: Xent, piece: tuple[Array, Array, Array]) -> tuple[Xent, None]:
         xc, tc, wc = piece
         wide = jnp.moveaxis(logits_fn(w, xc).astype(jnp.float32), -1, extra[-1])
@@ -184,15 +192,9 @@ def _xent(
 
 
 def _xent_fwd(
-    logits_fn: LogitsFn,
-    chunk: int,
-    extra: Extra,
-    sum_once: bool,
-    w: Tree,
-    x: Array,
-    targets: Array,
-    weights: Array,
-) -> tuple[Xent, tuple[Tree, Array, Array, Array]]:
+    logits_fn: LogitsFn, chunk: int, extra: Extra, sum_once: bool,
+    w: Tree, x: Array, targets: Array, weights: Array,
+) -> tuple[Xent, tuple[Tree, Array, Array, Array]]:  # fmt: skip
     axis = extra[-1]
     plain = not any(map(is_typed, jax.tree.leaves(w, is_leaf=is_typed)))
     shards = TokenShards.of(x) if plain and sum_once else TokenShards()
