@@ -110,7 +110,7 @@ def test_blocks_seen_in_part_between_whole_ones_are_masked():
 
 @pytest.mark.parametrize("attend", [CHUNKS, BLOCKS], ids=["chunks", "kernels"])
 def test_on_a_mesh(attend):
-    if attend is CHUNKS and jax.__version_info__ >= (0, 11):
+    if attend is CHUNKS and jax.__version_info__[:2] == (0, 11):
         pytest.skip("the CPU compiler of JAX 0.11 crashes on it")
     q, k, v, ids, g = problem(4, 64, 4, 2, 8)
     scoring = Scoring(0.37)
