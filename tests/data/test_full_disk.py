@@ -3,6 +3,7 @@
 import io
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,6 +49,27 @@ def test_a_file_that_cannot_be_written_whole(stage, inside, capsys, file_limit):
     assert not Path(FILE[stage]).exists() and not list(Path("data", stage).glob("tmp/*"))
     assert command(capsys, "prepare", "run.toml", WRITTEN)[0] == 0
     assert Path(FILE[stage]).read_bytes() == whole
+
+
+COLLECTED = """
+import gc
+from pathlib import Path
+import numpy as np
+from lmwright.data.manifest import save_array
+
+for _ in range(50):
+    try:
+        save_array(Path("/dev/full"), np.zeros(1000))
+    except OSError as error:
+        error.itself = error
+    gc.collect()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_array_that_cannot_be_written_leaves_nothing_that_crashes_the_collector():
+    """Python 3.12.1 did, of a view of an io.BytesIO in a cycle."""
+    assert subprocess.run([sys.executable, "-c", COLLECTED]).returncode == 0
 
 
 @pytest.fixture

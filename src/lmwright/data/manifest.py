@@ -189,7 +189,8 @@ def save_array(path: Path, array: np.ndarray) -> None:
     lacks."""
     buffer = io.BytesIO()
     np.save(buffer, array)
-    path.write_bytes(buffer.getbuffer())
+    # a view of the buffer in the error's traceback would crash the collector of Python 3.12.1
+    path.write_bytes(buffer.getvalue())
 
 
 def files_below(folder: Path) -> Iterator[Path]:
