@@ -1,5 +1,6 @@
 """A disk that fills in any stage: one line, exit code 2, and the same bytes once there is room."""
 
+import gc
 import io
 import resource
 import subprocess
@@ -87,6 +88,7 @@ def small_disk(tmp_path):
         return folder
 
     yield make
+    gc.collect()  # the traceback of an error may be part of a cycle and hold a file open
     for folder in made:
         subprocess.run(["umount", str(folder)], check=True)
 
