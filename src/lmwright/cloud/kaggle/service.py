@@ -101,17 +101,23 @@ class Kaggle:
         client goes on with an upload that broke off if the folder is the same."""
         about = {"id": f"{self.user}/{slug}", "title": slug, "licenses": [{"name": "other"}]}
         (folder / METADATA).write_text(json.dumps(about))
+        lost = Unreachable(f"dataset {slug}: its file did not arrive")
         with _told(f"dataset {slug}"):
-            answer = self._api.dataset_create_new(str(folder), public=False, quiet=True)
+            try:
+                answer = self._api.dataset_create_new(str(folder), public=False, quiet=True)
+            except ValueError as error:
+                if "Upload unsuccessful" in str(error):  # the client's words from 2.2.5 on
+                    raise lost from error
+                raise
         if answer.error:
             raise UserError(_refusal(f"dataset {slug}", answer.error))
         self.wait_for_dataset(slug)
         with _told(f"dataset {slug}"):
             there = self._api.dataset_list_files(f"{self.user}/{slug}").dataset_files
-        if not there:  # the client makes a dataset even of what it could not upload
+        if not there:  # earlier clients make a dataset even of what they could not upload
             with _told(f"dataset {slug}"):
                 self._api.dataset_delete(self.user, slug, no_confirm=True)
-            raise Unreachable(f"dataset {slug}: its file did not arrive")
+            raise lost
 
     def wait_for_dataset(self, slug: str) -> None:
         """Returns when a dataset can be used. Raises UserError if that takes too long."""
