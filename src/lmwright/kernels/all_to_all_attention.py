@@ -16,10 +16,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import use_abstract_mesh
+from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from lmwright.core.param import Tree
-from lmwright.core.sharding import NO_MESH, by_shard
+from lmwright.core.sharding import by_shard
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach
 
@@ -69,6 +69,8 @@ def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, seen: Tre
         k, v = (jnp.repeat(a, copies, axis=2) for a in (k, v))
     q, k, v = (trade(a, split_axis=2, concat_axis=1) for a in (q, k, v))
     seen = jax.tree.map(lambda a: lax.all_gather(a, AXIS, axis=1, tiled=True), seen)
-    with use_abstract_mesh(NO_MESH):  # what follows is one device's own
+    # what follows is one device's own; the kind of device still chooses the kernel
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         out = attend(q, k, v, seen)
     return trade(out, split_axis=1, concat_axis=2)
