@@ -192,6 +192,8 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
     if wanted.on.strip().lower() == "any":
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
+    if wanted.search:  # which tells of each way with its policy
+        return _on(run, machine, wanted)
     choice = settled(run, machine)
     answer = _on(choice.run, machine, wanted)
     return answer if not choice.note else replace(answer, lines=[choice.note, *answer.lines])
@@ -267,7 +269,7 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine |
                 search.confirm_on_gpus(wanted.finalists or FINALISTS)
         except KeyboardInterrupt:
             stopped = True
-    best = search.ranked()[0]
+    best, run = search.ranked()[0], settled(run, machine).run
     lines = ["interrupted; this is what is known so far", ""] if stopped else []
     lines += search.lines()
     if best.fits:

@@ -16,9 +16,10 @@ from lmwright.errors import UserError
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.advice import TIE_SHARE
-from lmwright.planner.analytic.candidates import Candidate, candidates
+from lmwright.planner.analytic.candidates import Candidate, candidates, overrides
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.quick import MEMORY_ERROR_SHARE
+from lmwright.planner.analytic.remat import settled
 from lmwright.planner.compiler.compile import Compiled, compile_for, require_libtpu
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.compiler.gpu import require_cuda_compiler
@@ -121,14 +122,21 @@ class Search:
     @classmethod
     def of(cls, run: Run, machine: Machine) -> "Search":
         """The candidates of a run. Raises UserError where no mesh can hold the run."""
-        ways = candidates(run, machine, optimizers=True)
+        chosen = settled(run, machine).run
+        ways = candidates(chosen, machine, optimizers=True)
         if not ways:
             raise UserError(
                 f"--search: no mesh over {machine.num_devices} devices divides "
                 f"train.global_batch_size = {run.train.global_batch_size} rows and the model's "
                 f"heads, mlp and vocabulary; use another batch size or machine"
             )
-        return cls(run, machine, [Entry(candidate) for candidate in ways])
+        # on a GPU another mesh may be given another policy, so the words name that of the answer
+        said = run if machine.platform == "gpu" else chosen
+        return cls(said, machine, [Entry(candidate) for candidate in ways])
+
+    def words(self, entry: Entry) -> tuple[str, ...]:
+        """Overrides that turn the run into that of an entry, for the command line."""
+        return overrides(self.run, entry.candidate.run)
 
     def compile_finalists(self, where: Slice, finalists: int) -> None:
         """Asks the compiler about the best candidates, each in a process of its own; about as
@@ -193,7 +201,7 @@ class Search:
             lines.append("  * trains differently; offered, never chosen for a tie")
         if not best.fits:
             return [*lines, "", "nothing fits"]
-        return [*lines, "", "to run the best:", "  " + " ".join(best.candidate.overrides)]
+        return [*lines, "", "to run the best:", "  " + " ".join(self.words(best))]
 
     def reason(self, entry: Entry, best: Entry) -> str:
         """Reason why an entry is not the best."""
@@ -220,7 +228,7 @@ class Search:
         ranked = self.ranked()
         rows = [
             {
-                "overrides": entry.candidate.overrides,
+                "overrides": self.words(entry),
                 "changes_training": entry.candidate.changes_training,
                 "by": entry.by,
                 "fits": entry.fits,
