@@ -62,13 +62,13 @@ def behind_products(hlo, collective):
 
 
 def test_gradients_are_summed_behind_products(tmp_path):
-    """Most are while the layer before computes its own."""
+    """Most sums, and most gathers of weights, have a product between their start and their end."""
     wide = ("model.num_layers=4", "model.embed_dim=2048", "model.mlp_dim=4096")
     run = run_of(tmp_path, *SMALL, *wide, "train.remat=none", "mesh.fsdp=8")
     hlo = aot.compile_for(run, parse_machine("gpu:h100x8")).hlo
     gathers, sums = (behind_products(hlo, name) for name in ("all-gather", "reduce-scatter"))
     assert len(gathers) >= 4 * 2 and sum(gathers) > len(gathers) / 2
-    assert len(sums) >= 4 * 2 and sum(sums) > len(sums) / 2
+    assert len(sums) >= 4 * 2 and sum(sums) > len(sums) * 2 / 3
 
 
 def test_more_is_kept_without_remat(tmp_path):

@@ -3,6 +3,7 @@ cache that is written in place, and no copies of weights."""
 
 import re
 
+import jax
 import pytest
 
 from lmwright.planner.compiler import gpu
@@ -12,6 +13,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not gpu.has_cuda_compiler(), reason="needs JAX's plugin for CUDA (cuda13)"),
 ]
+by_mesh = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 12),
+    reason="this JAX lowers Triton for a card that is there or that the mesh names",
+)
 # keys or values of a layer, of the 4 rows of gpu_decode, however its axes are turned
 CACHE = r"bf16\[(?:4,2048,2,64|4,2,2048,64|4,2,64,2048)\]"
 
@@ -37,12 +42,14 @@ def test_the_host_is_asked_once_in_many_tokens(monkeypatch):
     assert not copied
 
 
+@by_mesh
 def test_prompts_are_read_by_the_kernels(monkeypatch):
     hlo = program("prefill", monkeypatch)
     assert len(re.findall(r'name = "_out_kernel"', hlo)) == 2
     assert not re.search(r"\[(\d+,)*1024,1024\]", hlo)
 
 
+@by_mesh
 def test_rows_are_measured_by_the_kernels(monkeypatch):
     hlo = program("eval", monkeypatch)
     assert len(re.findall(r'name = "_out_kernel"', hlo)) == 1  # of scanned layers

@@ -88,6 +88,7 @@ def test_a_gated_model_with_a_token(tmp_path):
         assert not any(".bin" in p or ".py" in p or "consolidated" in p for p in hub.asked)
         assert not any("onnx" in p or "original" in p for p in hub.asked)
         hub.asked.clear()
+        hub.given.clear()
         names = ("hf://acme/tiny", "hf_wrongsecret", "hf://acme/tiny")
         (refused, wrong), more = ask(hub, tmp_path / "other", *names)
         assert "is gated; accept its terms" in refused and "HF_TOKEN" in refused

@@ -66,9 +66,15 @@ def test_sharded_as_it_is_read(tensors, axes, small, monkeypatch):
     assert len(spread["layers"]["q"].sharding.device_set) == 8
 
 
-def test_leaves_are_no_views_of_what_is_given(tensors):
-    given = {name: array.copy() for name, array in tensors.items()}
-    w = from_hf(MODEL, given)
+@pytest.mark.parametrize("small", [0, hf_stream.SMALL])
+@pytest.mark.parametrize("fsdp", [None, 1, 4])
+def test_leaves_are_no_views_of_what_is_given(tensors, fsdp, small, monkeypatch):
+    monkeypatch.setattr(hf_stream, "SMALL", small)
+    given, shardings = {name: array.copy() for name, array in tensors.items()}, None
+    if fsdp is not None:
+        shape = dict.fromkeys(AXES, 1) | {"fsdp": fsdp}
+        shardings = weight_shardings(MODEL.spec(), make_mesh(shape, jax.devices()[:fsdp]))
+    w = from_hf(MODEL, given, shardings=shardings)
     for array in given.values():
         array[:] = 7.0
     for name, tensor in to_hf(MODEL, w).items():

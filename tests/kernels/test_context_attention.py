@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from lmwright.core.sharding import AXES
+from lmwright.core.sharding import AXES, device_kind, platform
 from lmwright.kernels import (
     all_to_all_attention,
     ring_attention,
@@ -89,6 +89,21 @@ def test_all_to_all_equals_the_reference(kernel):
     mesh, shape = mesh_of(context=2, fsdp=2, tensor=2), (4, 256, 8, 4, 64)
     compare(fn, mesh, shape)
     compare(fn, mesh, shape, window=100, soft_cap=2.0)
+
+
+def test_all_to_all_keeps_the_kind_of_device():
+    """Kernels are chosen by it, also where each device computes by itself."""
+    kinds = []
+
+    def inner(*args, **options):
+        mesh = jax.sharding.get_abstract_mesh()
+        kinds.append((mesh.empty, platform(), device_kind()))
+        return attention.causal_attention(*args, **options)
+
+    fn = partial(all_to_all_attention.causal_attention, inner)
+    compare(fn, mesh_of(context=2), (1, 32, 4, 2, 8))
+    device = jax.devices()[0]
+    assert set(kinds) == {(True, device.platform, device.device_kind)}
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,17 @@ def test_intervals_in_chunks(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "head_dim, masks", [(16, {}), (20, {"window": 70, "soft_cap": 1.5})]
-)  # one is filled up to a power of two
-def test_causal_by_kernels(head_dim, masks):
-    q, k, v, ids, g = problem(2, 256, 4, 2, head_dim)
+    ("length", "head_dim", "masks"),
+    [
+        (256, 16, {}),
+        (256, 20, {"window": 70, "soft_cap": 1.5}),  # filled up to a power of two
+        (192, 80, {"soft_cap": 1.5}),
+        (192, 192, {"window": 70}),
+    ],
+)
+def test_causal_by_kernels(length, head_dim, masks):
+    """Heads of each size of blocks."""
+    q, k, v, ids, g = problem(2, length, 2, 1, head_dim)
     scoring = Scoring(0.37, **masks)
     got = both(BLOCKS, q, k, v, g, ids, scoring)
     near(got, both(attention.causal_attention, q, k, v, g, ids, scoring), share=5e-6)

@@ -32,6 +32,15 @@ def test_names(text, name, chips, devices, groups):
     assert parse_machine(found.name) == found
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_every_card_goes_by_its_name(name):
+    """Also those that end in a number."""
+    assert parse_machine(f"gpu:{name}") == parse_machine(f"gpu:{name}x1")
+    assert parse_machine(f"gpu:{name}x8").num_devices == 8
+    with pytest.raises(UserError, match=f"did you mean gpu:{name}x8"):
+        parse_machine(name)
+
+
 @pytest.mark.parametrize(
     "text, words",
     [

@@ -12,6 +12,7 @@ from lmwright.config.run import UNCHOSEN
 from lmwright.core.compute import REMATS
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.hardware.devices import GPUS
 from lmwright.planner.analytic import remat
 from lmwright.planner.analytic.layout import Layout
 from lmwright.planner.analytic.machine import parse_machine
@@ -122,6 +123,12 @@ def test_training_chooses_as_plan_does(tmp_path, monkeypatch):
     assert eight == remat.settled(run, parse_machine("gpu:h100x8")).run
     monkeypatch.setattr(remat.jax, "process_count", lambda: 2)
     assert remat.settled_here(run, card(name, 12.0)).run == remat.settled(run, H100).run
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_known_card_is_found_by_what_jax_calls_it(name):
+    found = remat.machine_here(card(GPUS[name].device_kind, count=2))
+    assert (found.kind, found.num_devices) == (name, 2)
 
 
 def test_an_unknown_card_counts_with_its_memory(tmp_path):

@@ -124,7 +124,7 @@ def axes_of(entry: Entry) -> tuple[str, ...]:
 
 
 def _ways(mesh: Mesh | AbstractMesh, entry: Entry) -> int:
-    return math.prod(mesh.shape.get(name, 1) for name in axes_of(entry))  # 1: no mesh is set
+    return math.prod(1 if mesh.empty else mesh.shape[name] for name in axes_of(entry))
 
 
 def refuse_uneven(mesh: Mesh, entry: Entry, size: int, what: str) -> None:

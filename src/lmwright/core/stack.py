@@ -81,8 +81,8 @@ def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) ->
     late = int(batch_ways(jax.sharding.get_abstract_mesh()) > 1)
     for index in range(len(slots)):
         again = policy.apply(partial(one, index), prevent_cse=True, place=2)
-        for tied in slots[index + late : index + late + 1]:
-            x, *tied[:] = joint_gradients(x, *tied)
+        if (tied := index + late) < len(slots):
+            x, *slots[tied] = joint_gradients(x, *slots[tied])
         if platform() == "gpu":  # XLA would widen all layers at once, and hold a wide model
             x, *fixed = lax.optimization_barrier((x, *fixed))
         x, new = again(slots[index], fixed, x, *side)

@@ -143,9 +143,11 @@ def _read(slot: Slot, given: Mapping[str, Any], dtype: Any) -> np.ndarray:
 def on_devices(array: np.ndarray, sharding: NamedSharding | None) -> Array:
     """The array sharded over devices, each of which gets its part; on the first without a
     sharding."""
+    # a copy on CPUs, whose arrays would be views of memory, or of a file, that others change
+    own = np.array if jax.default_backend() == "cpu" else np.asarray
     if sharding is None:
-        return jax.device_put(np.array(array))  # of its own: CPUs take the memory itself
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+        return jax.device_put(own(array))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: own(array[index]))
 
 
 @lru_cache(maxsize=64)

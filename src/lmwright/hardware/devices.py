@@ -53,6 +53,9 @@ def _small(capability: tuple[int, int], cores: int, cache_mib: int, clock_ghz: f
     return Card(capability, cores, 128, 1536, 100 * KIB, cache_mib * MIB, clock_ghz)
 
 
+SMALL_ECC = int(22.5 * GIB)
+"""What is left of 24 GiB of GDDR6 that corrects errors, as cards in data centers are set."""
+
 # NVIDIA's CUDA programming guide (compute capabilities), data sheets and white papers
 A100 = Card((8, 0), 108, 64, 2048, 164 * KIB, 40 * MIB, 1.41)
 H100 = Card((9, 0), 132, 128, 2048, 228 * KIB, 50 * MIB, 1.98)
@@ -87,9 +90,12 @@ GPUS = {
         ),
         "h200": ("NVIDIA H200", H100, 989e12, 141 * 10**9, 4800e9, 450e9, 50e9),
         "b200": ("NVIDIA B200", B200, 2250e12, 180 * 10**9, 8000e9, 900e9, 50e9),
-        "l4": ("NVIDIA L4", _small((8, 9), 58, 48, 2.04), 121e12, 24 * GIB, 300e9, 32e9, 3e9),
-        "l40s": ("NVIDIA L40S", _small((8, 9), 142, 96, 2.52), 362e12, 48 * GIB, 864e9, 32e9, 3e9),
-        "a10g": ("NVIDIA A10G", _small((8, 6), 80, 6, 1.71), 70e12, 24 * GIB, 600e9, 32e9, 3e9),
+        "l4": ("NVIDIA L4", _small((8, 9), 58, 48, 2.04), 121e12, SMALL_ECC, 300e9, 32e9, 3e9),
+        "l40s": (
+            "NVIDIA L40S", _small((8, 9), 142, 96, 2.52),
+            362e12, 2 * SMALL_ECC, 864e9, 32e9, 3e9,
+        ),
+        "a10g": ("NVIDIA A10G", _small((8, 6), 80, 6, 1.71), 70e12, SMALL_ECC, 600e9, 32e9, 3e9),
         "a6000": (
             "NVIDIA RTX A6000", _small((8, 6), 84, 6, 1.8), 155e12, 48 * GIB, 768e9, 32e9, 3e9,
         ),

@@ -75,7 +75,7 @@ class Call:
 
     @property
     def unit(self) -> float:
-        """Scores are computed divided by it, to the base of 2: one operation less for each."""
+        """Scores are computed divided by it (it is positive), to the base of 2."""
         return LOG2E * (self.scoring.soft_cap or self.scoring.scale)
 
     def scores(self, q: Array, k: Array) -> tuple[Array, Array | None]:

@@ -59,6 +59,18 @@ def test_an_upload_that_fails_leaves_nothing(fake, run):
     assert follow(launched(run)) == 0
 
 
+def test_an_upload_that_later_clients_call_unsuccessful(fake, run, monkeypatch):
+    from kaggle.api.kaggle_api_extended import KaggleApi
+
+    def fails(*_, **__):
+        raise ValueError("Upload unsuccessful: wheel.whl")
+
+    monkeypatch.setattr(KaggleApi, "dataset_create_new", fails)
+    with pytest.raises(UserError, match=r"its file did not arrive; launch again later"):
+        launched(run)
+    assert not fake.datasets and not job_names()
+
+
 def test_a_launch_whose_answer_is_lost_is_found_the_next_time(fake, run):
     fake.lost.append("SaveKernel")
     with pytest.raises(UserError, match="launch again later"):

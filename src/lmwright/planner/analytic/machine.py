@@ -31,7 +31,8 @@ from lmwright.planner.compiler.links import links_of
 
 VECTOR_BYTES_PER_CYCLE = 585  # of a TensorCore; benchmarks/plan_quick.py
 
-_GPU = re.compile(r"([a-z0-9-]+?)(?:x(\d+))?")
+# names of cards themselves first: "rtx4090" is no 4090 cards of the name "rt"
+_GPU = re.compile(rf"({'|'.join(GPUS)}|[a-z0-9-]+?)(?:x(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
