@@ -45,6 +45,8 @@ def test_every_card_goes_by_its_name(name):
     "text, words",
     [
         ("gpu:h20x8", ["did you mean gpu:h200x8?"]),
+        ("gpu:rtx4080", ["there is no GPU rtx4080", "gpu:rtx4090x1"]),
+        ("gpu:rtx4080x2", ["there is no GPU rtx4080", "gpu:rtx4090x2"]),
         ("gpu:tpux8", ["there is no GPU", "gpu:h100x8"]),
         ("gpu:t4x2", ["there is no GPU t4", "gpu:l4x2"]),
         ("h100", ["unknown machine", "did you mean gpu:h100x8?", "v4-32"]),

@@ -187,6 +187,8 @@ def _gpu(text: str, word: str) -> Machine:
     name = match[1] if match else word
     if name not in GPUS:
         count = (match[2] if match else None) or "8"
+        if len(count) > 3:  # of a name such as rtx4080
+            name, count = word, "1"
         close = difflib.get_close_matches(name, GPUS, n=1, cutoff=0.6)
         cure = f"did you mean gpu:{close[0]}x{count}? " if close else ""
         raise UserError(
