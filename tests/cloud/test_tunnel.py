@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -54,8 +55,10 @@ def test_a_tunnel_through_the_users_ssh(network, notebook, capfd):  # noqa: F811
     assert ranks([[0, 0]]) == 0
     port = free_port()
     words = ["jobs", "ssh", "j", "--host", "1", "--tunnel", f"{port}:{notebook}"]
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # not so in a shell's background
+    command = [sys.executable, "-m", "lmwright", *words]
     tunnel = subprocess.Popen(
-        [sys.executable, "-m", "lmwright", *words], stdout=subprocess.PIPE, start_new_session=True
+        command, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=heard
     )
     try:
         told = tunnel.stdout.readline().decode()
