@@ -165,7 +165,7 @@ def compare(name: str, shape: Shape, attends: dict[str, Attend], times: int) -> 
 
 
 def with_blocks(shape: Shape) -> dict[str, Attend]:
-    """Our kernels with other sizes of blocks, warps and stages."""
+    """Our kernels with the usual sizes of blocks and numbers of warps, and with others."""
     usual = gpu_blocks.Calls.of(shape.scoring, shape.tokens, shape.head_dim)
     attends: dict[str, Attend] = {"usual": by_blocks(usual)}
     for q, k, warps in product((64, 128), (32, 64, 128), (4, 8)):

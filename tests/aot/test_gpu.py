@@ -49,7 +49,8 @@ def test_a_step_compiles_with_the_kernels(name, tmp_path):
 
 
 def behind_products(hlo, collective):
-    """Of the collectives of the scheduled step: how many have products between start and end."""
+    """For each of these collectives of the scheduled step: True if a product lies between its start
+    and its end."""
     step = re.search(r"^ENTRY .*?^}", hlo, re.S | re.M)[0].splitlines()
     products = [bool(re.search(r"^\s*%gemm_fusion\S* =|__cublas", line)) for line in step]
     name = re.compile(rf"(%[\w.-]+) = .* {collective}-(start|done)\((%[\w.-]+)")

@@ -19,19 +19,10 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.models.llama import Llama
 from tests.in_memory import export_hf
+from tests.train import texts
 from tests.train.texts import PLAIN, STEADY, write_run, write_texts
 
-SIZES = """
-kind = "llama"
-vocab_size = 320
-embed_dim = {width}
-mlp_dim = 96
-num_layers = 2
-num_heads = 4
-num_kv_heads = 2
-head_dim = 16
-seq_len = 48
-"""
+SIZES = texts.MODEL.format(kind="llama").replace("embed_dim = 64", "embed_dim = {width}")
 MODEL = Llama(
     vocab_size=320, embed_dim=32, mlp_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16, seq_len=48,

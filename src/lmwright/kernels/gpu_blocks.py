@@ -30,7 +30,7 @@ LOG2E = 1.4426950408889634  # GPUs compute powers of two
 HIDDEN = -(2.0**100)  # a power of two, or its product with `Call.unit` would be rounded
 
 # queries and keys of a block, and warps, by the most numbers of a head, for `Calls`. The 99 KiB of
-# shared memory of an L4 are enough, few registers are spilled, and no two warps compute the same.
+# shared memory of an L4 are enough, and no two warps compute the same (aot/test_gpu_blocks.py).
 SIZES = {
     64: ((128, 64, 4), (128, 32, 4), (64, 64, 4)),
     128: ((128, 64, 8), (128, 32, 8), (64, 64, 8)),

@@ -269,7 +269,8 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine |
                 search.confirm_on_gpus(wanted.finalists or FINALISTS)
         except KeyboardInterrupt:
             stopped = True
-    best, run = search.ranked()[0], settled(run, machine).run
+    best = search.ranked()[0]
+    run = best.candidate.given
     lines = ["interrupted; this is what is known so far", ""] if stopped else []
     lines += search.lines()
     if best.fits:
