@@ -23,7 +23,8 @@ class Agent:
     async def order(self):
         """The next order that is no sign of life."""
         while True:
-            line = await asyncio.wait_for(self.reader.readline(), 5)
+            async with asyncio.timeout(5):  # wait_for of Python 3.11 may lose a cancellation
+                line = await self.reader.readline()
             order = json.loads(line or b'{"order": "closed"}')
             if order["order"] != "alive":
                 return order

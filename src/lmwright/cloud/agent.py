@@ -59,7 +59,7 @@ class Agent:
             pulse = asyncio.create_task(self._pulse())
             try:
                 self._send({"hello": self._host, "token": self._spec.token, "pid": os.getpid()})
-                while line := await asyncio.wait_for(reader.readline(), self._spec.limits.silent_s):
+                while line := await self._next_line(reader):
                     await self._obey(json.loads(line))
             except (OSError, ValueError, TimeoutError):
                 pass
@@ -71,6 +71,12 @@ class Agent:
             if self._watcher is not None:
                 await self._watcher  # a rank that does not die keeps the host's devices
             await asyncio.sleep(AGAIN_S)
+
+    async def _next_line(self, reader: asyncio.StreamReader) -> bytes:
+        """Next line of the leader. `asyncio.wait_for` of Python 3.11 may lose a cancellation that
+        comes together with a line; `asyncio.timeout` does not."""
+        async with asyncio.timeout(self._spec.limits.silent_s):
+            return await reader.readline()
 
     async def _obey(self, order: dict[str, Any]) -> None:
         match order["order"]:

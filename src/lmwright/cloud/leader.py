@@ -89,7 +89,8 @@ class Leader:
         """Talks with one agent."""
         host, entry = -1, _Host(writer, time.monotonic())
         try:
-            hello = json.loads(await asyncio.wait_for(reader.readline(), 10))
+            async with asyncio.timeout(10):
+                hello = json.loads(await reader.readline())
             if hello.get("token") != self._spec.token:
                 return
             host = int(hello["hello"])
