@@ -1,6 +1,8 @@
 """Rows that go to their experts' devices and come back: all choices, in the right hands, also as
 TPUs do it, with an emulation of their collective."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,6 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lmwright.nn import exchange
-from lmwright.nn.exchange import Exchange
 
 N, K, D, E, WAYS = 7, 3, 5, 8, 4  # tokens of a device, choices, width, experts, devices
 
@@ -47,30 +48,33 @@ def test_every_choice_meets_its_expert_and_comes_back(ragged, monkeypatch):
     mesh = Mesh(np.array(jax.devices()[:WAYS]), ("expert",), axis_types=(AxisType.Auto,))
     rng = np.random.default_rng(0)
     x, scales = (rng.standard_normal((n, D)).astype("f4") for n in (WAYS * N, E))
-    pull = rng.standard_normal((WAYS * N, K, D)).astype("f4")
+    shares = rng.standard_normal((WAYS * N, K)).astype("f4")
+    pull = rng.standard_normal((WAYS * N, D)).astype("f4")
     ids = choices(1)
 
-    def local(x, ids, scales):
-        swap = Exchange.of(ids, E, WAYS)
+    def local(x, ids, shares, scales):
+        swap = exchange.exchange(ids, E, WAYS)
         rows, sizes = swap.there(x)
         ends = jnp.cumsum(sizes)
         expert = jnp.sum(jnp.arange(rows.shape[0])[:, None] >= ends, axis=1)
-        return swap.back(rows * jnp.take(scales, expert, axis=0, mode="fill", fill_value=0))
+        y = rows * jnp.take(scales, expert, axis=0, mode="fill", fill_value=0)
+        return swap.sums(y, shares)
 
     cut = PartitionSpec("expert")
-    whole = jax.shard_map(
-        local, mesh=mesh, in_specs=(cut, cut, cut), out_specs=cut, check_vma=False
-    )
+    whole = jax.shard_map(local, mesh=mesh, in_specs=(cut,) * 4, out_specs=cut, check_vma=False)
 
-    def both(x, scales):
-        return jax.value_and_grad(lambda x, s: jnp.sum(whole(x, ids, s) * pull), (0, 1))(x, scales)
+    def loss(x, shares, scales):
+        return jnp.sum(whole(x, ids, shares, scales) * pull)
 
     with jax.set_mesh(mesh):
-        y = jax.jit(whole)(x, ids, scales)
-        _, (dx, dscales) = jax.jit(both)(x, scales)
-    padded = np.concatenate([scales, np.zeros((1, D), "f4")])
-    np.testing.assert_allclose(y, x[:, None] * padded[ids], rtol=1e-6)
-    np.testing.assert_allclose(dx, (pull * padded[ids]).sum(1), rtol=1e-5, atol=1e-5)
+        y = jax.jit(whole)(x, ids, shares, scales)
+        dx, dshares, dscales = jax.jit(jax.grad(loss, (0, 1, 2)))(x, shares, scales)
+    padded = np.concatenate([scales, np.zeros((1, D), "f4")])[ids]  # [WAYS N, K, D]
+    weighted = shares[..., None] * padded
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    close(y, x * weighted.sum(1))
+    close(dx, pull * weighted.sum(1))
+    close(dshares, (padded * (x * pull)[:, None]).sum(-1))
     want = np.zeros((E + 1, D), "f4")
-    np.add.at(want, ids, pull * x[:, None])
-    np.testing.assert_allclose(dscales, want[:E], rtol=1e-5, atol=1e-5)
+    np.add.at(want, ids, shares[..., None] * (x * pull)[:, None])
+    close(dscales, want[:E])

@@ -5,8 +5,8 @@
                   +--> C slots for each expert of each row --> MLP of [E, B C, D] --> sum
                        (`capacity_factor`; tokens without a slot are dropped and counted)
 
-Over the mesh axis `expert`, each device holds some experts: its rows go where their experts
-are and come back, both by all-to-all. Weights that are cut over fsdp and context are gathered
+Over the mesh axis `expert`, each device holds some experts: rows go where their experts are and
+come back (`nn.exchange`). Weights that are cut over fsdp and context are gathered
 in the activations' dtype, and their gradients summed in float32. Rows that take no part
 (padding) come back as zeros and fill no expert.
 """
@@ -26,7 +26,7 @@ from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import as_array, dot
-from lmwright.nn.exchange import Exchange, moved
+from lmwright.nn.exchange import exchange, moved
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 
 EXPERT, TENSOR = "expert", "tensor"
@@ -121,10 +121,9 @@ def _by_rows(
 ) -> tuple[Array, Array]:
     b, t, k = experts.shape
     ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
-    swap = Exchange.of(ids, dispatch.num_experts, ways)
+    swap = exchange(ids, dispatch.num_experts, ways)
     rows, sizes = swap.there(x.reshape(b * t, -1))
-    y = swap.back(_mlp_of_rows(rows, sizes, w, dispatch))  # [b t, k, D]
-    y = jnp.sum(y.astype(jnp.float32) * shares.reshape(b * t, k, 1), axis=1)
+    y = swap.sums(_mlp_of_rows(rows, sizes, w, dispatch), shares.reshape(b * t, k))  # [b t, D]
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
 
