@@ -40,9 +40,12 @@ def choices(seed):
     return ids
 
 
+@pytest.mark.parametrize("tile", [4, 512])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_every_choice_meets_its_expert_and_comes_back(ragged, monkeypatch):
-    """Each expert multiplies by a vector of its own, so that a wrong one would show."""
+def test_every_choice_meets_its_expert_and_comes_back(ragged, tile, monkeypatch):
+    """Each expert multiplies by a vector of its own, so that a wrong one would show; in several
+    rounds and in one."""
+    monkeypatch.setattr(exchange, "TILE", tile)
     monkeypatch.setattr(exchange, "_is_ragged", lambda: ragged)
     monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
     mesh = Mesh(np.array(jax.devices()[:WAYS]), ("expert",), axis_types=(AxisType.Auto,))
@@ -52,13 +55,14 @@ def test_every_choice_meets_its_expert_and_comes_back(ragged, monkeypatch):
     pull = rng.standard_normal((WAYS * N, D)).astype("f4")
     ids = choices(1)
 
-    def local(x, ids, shares, scales):
-        swap = exchange.exchange(ids, E, WAYS)
-        rows, sizes = swap.there(x)
+    def products(rows, sizes, w, shares=None):
         ends = jnp.cumsum(sizes)
         expert = jnp.sum(jnp.arange(rows.shape[0])[:, None] >= ends, axis=1)
-        y = rows * jnp.take(scales, expert, axis=0, mode="fill", fill_value=0)
-        return swap.sums(y, shares)
+        y = rows * jnp.take(w["scales"], expert, axis=0, mode="fill", fill_value=0)
+        return y if shares is None else y * shares[:, None]
+
+    def local(x, ids, shares, scales):
+        return exchange.computed(products, x, ids, shares, {"scales": scales}, E, WAYS)
 
     cut = PartitionSpec("expert")
     whole = jax.shard_map(local, mesh=mesh, in_specs=(cut,) * 4, out_specs=cut, check_vma=False)

@@ -1,27 +1,33 @@
-"""Exchange: choices of tokens put in the order of their experts, on the devices that have them.
+"""Exchange: choices of tokens, computed by the devices that have their experts.
 
-    Here       tokens x choices --sort--> by expert --> products --> sums of each token's choices
+    tokens x choices --sort--> by expert --C for each device, all-to-all--> where the experts are
+      --sort--> by expert --> products --> back in place --all-to-all--> sums of each token
 
-    Ragged     tokens x choices --sort--> by expert --all-to-all--> where the experts are --sort-->
-               by expert --> products --all-to-all--> sums
-
-    Gathered   tokens of all devices --sort--> this device's experts --> products --> sums over
-               these experts --all-to-all--> sums over all
-
-TPUs send only the rows that are there (`Ragged`). For lack of such a collective elsewhere, each
-device gets the tokens of all, which takes less than room for all choices of all.
-What arrives has room for the worst case, in which all tokens choose the experts of one device,
-because shapes do not depend on choices.
-All moves are gathers, and so are their gradients, which know the way back.
+C is half of what a device would send to another if all choices were spread evenly. Rounds of this
+go on until the device with the most has sent all, so none is dropped, and memory and work follow
+the choices that there are, not the worst case, in which all are sent to one device.
+The backward pass goes in the same rounds and computes the products again, whatever `train.remat`
+says: to keep their results would take room for the worst case.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.core.param import Tree
+
 AXIS = "expert"
+ROUNDS = "rounds"  # scope of the loops
+TILE = 512  # rows of all devices in a round are a multiple of it, as kernels like them
+
+Products = Callable[..., Array]
+"""`products(rows, sizes, w, shares)`: results [M, D] of rows [M, D] in groups of these sizes, one
+for each expert of this device; times `shares` [M] if they are given."""
 
 
 @jax.custom_vjp
@@ -53,12 +59,18 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
     return order, jnp.argsort(order)
 
 
-def exchange(ids: Array, num_experts: int, ways: int) -> "Here | Ragged | Gathered":
-    """The exchange for ids [N, k] of chosen experts over `ways` devices; the id `num_experts`
-    stands for no choice."""
+def computed(
+    products: Products, x: Array, ids: Array, shares: Array, w: Tree, num_experts: int, ways: int
+) -> Array:
+    """float32 [N, D]: for each of the tokens x [N, D], the sum of the results of its chosen
+    experts, ids [N, k], times shares [N, k]. The id `num_experts` stands for no choice. The experts
+    and their weights w are cut over `ways` devices."""
     if ways == 1:
-        return Here.of(ids, num_experts)
-    return (Ragged if _is_ragged() else Gathered).of(ids, num_experts, ways)
+        here = Here.of(ids, num_experts)
+        rows = moved(x, here.order // ids.shape[1], here.place)
+        y = moved(products(rows, here.counts, w), here.place.reshape(-1), here.order[:, None])
+        return _by_share(y.reshape(*ids.shape, -1), shares)
+    return _in_rounds(products, x, shares, w, Way.of(ids, num_experts, ways))
 
 
 def _is_ragged() -> bool:
@@ -75,9 +87,14 @@ def _by_share(y: Array, shares: Array) -> Array:
     return jnp.sum(y.astype(jnp.float32) * shares[..., None], axis=1)
 
 
+def _register(*data: str) -> Callable[[type], type]:
+    return partial(jax.tree_util.register_dataclass, data_fields=data, meta_fields=())
+
+
+@_register("order", "place", "counts")
 @dataclass(frozen=True)
 class Here:
-    """k choices of each of N tokens, all of experts of this device."""
+    """k choices of each of N tokens of this device."""
 
     order: Array
     """[N k]: choices sorted by expert."""
@@ -88,146 +105,186 @@ class Here:
 
     @classmethod
     def of(cls, ids: Array, num_experts: int) -> "Here":
-        """As `exchange`."""
+        """As `computed`."""
         order, place = _sorted(ids.reshape(-1))
-        return cls(order, place.reshape(ids.shape), _counts(ids, num_experts))
-
-    def there(self, x: Array) -> tuple[Array, Array]:
-        """Rows of x [N, D], one for each choice of an expert of this device, in the order of the
-        experts, and the number of rows of each expert; rows after those mean nothing."""
-        return moved(x, self.order // self.place.shape[1], self.place), self.counts
-
-    def sums(self, y: Array, shares: Array) -> Array:
-        """float32 [N, D]: for each token, the sum of the results of its choices, which are rows of
-        y, times shares [N, k]; no choice adds nothing."""
-        y = moved(y, self.place.reshape(-1), self.order[:, None])
-        return _by_share(y.reshape(*self.place.shape, -1), shares)
+        chosen = ids[..., None] == jnp.arange(num_experts)
+        return cls(order, place.reshape(ids.shape), jnp.sum(chosen, (0, 1), dtype=jnp.int32))
 
 
+@_register("here", "sent", "theirs", "to")
 @dataclass(frozen=True)
-class Ragged:
-    """k choices of each of N tokens, sent over `ways` devices."""
-
-    sorted: Here
-    """The choices of this device's tokens, of the experts of all devices."""
-    ways: int
-
-    @classmethod
-    def of(cls, ids: Array, num_experts: int, ways: int) -> "Ragged":
-        """As `exchange`."""
-        return cls(Here.of(ids, num_experts), ways)
-
-    def there(self, x: Array) -> tuple[Array, Array]:
-        """As `Here.there`."""
-        order, place, sizes, arriving = self._arrivals()
-        starts, sent = self._parts()
-        rows, _ = self.sorted.there(x)
-        arrived = self._ragged(rows, self.ways * self.room, starts, sent, self._ours(), arriving)
-        return moved(arrived, order, place[:, None]), sizes
-
-    def sums(self, y: Array, shares: Array) -> Array:
-        """As `Here.sums`."""
-        order, place, _, arriving = self._arrivals()
-        y = moved(y, place, order[:, None])
-        starts, sent = self._parts()
-        to = lax.all_to_all(starts, AXIS, 0, 0, tiled=True)
-        rooms = jnp.arange(self.ways) * self.room
-        y = self._ragged(y, self.sorted.order.size, rooms, arriving, to, sent)
-        return self.sorted.sums(y, shares)
-
-    @property
-    def room(self) -> int:
-        """Rows for what one device may send to another."""
-        num, k = self.sorted.place.shape
-        return num * min(k, self.sorted.counts.size // self.ways)
-
-    def _parts(self) -> tuple[Array, Array]:
-        """Start and number of the choices of each device in the sorted order."""
-        sent = jnp.sum(self.sorted.counts.reshape(self.ways, -1), axis=1)
-        return jnp.cumsum(sent) - sent, sent
-
-    def _ours(self) -> Array:
-        """Start of this device's rows in what each other device receives."""
-        return jnp.full(self.ways, lax.axis_index(AXIS) * self.room)
-
-    @staticmethod
-    def _ragged(
-        rows: Array, size: int, starts: Array, sent: Array, to: Array, arriving: Array
-    ) -> Array:
-        """[size, D]: rows sent, as many as they are, from `starts` to `to` there."""
-        empty = jnp.zeros((size, rows.shape[1]), rows.dtype)
-        where = (a.astype(jnp.int32) for a in (starts, sent, to, arriving))
-        return lax.ragged_all_to_all(rows, empty, *where, axis_name=AXIS)
-
-    def _arrivals(self) -> tuple[Array, Array, Array, Array]:
-        """Order of the received rows sorted by expert, the place of each row in it, the number of
-        rows of each expert, and the number that each device sends."""
-        counts = lax.all_to_all(self.sorted.counts.reshape(self.ways, -1), AXIS, 0, 0, tiled=True)
-        ends = jnp.cumsum(counts, axis=1)  # [devices, experts here]
-        expert = jnp.sum(jnp.arange(self.room)[:, None] >= ends[:, None, :], axis=-1)
-        return *_sorted(expert.reshape(-1)), jnp.sum(counts, axis=0), ends[:, -1]
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """k choices of each of W N tokens, those of W devices, by the device that has some experts."""
+class Way:
+    """The way of those choices to W devices, each of which has E/W experts, and back."""
 
     here: Here
-    """Choices of these experts in the order, those of others nowhere."""
-    ways: int
+    sent: Array
+    """[W]: choices for each device, which lie one after the other in the order of `here`."""
+    theirs: Array
+    """[W, E/W]: choices of each device for each expert of this one."""
+    to: Array
+    """[W]: where in the order of each device those for this one begin."""
 
     @classmethod
-    def of(cls, ids: Array, num_experts: int, ways: int) -> "Gathered":
-        """As `exchange`."""
-        num = num_experts // ways
-        ours = lax.all_gather(ids, AXIS, tiled=True) - lax.axis_index(AXIS) * num  # [W N, k]
-        is_ours = (ours >= 0) & (ours < num)
-        ours = jnp.where(is_ours, ours, num)
-        order, place = _sorted(ours.reshape(-1))
-        counts = _counts(ours, num)
-        order = order[: ours.shape[0] * min(ours.shape[1], num)]
-        order = jnp.where(jnp.arange(order.size) < jnp.sum(counts), order, ours.size)
-        place = jnp.where(is_ours, place.reshape(ours.shape), order.size)
-        return cls(Here(order, place, counts), ways)
+    def of(cls, ids: Array, num_experts: int, ways: int) -> "Way":
+        """As `computed`."""
+        here = Here.of(ids, num_experts)
+        counts = here.counts.reshape(ways, -1)
+        sent = jnp.sum(counts, axis=1)
+        return cls(here, sent, _swapped(counts), _swapped(jnp.cumsum(sent) - sent))
 
-    def there(self, x: Array) -> tuple[Array, Array]:
-        """As `Here.there`."""
-        return self.here.there(_everyone(x))
+    @property
+    def slots(self) -> int:
+        """C: choices that one device sends to another in a round."""
+        (num, k), (ways, here) = self.here.place.shape, self.theirs.shape
+        step = max(1, TILE // ways)
+        half = -(-num * k // (2 * ways * step)) * step
+        return min(half, num * min(k, here))
 
-    def sums(self, y: Array, shares: Array) -> Array:
-        """As `Here.sums`; the sums over the experts of a device travel in the dtype of y."""
-        parts = self.here.sums(y, lax.all_gather(shares, AXIS, tiled=True)).astype(y.dtype)
-        return _ours(parts)
+    @property
+    def most_slots(self) -> int:
+        """Choices that one device may send to another in all rounds, rounded up to whole ones."""
+        (num, k), here = self.here.place.shape, self.theirs.shape[1]
+        return -(-num * min(k, here) // self.slots) * self.slots
 
+    def rounds(self) -> Array:
+        """Number of rounds, the same for all devices of the mesh."""
+        axes = jax.sharding.get_abstract_mesh().axis_names
+        return -(-lax.pmax(jnp.max(self.sent), axes) // self.slots)
 
-@jax.custom_vjp
-def _everyone(x: Array) -> Array:
-    """[W N, D]: rows x [N, D] of all devices; the gradients of all are summed in float32."""
-    return lax.all_gather(x, AXIS, tiled=True)
+    def starts(self) -> Array:
+        """[W]: where in the order of `here` the choices for each device begin."""
+        return jnp.cumsum(self.sent) - self.sent
 
+    def round(self, number: Array) -> "Round":
+        """One of the rounds."""
+        ends = jnp.clip(jnp.cumsum(self.theirs, axis=1) - number * self.slots, 0, self.slots)
+        expert = jnp.sum(jnp.arange(self.slots)[:, None] >= ends[:, None, :], axis=-1)
+        sizes = jnp.sum(jnp.diff(ends, axis=1, prepend=0), axis=0)
+        return Round(self, number * self.slots, *_sorted(expert.reshape(-1)), sizes)
 
-@jax.custom_vjp
-def _ours(parts: Array) -> Array:
-    """float32 [N, D]: the sum over devices of parts [W N, D], for the tokens of this one."""
-    parts = lax.all_to_all(parts.reshape(lax.axis_size(AXIS), -1, parts.shape[1]), AXIS, 0, 0)
-    return jnp.sum(parts.astype(jnp.float32), axis=0)
-
-
-def _everyone_fwd(x: Array) -> tuple[Array, None]:
-    return _everyone(x), None
-
-
-def _everyone_bwd(_: None, g: Array) -> tuple[Array]:
-    return (_ours(g).astype(g.dtype),)
-
-
-def _ours_fwd(parts: Array) -> tuple[Array, Array]:
-    return _ours(parts), parts[:0]
+    def window(self, first: Array | int, slots: int) -> Array:
+        """[W slots]: places in the order of `here` of the choices for each device from its number
+        `first` on; N k and more where there are none."""
+        at = first + jnp.arange(slots)
+        places = self.starts()[:, None] + at
+        nowhere = self.here.order.size + jnp.arange(places.size).reshape(places.shape)
+        return jnp.where(at < self.sent[:, None], places, nowhere).reshape(-1)
 
 
-def _ours_bwd(like: Array, g: Array) -> tuple[Array]:
-    return (_everyone(g.astype(like.dtype)),)
+@dataclass(frozen=True)
+class Round:
+    """One round: what arrives is C rows [W C, D] of each device."""
+
+    way: Way
+    first: Array
+    """Number of the first choice for each device."""
+    order: Array
+    """[W C]: what arrives, sorted by expert."""
+    place: Array
+    """[W C]: where it is in that order."""
+    sizes: Array
+    """[E/W]: rows of each expert."""
+
+    def there(self, rows: Array) -> Array:
+        """What arrives of rows [N k, D] in the order of the choices, sorted by expert; zeros after
+        the last expert's."""
+        way = self.way
+        ways, slots = way.sent.size, way.slots
+        if _is_ragged():
+            empty = jnp.zeros((ways * slots, rows.shape[1]), rows.dtype)
+            at = jnp.full(ways, lax.axis_index(AXIS) * slots)
+            starts = way.starts() + jnp.minimum(self.first, way.sent)
+            arrived = _ragged(rows, empty, starts, self._now(way.sent), at, self._now(self._all()))
+        else:
+            arrived = _swapped(_taken(rows, way.window(self.first, slots)))
+        return _taken(arrived, self.order)
+
+    def back(self, y: Array, into: Array) -> Array:
+        """`into` [N k, D] with the results y [W C, D] of what has arrived."""
+        way, y = self.way, _taken(y, self.place)
+        if _is_ragged():
+            arriving = self._all()
+            at = jnp.arange(way.sent.size) * way.slots
+            to = way.to + jnp.minimum(self.first, arriving)
+            return _ragged(y, into, at, self._now(arriving), to, self._now(way.sent))
+        index = way.window(self.first, way.slots)
+        return into.at[index].set(_swapped(y), mode="drop", unique_indices=True)
+
+    def _all(self) -> Array:
+        """[W]: choices of each device for this one, in all rounds."""
+        return jnp.sum(self.way.theirs, axis=1)
+
+    def _now(self, all_rounds: Array) -> Array:
+        return jnp.clip(all_rounds - self.first, 0, self.way.slots)
 
 
-_everyone.defvjp(_everyone_fwd, _everyone_bwd)
-_ours.defvjp(_ours_fwd, _ours_bwd)
+def _swapped(a: Array) -> Array:
+    """`a`, an equal part for each device, with the parts of all devices for this one."""
+    return lax.all_to_all(a, AXIS, 0, 0, tiled=True)
+
+
+def _ragged(
+    rows: Array, into: Array, starts: Array, sent: Array, to: Array, arriving: Array
+) -> Array:
+    where = (a.astype(jnp.int32) for a in (starts, sent, to, arriving))
+    return lax.ragged_all_to_all(rows, into, *where, axis_name=AXIS)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -> Array:
+    here = way.here
+    rows = _taken(x, here.order // shares.shape[1])
+
+    def one(number: Array, y: Array) -> Array:
+        now = way.round(number)
+        return now.back(products(now.there(rows), now.sizes, w), y)
+
+    y = _loop(way, one, jnp.zeros_like(rows))
+    return _by_share(_taken(y, here.place), shares)
+
+
+def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
+    with jax.named_scope(ROUNDS):
+        return lax.fori_loop(0, way.rounds(), one, carry)
+
+
+def _in_rounds_fwd(
+    products: Products, x: Array, shares: Array, w: Tree, way: Way
+) -> tuple[Array, tuple[Any, ...]]:
+    return _in_rounds(products, x, shares, w, way), (x, shares, w, way)
+
+
+def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
+    x, shares, w, way = saved
+    here, slots, most = way.here, way.slots, way.most_slots
+    token = here.order // shares.shape[1]
+    rows, pulls = _taken(x, token), _taken(g.astype(x.dtype), token)
+    window = way.window(0, most)
+    # their numbers for all rounds at once
+    arrived = _swapped(_taken(_taken(shares.reshape(-1), here.order), window))
+    arrived = arrived.reshape(-1, most)
+
+    def one(number: Array, carry: tuple[Array, Array, Tree]) -> tuple[Array, Array, Tree]:
+        dx, dshares, dw = carry
+        now = way.round(number)
+        ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
+        # a share is given to the inputs of the last product, whose results then are not needed
+        compute = lambda rows, ours, w: products(rows, now.sizes, w, ours)  # noqa: E731
+        _, pull = jax.vjp(compute, now.there(rows), _taken(ours, now.order), w)
+        drows, dours, more = pull(now.there(pulls))
+        dours = _taken(dours, now.place).reshape(-1, slots)
+        dshares = lax.dynamic_update_slice_in_dim(dshares, dours, now.first, axis=1)
+        dw = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), dw, more)
+        return now.back(drows, dx), dshares, dw
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), w)
+    dx, dshares, dw = _loop(way, one, (jnp.zeros_like(rows), jnp.zeros_like(arrived), zeros))
+    dx = jnp.sum(_taken(dx, here.place).astype(jnp.float32), axis=1).astype(x.dtype)
+    dshares = _swapped(dshares).reshape(-1)
+    ours = jnp.zeros(here.order.size, jnp.float32)
+    ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
+    dw = jax.tree.map(lambda a, b: b.astype(a.dtype), w, dw)
+    return dx, _taken(ours, here.place), dw, None
+
+
+_in_rounds.defvjp(_in_rounds_fwd, _in_rounds_bwd)

@@ -26,7 +26,7 @@ from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import as_array, dot
-from lmwright.nn.exchange import exchange, moved
+from lmwright.nn.exchange import computed, moved
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 
 EXPERT, TENSOR = "expert", "tensor"
@@ -121,18 +121,24 @@ def _by_rows(
 ) -> tuple[Array, Array]:
     b, t, k = experts.shape
     ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
-    swap = exchange(ids, dispatch.num_experts, ways)
-    rows, sizes = swap.there(x.reshape(b * t, -1))
-    y = swap.sums(_mlp_of_rows(rows, sizes, w, dispatch), shares.reshape(b * t, k))  # [b t, D]
+    y = computed(
+        partial(_mlp_of_rows, dispatch), x.reshape(b * t, -1), ids, shares.reshape(b * t, k), w,
+        dispatch.num_experts, ways,
+    )  # fmt: skip
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
 
-def _mlp_of_rows(rows: Array, sizes: Array, w: Experts, dispatch: Dispatch) -> Array:
+def _mlp_of_rows(
+    dispatch: Dispatch, rows: Array, sizes: Array, w: Experts, shares: Array | None = None
+) -> Array:
     up = dot_ragged("td,edf->tf", rows, w["up"], sizes)
     gate = None
     if dispatch.mlp in GATED:
         gate = dot_ragged("td,edf->tf", rows, w["gate"], sizes, name=GATE)
-    return dot_ragged("tf,efd->td", _inner(up, gate, dispatch), w["down"], sizes)
+    h = _inner(up, gate, dispatch)
+    if shares is not None:
+        h = (h * shares[:, None]).astype(h.dtype)
+    return dot_ragged("tf,efd->td", h, w["down"], sizes)
 
 
 def _inner(up: Array, gate: Array | None, dispatch: Dispatch) -> Array:
