@@ -11,6 +11,7 @@ from lmwright.errors import UserError
 from lmwright.models.experts import Experts
 from lmwright.models.moe import Dots1, Mixtral
 from lmwright.models.reasoning import Reasoning
+from lmwright.nn import exchange
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
@@ -75,7 +76,8 @@ MORE_MESHES = [
     ("model", "axes"),
     [*MESHES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_MESHES)],
 )
-def test_products(model, axes):
+def test_products(model, axes, monkeypatch):
+    monkeypatch.setattr(exchange, "TILE", 8)  # several rounds
     found, want = gradients(run_of(model, axes)), alone(model)
     assert_same(found, want)
     dropped, choices = want[1].metrics["router_dropped"]
@@ -83,8 +85,9 @@ def test_products(model, axes):
 
 
 @pytest.mark.slow
-def test_a_pipeline():
+def test_a_pipeline(monkeypatch):
     """Each piece on its way has a busiest expert of its own; all else is the same."""
+    monkeypatch.setattr(exchange, "TILE", 8)
     axes = {"stage": 2, "expert": 2, "tensor": 2}
     grads, loss = gradients(run_of(SOFTMAX, axes, num_microbatches=2))
     want_grads, want = alone(SOFTMAX)

@@ -10,6 +10,8 @@ The backward pass goes in the same rounds and computes the products again, whate
 says: to keep their results would take room for the worst case.
 """
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +24,10 @@ from jax import Array, lax
 from lmwright.core.param import Tree
 
 AXIS = "expert"
-ROUNDS = "rounds"  # scope of the loops
+SCOPE = re.compile(r"rounds_(\d+)_(\d+)")
+"""Scope of the loops of rounds: how many a plan reckons with, and how many percent of the rows in
+them are choices."""
+UNEVEN = 1.25  # as many times an even share goes from one device to another, says a plan
 TILE = 512  # rows of all devices in a round are a multiple of it, as kernels like them
 
 Products = Callable[..., Array]
@@ -244,7 +249,9 @@ def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -
 
 
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
-    with jax.named_scope(ROUNDS):
+    (num, k), ways = way.here.place.shape, way.sent.size
+    usual = math.ceil(UNEVEN * num * k / ways / way.slots)
+    with jax.named_scope(f"rounds_{usual}_{100 * num * k // (ways * usual * way.slots)}"):
         return lax.fori_loop(0, way.rounds(), one, carry)
 
 

@@ -293,6 +293,12 @@ class Layout:
             width *= self.kernel_width(weight.param.shape[-1]) / weight.param.shape[-1]
         return self.tokens * width * self.activation_bytes
 
+    def in_rounds(self, weight: Weight) -> bool:
+        """True if rows are sent to the devices that have a weight in rounds, which keep nothing for
+        the backward pass (`nn.exchange`)."""
+        capacity = getattr(getattr(self.run.model, "experts", None), "capacity_factor", None)
+        return weight.is_expert and self.sizes["expert"] > 1 and capacity is None
+
     def keeps_signs(self, weight: Weight) -> bool:
         """True if signs are kept of the product with a weight: not by chunks, nor where layers are
         unrolled."""

@@ -36,6 +36,7 @@ HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for t
 GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
 WIDE_ALIVE = 4  # arrays of an mlp's width in its backward pass
 ADAPTED_ALIVE = 2  # and with adapters, whose terms are added to those of the base
+ROWS_ALIVE = 8  # of the rows that experts exchange, all choices of a device's tokens
 WIDE_KEPT = 3  # of them in attention's backward pass
 STREAM_ALIVE = 12  # arrays of the residual stream's width in a layer without attention
 MLP_STREAMS = 6  # and beside an mlp, with attention
@@ -145,7 +146,11 @@ def saved_results(layout: Layout) -> list[Saved]:
     """Results of one microbatch that a mean layer keeps for the backward pass, by `train.remat`
     and `train.offload`."""
     remat, stream = layout.remat, layout.stream_bytes()
-    inside = [w for w in layout.stock.model_weights if w.stacked and w.param.is_matrix]
+    inside = [
+        w
+        for w in layout.stock.model_weights
+        if w.stacked and w.param.is_matrix and not layout.in_rounds(w)
+    ]
     attention = Saved("attention", attention_bytes(layout), ATTENTION in remat.offloaded)
     if remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
@@ -204,7 +209,7 @@ def is_needed(layout: Layout, weight: Weight) -> bool:
 
 def is_recomputed(layout: Layout, weight: Weight) -> bool:
     """True if the backward pass recomputes a layer's matmul."""
-    kept = layout.remat.keeps(layout.kept_name(weight))
+    kept = layout.remat.keeps(layout.kept_name(weight)) and not layout.in_rounds(weight)
     if layout.has_chunks and "mlp" in weight.param.inputs:  # a chunk keeps nothing
         return layout.is_normed(weight)
     if layout.is_normed(weight):  # queries and keys as the kernel reads them are not enough
@@ -338,12 +343,17 @@ def mlp_bytes(layout: Layout) -> float:
     """Bytes of activations in the backward pass of an mlp, or of a chunk of it."""
     chunk = min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
     wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
+    sent = layout.in_rounds
     largest = max(  # experts to which tokens are sent are not taken in chunks
-        (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in wide), default=0.0
+        (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in wide if not sent(w)),
+        default=0.0,
     )
+    rows = max((w.per_token for w in wide if sent(w)), default=0.0)
+    rows *= ROWS_ALIVE * layout.tokens * layout.work.embed_dim * layout.activation_bytes
     adapted = any(w.adds_to for w in wide)
     streams = MLP_STREAMS if layout.attention else STREAM_ALIVE
-    return (WIDE_ALIVE + ADAPTED_ALIVE * adapted) * largest + streams * layout.stream_bytes()
+    mlp = (WIDE_ALIVE + ADAPTED_ALIVE * adapted) * largest
+    return max(mlp, rows) + streams * layout.stream_bytes()
 
 
 def attending_bytes(layout: Layout) -> float:
@@ -353,8 +363,14 @@ def attending_bytes(layout: Layout) -> float:
     if m is None:
         return 0.0
     wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
+    again = layout.in_rounds  # in a loop of its own
     kept = max(
-        (layout.output_bytes(w) for w in wide if w.is_expert or not layout.has_chunks), default=0.0
+        (
+            layout.output_bytes(w)
+            for w in wide
+            if not again(w) and (w.is_expert or not layout.has_chunks)
+        ),
+        default=0.0,
     )
     kept *= WIDE_KEPT + ADAPTED_ALIVE * any(w.adds_to for w in wide)
     width = layout.tokens * layout.kernel_width(m.head_dim) * size

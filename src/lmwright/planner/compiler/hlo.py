@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from lmwright.nn.exchange import SCOPE
+
 BITS = {
     "pred": 8,
     "bf16": 16,
@@ -114,8 +116,11 @@ class Program:
         """Number of iterations of a `while` in `holder`; None if unknown.
 
         Understood is the loop that counts: an element of its tuple that starts as a
-        constant, grows by a constant, and is compared with a constant.
+        constant, grows by a constant, and is compared with a constant. How often experts exchange
+        rows depends on the data; their loop says what is usual.
         """
+        if rounds := SCOPE.search(loop.op_name):
+            return int(rounds[1])
         condition = self.computations[loop.callee("condition")]
         body = self.computations[loop.callee("body")]
         test = condition.root

@@ -28,6 +28,7 @@ from lmwright.kernels import tpu_disentangled
 from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
 from lmwright.kernels.tpu_splash import BOTH_WAYS
+from lmwright.nn.exchange import SCOPE
 from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.compiler import long_attention, mlstm_cost
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
@@ -184,8 +185,9 @@ def flops_per_cycle(generation: str) -> float:
 
 
 def ragged_flops(step: Instruction, holder: Computation) -> float:
-    """FLOPs of a megablox kernel (a grouped matmul): 2 m k n with every row counted as used, from
-    the shapes of its operands and its result, one of which is stacked by group; 0 for others."""
+    """FLOPs of a megablox kernel (a grouped matmul): 2 m k n with every row counted as used, but in
+    rounds of experts those that usually are, from the shapes of its operands and its result, one of
+    which is stacked by group; 0 for others."""
     if "gmm" not in step.op_name:
         return 0.0
     shapes = [holder.by_name[n].shape for n in step.operands if n in holder.by_name]
@@ -195,7 +197,9 @@ def ragged_flops(step: Instruction, holder: Computation) -> float:
         for _, dims in arrays(shape)
         if len(dims) in (2, 3)
     ]
-    return 2 * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
+    rounds = SCOPE.search(step.op_name)
+    used = int(rounds[2]) / 100 if rounds else 1.0
+    return 2 * used * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
 
 
 def visited(length: int, q: int, kv: int, most: int | None = None, causal: bool = True) -> int:
