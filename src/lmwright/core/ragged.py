@@ -67,7 +67,7 @@ def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: boo
         x, w, sizes = args
         return by(x, w.swapaxes(1, 2) if transposed else w, sizes).astype(dtype)
 
-    branches = {"tpu": partial(plain, _by_kernel)}
+    branches = {"tpu": partial(_by_kernel, dtype=dtype, transposed=transposed)}
     if x.dtype == jnp.bfloat16:
         branches["gpu"] = partial(_on_gpu, dtype=dtype, transposed=transposed)
     return by_platform(x, w, sizes, default=partial(plain, _by_blocks), **branches)
@@ -168,16 +168,19 @@ def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
     return gpu_ragged.gradient(x, g, sizes)
 
 
-def _by_kernel(x: Array, w: Array, sizes: Array) -> Array:
+def _by_kernel(
+    x: Array, w: Array, sizes: Array, dtype: jnp.dtype = jnp.float32, transposed: bool = False
+) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
     if device_kind() in EARLY:
-        return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32)
-    num = x.shape[0]
+        w = w.swapaxes(1, 2) if transposed else w
+        return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32).astype(dtype)
+    num, outputs = x.shape[0], w.shape[1 if transposed else 2]
     x = _whole_tiles(x)
-    y = gmm(x, w, sizes, jnp.float32, _tiling(x.shape[1], w.shape[2]))[:num]
+    y = gmm(x, w, sizes, dtype, _tiling(x.shape[1], outputs), transpose_rhs=transposed)[:num]
     ours = jnp.arange(num)[:, None] < jnp.sum(sizes)
-    return jnp.where(ours, y, 0.0)  # the kernel leaves nobody's rows as memory was
+    return jnp.where(ours, y, 0)  # the kernel leaves nobody's rows as memory was
 
 
 def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.core.compute import LANES
 from lmwright.core.param import Tree
 
 AXIS = "expert"
@@ -46,6 +47,11 @@ def _taken(x: Array, index: Array) -> Array:
     return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
 
 
+def _at(x: Array, index: Array) -> Array:
+    """Rows of x at `index`, all of which are there."""
+    return x.at[index].get(mode="promise_in_bounds")
+
+
 def _moved_fwd(x: Array, index: Array, back: Array) -> tuple[Array, Array]:
     return _taken(x, index), back
 
@@ -56,6 +62,38 @@ def _moved_bwd(back: Array, g: Array) -> tuple[Array, None, None]:
 
 
 moved.defvjp(_moved_fwd, _moved_bwd)
+
+
+@jax.custom_vjp
+def _spread(x: Array, order: Array, place: Array) -> Array:
+    """[N k, D]: row i of x [N, D] where `place` [N, k] says, the inverse of `order` [N k]."""
+    return _at(x, order // place.shape[1])
+
+
+@jax.custom_vjp
+def _collected(y: Array, order: Array, place: Array) -> Array:
+    """[N, k, D]: rows of y [N k, D] at `place` [N, k], the inverse of `order` [N k]."""
+    return _at(y, place)
+
+
+def _spread_fwd(x: Array, order: Array, place: Array) -> tuple[Array, Array]:
+    return _spread(x, order, place), place
+
+
+def _spread_bwd(place: Array, g: Array) -> tuple[Array, None, None]:
+    return jnp.sum(_at(g, place).astype(jnp.float32), axis=1).astype(g.dtype), None, None
+
+
+def _collected_fwd(y: Array, order: Array, place: Array) -> tuple[Array, Array]:
+    return _at(y, place), order
+
+
+def _collected_bwd(order: Array, g: Array) -> tuple[Array, None, None]:
+    return _at(g.reshape(order.size, -1), order), None, None
+
+
+_spread.defvjp(_spread_fwd, _spread_bwd)
+_collected.defvjp(_collected_fwd, _collected_bwd)
 
 
 def _sorted(ids: Array) -> tuple[Array, Array]:
@@ -72,9 +110,9 @@ def computed(
     and their weights w are cut over `ways` devices."""
     if ways == 1:
         here = Here.of(ids, num_experts)
-        rows = moved(x, here.order // ids.shape[1], here.place)
-        y = moved(products(rows, here.counts, w), here.place.reshape(-1), here.order[:, None])
-        return _by_share(y.reshape(*ids.shape, -1), shares)
+        rows = _spread(x, here.order, here.place)
+        y = _collected(products(rows, here.counts, w), here.order, here.place)
+        return _by_share(y, shares)
     return _in_rounds(products, x, shares, w, Way.of(ids, num_experts, ways))
 
 
@@ -191,22 +229,22 @@ class Round:
     """[E/W]: rows of each expert."""
 
     def there(self, rows: Array) -> Array:
-        """What arrives of rows [N k, D] in the order of the choices, sorted by expert; zeros after
-        the last expert's."""
+        """[W C, D]: what arrives of packed rows [N k, ...] in the order of the choices, sorted by
+        expert; zeros after the last expert's."""
         way = self.way
         ways, slots = way.sent.size, way.slots
         if _is_ragged():
-            empty = jnp.zeros((ways * slots, rows.shape[1]), rows.dtype)
+            empty = jnp.zeros((ways * slots, *rows.shape[1:]), rows.dtype)
             at = jnp.full(ways, lax.axis_index(AXIS) * slots)
             starts = way.starts() + jnp.minimum(self.first, way.sent)
             arrived = _ragged(rows, empty, starts, self._now(way.sent), at, self._now(self._all()))
         else:
             arrived = _swapped(_taken(rows, way.window(self.first, slots)))
-        return _taken(arrived, self.order)
+        return _at(arrived, self.order).reshape(self.order.size, -1)
 
     def back(self, y: Array, into: Array) -> Array:
-        """`into` [N k, D] with the results y [W C, D] of what has arrived."""
-        way, y = self.way, _taken(y, self.place)
+        """`into`, packed, with the results y [W C, D] of what has arrived."""
+        way, y = self.way, _at(y, self.place).reshape(-1, *into.shape[1:])
         if _is_ragged():
             arriving = self._all()
             at = jnp.arange(way.sent.size) * way.slots
@@ -235,17 +273,25 @@ def _ragged(
     return lax.ragged_all_to_all(rows, into, *where, axis_name=AXIS)
 
 
+def _packed(rows: Array) -> Array:
+    """Rows [N, D] in the shape in which TPUs send ragged parts of them, [N, 2, D / 2] in two bytes:
+    the compiler would turn them around in each round."""
+    if _is_ragged() and rows.dtype.itemsize == 2 and rows.shape[1] % (2 * LANES) == 0:
+        return rows.reshape(rows.shape[0], 2, -1)
+    return rows
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -> Array:
     here = way.here
-    rows = _taken(x, here.order // shares.shape[1])
+    rows = _at(_packed(x), here.order // shares.shape[1])
 
     def one(number: Array, y: Array) -> Array:
         now = way.round(number)
         return now.back(products(now.there(rows), now.sizes, w), y)
 
     y = _loop(way, one, jnp.zeros_like(rows))
-    return _by_share(_taken(y, here.place), shares)
+    return _by_share(_at(y, here.place).reshape(*shares.shape, -1), shares)
 
 
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
@@ -265,10 +311,10 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
     x, shares, w, way = saved
     here, slots, most = way.here, way.slots, way.most_slots
     token = here.order // shares.shape[1]
-    rows, pulls = _taken(x, token), _taken(g.astype(x.dtype), token)
+    rows, pulls = _at(_packed(x), token), _at(_packed(g.astype(x.dtype)), token)
     window = way.window(0, most)
     # their numbers for all rounds at once
-    arrived = _swapped(_taken(_taken(shares.reshape(-1), here.order), window))
+    arrived = _swapped(_taken(_at(shares.reshape(-1), here.order), window))
     arrived = arrived.reshape(-1, most)
 
     def one(number: Array, carry: tuple[Array, Array, Tree]) -> tuple[Array, Array, Tree]:
@@ -277,21 +323,21 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
         # a share is given to the inputs of the last product, whose results then are not needed
         compute = lambda rows, ours, w: products(rows, now.sizes, w, ours)  # noqa: E731
-        _, pull = jax.vjp(compute, now.there(rows), _taken(ours, now.order), w)
+        _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), w)
         drows, dours, more = pull(now.there(pulls))
-        dours = _taken(dours, now.place).reshape(-1, slots)
+        dours = _at(dours, now.place).reshape(-1, slots)
         dshares = lax.dynamic_update_slice_in_dim(dshares, dours, now.first, axis=1)
         dw = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), dw, more)
         return now.back(drows, dx), dshares, dw
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), w)
     dx, dshares, dw = _loop(way, one, (jnp.zeros_like(rows), jnp.zeros_like(arrived), zeros))
-    dx = jnp.sum(_taken(dx, here.place).astype(jnp.float32), axis=1).astype(x.dtype)
+    dx = jnp.sum(_at(dx, here.place).astype(jnp.float32), axis=1).astype(x.dtype).reshape(x.shape)
     dshares = _swapped(dshares).reshape(-1)
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
     dw = jax.tree.map(lambda a, b: b.astype(a.dtype), w, dw)
-    return dx, _taken(ours, here.place), dw, None
+    return dx, _at(ours, here.place), dw, None
 
 
 _in_rounds.defvjp(_in_rounds_fwd, _in_rounds_bwd)
