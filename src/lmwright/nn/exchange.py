@@ -291,7 +291,7 @@ def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -
         return now.back(products(now.there(rows), now.sizes, w), y)
 
     y = _loop(way, one, jnp.zeros_like(rows))
-    return _by_share(_at(y, here.place).reshape(*shares.shape, -1), shares)
+    return _by_share(_at(y.reshape(-1, x.shape[1]), here.place), shares)
 
 
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
@@ -332,7 +332,8 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), w)
     dx, dshares, dw = _loop(way, one, (jnp.zeros_like(rows), jnp.zeros_like(arrived), zeros))
-    dx = jnp.sum(_at(dx, here.place).astype(jnp.float32), axis=1).astype(x.dtype).reshape(x.shape)
+    dx = _at(dx.reshape(-1, x.shape[1]), here.place)
+    dx = jnp.sum(dx.astype(jnp.float32), axis=1).astype(x.dtype)
     dshares = _swapped(dshares).reshape(-1)
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)

@@ -41,7 +41,10 @@ from lmwright.planner.compiler.links import host_bytes, transfer_s
 from lmwright.planner.compiler.parts import OTHER, part_of, read_frames
 from lmwright.planner.compiler.products import Products
 
-COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}
+COLLECTIVES = {
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute",
+}  # fmt: skip
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
         "partition-id", "replica-id", "opt-barrier"}  # fmt: skip
 NETWORK = {"send", "recv"}  # between slices, through the hosts

@@ -137,6 +137,12 @@ class Program:
         return max(0, math.ceil((int(limit.argument) - start) / step))
 
 
+def usual_share(step: Instruction) -> float:
+    """Share of the rows in a round of experts that usually are there; 1 elsewhere."""
+    rounds = SCOPE.search(step.op_name)
+    return int(rounds[2]) / 100 if rounds else 1.0
+
+
 def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
     """(bits of an element, sizes) of every array in a shape's text."""
     operands = []

@@ -28,10 +28,9 @@ from lmwright.kernels import tpu_disentangled
 from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
 from lmwright.kernels.tpu_splash import BOTH_WAYS
-from lmwright.nn.exchange import SCOPE
 from lmwright.nn.intervals import Reach, causal_reach
 from lmwright.planner.compiler import long_attention, mlstm_cost
-from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
+from lmwright.planner.compiler.hlo import Computation, Instruction, arrays, usual_share
 
 _SPANS = re.compile(r'(block|span)_(q|kv)\\?": (\d+)')
 _BLOCKS = re.compile(r'block_(q|kv)(_dkv|_dq)?\\?": (\d+)')
@@ -197,9 +196,7 @@ def ragged_flops(step: Instruction, holder: Computation) -> float:
         for _, dims in arrays(shape)
         if len(dims) in (2, 3)
     ]
-    rounds = SCOPE.search(step.op_name)
-    used = int(rounds[2]) / 100 if rounds else 1.0
-    return 2 * used * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
+    return 2 * usual_share(step) * math.sqrt(math.prod(sizes)) if len(sizes) == 3 else 0.0
 
 
 def visited(length: int, q: int, kv: int, most: int | None = None, causal: bool = True) -> int:

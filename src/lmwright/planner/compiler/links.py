@@ -16,7 +16,7 @@ import re
 from functools import cache
 
 from lmwright.hardware.slices import Slice
-from lmwright.planner.compiler.hlo import Computation, Instruction, placed_arrays
+from lmwright.planner.compiler.hlo import Computation, Instruction, placed_arrays, usual_share
 
 # what the compiler says of a collective that goes around one ring through all its devices
 _RING = re.compile(r'"emitter":"1D|"strategy":"(?:StrategyRing|UniDirection1DRing)')
@@ -57,11 +57,16 @@ def transfer_s(
 ) -> float:
     """Seconds that a collective's bytes need on the links of one device."""
     given = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
+    if kind == "ragged-all-to-all":  # of the smaller one, as many rows as usually are in a round
+        rows, into = (holder.by_name[o].nbytes for o in step.operands[:2])
+        given = min(rows, into) * usual_share(step)
     if kind == "collective-permute":
         return given / link_bytes_per_s
     group = group_size(step, where.num_devices)
     share = (group - 1) / max(group, 1)
-    if kind == "all-to-all":  # half of what leaves a half of the longest axis crosses its middle
+    if kind.endswith(
+        "all-to-all"
+    ):  # half of what leaves a half of the longest axis crosses its middle
         axes = spanned(max(1, group // where.family.devices_per_chip), where) or (group,)
         side = max(axes, default=1)
         return given * side / (8 if wraps(side, where) else 4) / link_bytes_per_s
