@@ -82,3 +82,25 @@ def test_every_choice_meets_its_expert_and_comes_back(ragged, tile, monkeypatch)
     want = np.zeros((E + 1, D), "f4")
     np.add.at(want, ids, shares[..., None] * (x * pull)[:, None])
     close(dscales, want[:E])
+
+
+@pytest.mark.parametrize(("tokens", "k", "ways"), [(16384, 8, 8), (512, 2, 4), (4096, 4, 2)])
+def test_the_scope_of_the_rounds_says_what_is_usual(tokens, k, ways):
+    """So many rounds hold 5/4 of an even share, and that share of their slots is an even one."""
+    mesh = Mesh(np.array(jax.devices()[:ways]), ("expert",), axis_types=(AxisType.Auto,))
+    cut = PartitionSpec("expert")
+
+    def local(ids):
+        way = exchange.Way.of(ids, 64, ways)
+        slots.append(way.slots)
+        return exchange._loop(way, lambda _, sum: sum + 1, jnp.zeros(1))
+
+    slots = []
+    whole = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=cut, out_specs=cut, check_vma=False))
+    with jax.set_mesh(mesh):
+        text = whole.lower(jnp.zeros((ways * tokens, k), jnp.int32)).as_text(debug_info=True)
+    rounds, share = map(int, exchange.SCOPE.search(text).groups())
+    even = tokens * k / ways
+    assert (rounds - 1) * slots[0] < 1.25 * even <= rounds * slots[0]
+    assert even / (rounds * slots[0]) == pytest.approx(share / 100, abs=0.01)
+    assert slots[0] * ways % 8 == 0 and even / 2 <= slots[0] <= 0.75 * even

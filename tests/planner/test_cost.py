@@ -69,6 +69,15 @@ def test_a_loop_that_counts_from_one_by_two_to_seven_turns_three_times():
     assert main.by_name["gathered"].opcode == "all-gather"
 
 
+def test_a_loop_of_rounds_says_how_often_it_turns():
+    """The number of rounds in which experts exchange rows depends on the data."""
+    scope = ', metadata={op_name="jit(step)/shard_map/rounds_4_62/while"}'
+    text = PROGRAM.replace("condition=%cond, body=%body", f"condition=%cond, body=%body{scope}")
+    text = text.replace("constant(7)", "parameter(1)")
+    main = parse(text).computations["main"]
+    assert parse(text).trip_count(main.by_name["loop"], main) == 4
+
+
 def test_the_clock_by_hand():
     where = parse_slice("v5e:1x2")
     rates, peak = CHIPS["v5e"].rates, peak_of("TPU v5 lite").bf16_flops

@@ -35,3 +35,15 @@ def test_all_to_all_is_bound_by_the_middle_of_the_longest_axis():
     # a ring of 16: eight send half of their 512 bytes over the two links to the other eight
     seconds = transfer_s("all-to-all", main.root, main, parse_slice("v5e-256"), 1e9)
     assert seconds == pytest.approx(8 * (512 / 2) / 2 / 1e9)
+
+
+def test_of_a_round_of_rows_as_many_travel_as_usually_are_there():
+    text = (
+        "ENTRY %m (p: f32[64,8], q: f32[16,8]) -> f32[16,8] {\n"
+        "  %p = f32[64,8]{1,0} parameter(0)\n  %q = f32[16,8]{1,0} parameter(1)\n"
+        "  ROOT %x = f32[16,8]{1,0} ragged-all-to-all(%p, %q), replica_groups=[1,16]<=[16], "
+        'metadata={op_name="step/rounds_3_75/while/body/ragged_all_to_all"}\n}'
+    )
+    main = parse(text).computations["m"]
+    seconds = transfer_s("ragged-all-to-all", main.root, main, parse_slice("v5e-256"), 1e9)
+    assert seconds == pytest.approx(0.75 * 8 * (512 / 2) / 2 / 1e9)

@@ -64,9 +64,8 @@ def transfer_s(
         return given / link_bytes_per_s
     group = group_size(step, where.num_devices)
     share = (group - 1) / max(group, 1)
-    if kind.endswith(
-        "all-to-all"
-    ):  # half of what leaves a half of the longest axis crosses its middle
+    if kind.endswith("all-to-all"):
+        # half of what leaves a half of the longest axis crosses its middle
         axes = spanned(max(1, group // where.family.devices_per_chip), where) or (group,)
         side = max(axes, default=1)
         return given * side / (8 if wraps(side, where) else 4) / link_bytes_per_s
