@@ -77,6 +77,14 @@ HELD_OUT = {
     "llama-3b": ("gpu:h100x1", 4, None, ("model.preset=llama-3b", *ROWS_OF_2048)),
     "llama-8b on 8 cards": ("gpu:h100x8", 32, None, ("model.preset=llama-8b", *ROWS_OF_2048)),
 }
+EXPERTS_OF_8 = ("mesh.expert=8", "mesh.fsdp=1", "model.num_layers=2", "model.seq_len=4096")
+EXPERTS_OF_4 = ("mesh.expert=4", "mesh.fsdp=2", "model.num_layers=2", "model.seq_len=4096")
+# rows that experts of other cards compute; the first set how many arithmetic counts
+EXPERTS = {
+    "2 layers of OLMoE": ("block", 8, ("model.preset=olmoe-1b-7b", *EXPERTS_OF_8)),
+    "2 layers of OLMoE, 4 ways": ("none", 16, ("model.preset=olmoe-1b-7b", *EXPERTS_OF_4)),
+    "2 layers of Mixtral": ("block", 8, ("model.preset=mixtral-8x7b", *EXPERTS_OF_8)),
+}
 POLICIES = {"llama-1b": ("mlp",), "llama-3b": ("gate",), "llama-8b on 8 cards": ("dots",)}
 FIELDS = (
     "model.vocab_size", "model.embed_dim", "model.mlp_dim", "model.num_layers", "model.num_heads",
@@ -146,6 +154,9 @@ def shapes(path: Path, machine: Machine) -> None:
             words = said(sizes) if sizes else []
             words += [*more, f"train.remat={remat}", f"train.global_batch_size={rows}"]
             show_peak(name, load_run(path, words), parse_machine(on))
+    for name, (remat, rows, words) in EXPERTS.items():
+        words = (*words, f"train.remat={remat}", f"train.global_batch_size={rows}")
+        show_peak(name, load_run(path, words), parse_machine("gpu:h100x8"))
 
 
 def said(sizes: Sequence[int]) -> list[str]:
