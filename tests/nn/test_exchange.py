@@ -62,7 +62,7 @@ def test_every_choice_meets_its_expert_and_comes_back(ragged, tile, monkeypatch)
         return y if shares is None else y * shares[:, None]
 
     def local(x, ids, shares, scales):
-        return exchange.computed(products, x, ids, shares, {"scales": scales}, E, WAYS)
+        return exchange.apply_experts(products, x, ids, shares, {"scales": scales}, E, WAYS)
 
     cut = PartitionSpec("expert")
     whole = jax.shard_map(local, mesh=mesh, in_specs=(cut,) * 4, out_specs=cut, check_vma=False)

@@ -102,7 +102,7 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
     return order, jnp.argsort(order)
 
 
-def computed(
+def apply_experts(
     products: Products, x: Array, ids: Array, shares: Array, w: Tree, num_experts: int, ways: int
 ) -> Array:
     """float32 [N, D]: for each of the tokens x [N, D], the sum of the results of its chosen
@@ -118,11 +118,6 @@ def computed(
 
 def _is_ragged() -> bool:
     return jax.sharding.get_abstract_mesh().abstract_device.platform == "tpu"
-
-
-def _counts(ids: Array, num_experts: int) -> Array:
-    """[E]: choices of each expert."""
-    return jnp.sum(ids[..., None] == jnp.arange(num_experts), axis=(0, 1), dtype=jnp.int32)
 
 
 def _by_share(y: Array, shares: Array) -> Array:
@@ -148,7 +143,7 @@ class Here:
 
     @classmethod
     def of(cls, ids: Array, num_experts: int) -> "Here":
-        """As `computed`."""
+        """As `apply_experts`."""
         order, place = _sorted(ids.reshape(-1))
         chosen = ids[..., None] == jnp.arange(num_experts)
         return cls(order, place.reshape(ids.shape), jnp.sum(chosen, (0, 1), dtype=jnp.int32))
@@ -169,7 +164,7 @@ class Way:
 
     @classmethod
     def of(cls, ids: Array, num_experts: int, ways: int) -> "Way":
-        """As `computed`."""
+        """As `apply_experts`."""
         here = Here.of(ids, num_experts)
         counts = here.counts.reshape(ways, -1)
         sent = jnp.sum(counts, axis=1)

@@ -26,7 +26,7 @@ from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import as_array, dot
-from lmwright.nn.exchange import computed, moved
+from lmwright.nn.exchange import apply_experts, moved
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 
 EXPERT, TENSOR = "expert", "tensor"
@@ -121,7 +121,7 @@ def _by_rows(
 ) -> tuple[Array, Array]:
     b, t, k = experts.shape
     ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
-    y = computed(
+    y = apply_experts(
         partial(_mlp_of_rows, dispatch), x.reshape(b * t, -1), ids, shares.reshape(b * t, k), w,
         dispatch.num_experts, ways,
     )  # fmt: skip
