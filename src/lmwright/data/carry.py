@@ -4,10 +4,13 @@
 
 The stages work in the mirror, as on any disk. Each finished part travels to the bucket behind
 them, its files before its marker and a stage's manifest last, so what lies there can always be
-taken up, by another machine too. One machine at a time prepares, which holds the claim.
+taken up, by another machine too. What a stage had there before it was made anew goes first, so
+that no part of the old one is taken for one of the new. One machine at a time prepares, which
+holds the claim.
 """
 
 import json
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator
@@ -71,9 +74,18 @@ class _Carrier:
         for name in sorted(self._there, key=_order):
             entry, file = self._there[name], self.folder / name
             if not file.exists() or self._same.get(name) != [entry.generation, *_stamp(file)]:
+                if _order(name)[0] == 0 and self._is_other(name):
+                    shutil.rmtree(file.parent)
                 self.bucket.download(name, file)
                 self._equal(name, entry)
         self._remember()
+
+    def _is_other(self, state: str) -> bool:
+        """True where this machine has files of another making of a stage than the bucket."""
+        file, there = self.folder / state, self.bucket.read(state)
+        if not file.exists():
+            return file.parent.exists()
+        return there is None or file.read_bytes() != there[0]
 
     def _equal(self, name: str, entry: Entry) -> None:
         self._same[name] = [entry.generation, *_stamp(self.folder / name)]
@@ -97,11 +109,23 @@ class _Carrier:
             try:
                 if self._same.get(name, [])[1:] != _stamp(self.folder / name):
                     stamp = _stamp(self.folder / name)
+                    if _order(name)[0] == 0:
+                        self._remove_stage(name)
                     self._there[name] = self.bucket.upload(self.folder / name, name)
                     self._same[name] = [self._there[name].generation, *stamp]
             except FileNotFoundError:
                 continue  # of a stage that is made anew
         self._remember()
+
+    def _remove_stage(self, state: str) -> None:
+        """Removes what the bucket has of a stage that is made anew: its manifest and markers first,
+        its state last."""
+        stage = state.removesuffix(STATE)
+        old = [name for name in self._there if name.startswith(stage)]
+        for name in sorted(old, key=_order, reverse=True):
+            self.bucket.remove(name)
+            del self._there[name]
+            self._same.pop(name, None)
 
     def _names(self) -> list[str]:
         names = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*")}
