@@ -1,12 +1,17 @@
 """An agent, and how it is ended from beside."""
 
 import asyncio
+import os
+import threading
+import time
 
+import psutil
 import pytest
 
 from lmwright.cloud import agent as following
+from lmwright.cloud import leader, local
 from lmwright.cloud.agent import Agent
-from lmwright.cloud.spec import Spec
+from lmwright.cloud.spec import Spec, save_spec
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -45,3 +50,87 @@ def test_an_agent_ends_when_cancelled_also_together_with_a_line(turns, monkeypat
         return not still
 
     assert asyncio.run(scene())
+
+
+def spec_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    spec = Spec(name="j", dir="", command=("true",), hosts=1, port=local.free_port())
+    save_spec(spec)
+    return spec
+
+
+def test_an_agent_does_not_outlive_a_leader_that_fails(monkeypatch, tmp_path):
+    def no_port(_address):
+        raise OSError(24, "Too many open files")
+
+    spec = spec_here(monkeypatch, tmp_path)
+    monkeypatch.setattr(leader, "_free_port", no_port)
+
+    async def scene():
+        async with asyncio.timeout(5):
+            await following.lead(spec, Agent(spec, 0))
+
+    with pytest.raises(OSError, match="Too many open files"):
+        asyncio.run(scene())
+    assert "Too many open files" in (spec.folder / "events.log").read_text()
+
+
+def test_an_agent_that_is_told_to_end_while_it_connects_ends(monkeypatch, tmp_path):
+    spec, opened = spec_here(monkeypatch, tmp_path), asyncio.open_connection
+
+    async def scene():
+        async def accept(reader, writer):
+            while await reader.readline():
+                writer.write(b'{"order": "alive"}\n')
+
+        async def connect(address, port):
+            agent._told_to_end()
+            return await opened(address, port)
+
+        server = await asyncio.start_server(accept, spec.address, spec.port)
+        monkeypatch.setattr(asyncio, "open_connection", connect)
+        agent = Agent(spec, 0)
+        async with asyncio.timeout(5):
+            await agent.run()
+        server.close()
+
+    asyncio.run(scene())
+
+
+def test_an_agent_outlives_what_is_no_leader(monkeypatch, tmp_path):
+    spec = spec_here(monkeypatch, tmp_path)
+    monkeypatch.setattr(following, "AGAIN_S", 0.01)
+    words = [b"7\n", b"[]\n", b"{}\n", b"HTTP/1.1 400\n", b'{"order": "over"}\n']
+
+    async def scene():
+        async def accept(reader, writer):
+            await reader.readline()
+            writer.write(words.pop(0))
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(accept, spec.address, spec.port)
+        async with asyncio.timeout(5):
+            await Agent(spec, 0).run()
+        server.close()
+
+    asyncio.run(scene())
+    assert not words
+
+
+def test_supervisors_that_look_at_once_start_one_agent(monkeypatch, tmp_path):
+    spec, started = spec_here(monkeypatch, tmp_path), []
+
+    def start(spec, host):
+        started.append(host)
+        time.sleep(0.2)
+        began = psutil.Process().create_time()
+        local._pid_file(spec, host).write_text(f"{os.getpid()} {began}")
+
+    monkeypatch.setattr(local, "_start", start)
+    supervisors = [threading.Thread(target=local.keep_agent, args=(spec, 0)) for _ in range(3)]
+    for each in supervisors:
+        each.start()
+    for each in supervisors:
+        each.join()
+    assert started == [0]

@@ -34,6 +34,19 @@ def test_all_ranks_start_together_and_a_finished_job_is_over(spec):
     assert (state["status"], state["step"], state["saved"]) == ("done", 7, 7)
 
 
+def test_an_agent_that_comes_back_after_the_end_is_told(spec):
+    async def scene(connect, running):
+        first, second = await started(connect)
+        second.writer.close()
+        first.end(1, 2, "lmwright: error: no")
+        assert [(await first.order())["order"] for _ in range(2)] == ["kill", "over"]
+        second = await connect(1)
+        assert (await second.order())["order"] == "over"
+        await running
+
+    assert played(spec, scene)["status"] == "failed"
+
+
 def test_a_death_ends_all_and_the_first_error_is_told(spec):
     async def scene(connect, running):
         agents = await started(connect)

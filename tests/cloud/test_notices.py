@@ -3,8 +3,10 @@
 import itertools
 import json
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from datetime import datetime, timedelta
 from functools import partial
@@ -159,3 +161,17 @@ def test_a_flip_lets_the_run_save_and_go_on_once_it_is_taken_back(
     assert sorted(losses(run)) == list(range(1, len(losses(run)) + 1))
     times = [at for at, key in service.asked if key == EVENT]
     assert max(b - a for a, b in itertools.pairwise(times)) < 30
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff", b""])
+def test_an_answer_that_is_none_ends_nothing(monkeypatch, answer):
+    class Broken(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", "{}:{}".format(*server.server_address))
+        assert metadata.notice() is None
+        server.shutdown()

@@ -95,3 +95,8 @@ def test_a_stopped_process_hangs_whatever_it_was_doing(tmp_path, monkeypatch):
             await rank.wait()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_a_log_that_was_removed_hides_no_end(ended, tmp_path):
+    remove = f"import pathlib; [p.unlink() for p in pathlib.Path({str(tmp_path)!r}).rglob('*.log')]"
+    assert ended(f"{remove}; raise SystemExit(3)") == (3, "")

@@ -59,10 +59,10 @@ class Agent:
             pulse = asyncio.create_task(self._pulse())
             try:
                 self._send({"hello": self._host, "token": self._spec.token, "pid": os.getpid()})
-                while line := await self._next_line(reader):
+                while not self._leaving and (line := await self._next_line(reader)):
                     await self._obey(json.loads(line))
-            except (OSError, ValueError, TimeoutError):
-                pass
+            except (OSError, ValueError, TypeError, KeyError, TimeoutError):
+                pass  # also where another program listens there
             finally:
                 pulse.cancel()
                 self._writer.close()
@@ -181,9 +181,12 @@ async def lead(spec: Spec, agent: Agent) -> None:
     once no rank runs; the next one goes on by state.json."""
     leader = Leader(spec)
     server = await asyncio.start_server(leader.accept, spec.address, spec.port)
-    leading = asyncio.create_task(leader.run())
+    leading, following = asyncio.create_task(leader.run()), asyncio.create_task(agent.run())
     try:
-        await agent.run()
+        await asyncio.wait((leading, following), return_when=asyncio.FIRST_COMPLETED)
+        if leading.done():
+            leading.result()  # an agent without a leader would wait for ever
+        await following
         if agent.told_to_end:
             end = time.monotonic() + spec.limits.grace_s
             while not (leader.idle or leading.done()) and time.monotonic() < end:
@@ -193,6 +196,8 @@ async def lead(spec: Spec, agent: Agent) -> None:
             await leading
     finally:
         leading.cancel()
+        following.cancel()
+        await asyncio.gather(leading, following, return_exceptions=True)
         server.close()  # and no waiting for agents that do not close their end
 
 

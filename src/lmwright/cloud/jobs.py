@@ -71,6 +71,10 @@ def follow(spec: Spec) -> int:
             "saves and ends it"
         )
         return EXIT_INTERRUPTED
+    except FileNotFoundError:
+        if spec.folder.exists():
+            raise
+        raise UserError(f"job {spec.name} was forgotten while it was followed") from None
     time.sleep(POLL_S)
     _print(output, events, tell)
     state = read_state(spec)

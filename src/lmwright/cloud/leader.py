@@ -99,9 +99,11 @@ class Leader:
             if host in self._hosts:  # its end of the old connection broke first
                 self._leave(host, "its agent has come a second time")
             self._hosts[host] = entry
+            if self._state["status"] in OVER:  # it was not there when the others were told
+                self._order("over")
             while line := await reader.readline():
                 self._hear(host, entry, json.loads(line))
-        except (OSError, ValueError, KeyError, TimeoutError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, TimeoutError):
             pass
         finally:
             if self._hosts.get(host) is entry:
@@ -132,7 +134,11 @@ class Leader:
     async def run(self) -> None:
         """Leads until the job is over."""
         while self._state["status"] not in OVER:
-            self._tick()
+            try:
+                self._tick()
+            except Exception as error:
+                self._note(f"the leader fails: {error!r:.500}")
+                raise
             await asyncio.sleep(TICK_S)
         self._order("over")
         end = time.monotonic() + LEAVE_S

@@ -6,6 +6,7 @@ The agents run in sessions of their own: killing the supervisor changes nothing 
 another one takes over with `lmwright jobs follow NAME`.
 """
 
+import fcntl
 import os
 import re
 import socket
@@ -24,6 +25,7 @@ from lmwright.guard.files import write_whole
 TARGET = re.compile(r"local:(\d+)(?:x(\d+))?")
 TICK_S = 0.5
 KILL_S = 10.0
+LOCK = ".agents.lock"
 MOST = 64  # hosts, and devices of each
 
 
@@ -66,7 +68,14 @@ def supervise(spec: Spec, *, once: bool = False) -> None:
 
 
 def keep_agent(spec: Spec, host: int) -> None:
-    """Starts a host's agent on this machine, unless it is alive and not frozen."""
+    """Starts a host's agent on this machine, unless it is alive and not frozen. Several supervisors
+    may look at once, but two agents of a host would take its place from each other for ever."""
+    with open(spec.folder / LOCK, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _keep_agent(spec, host)
+
+
+def _keep_agent(spec: Spec, host: int) -> None:
     process = agent(spec, host)
     if process is not None and process.status() == psutil.STATUS_STOPPED:
         process.kill()

@@ -3,6 +3,7 @@
 https://cloud.google.com/compute/docs/metadata; $GCE_METADATA_HOST leads to another server.
 """
 
+import http.client
 import json
 import os
 import re
@@ -32,7 +33,7 @@ def read(key: str, patience_s: float = PATIENCE_S) -> str | None:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-        except OSError:
+        except (OSError, http.client.HTTPException, UnicodeDecodeError):
             pass
         if time.monotonic() > end:
             return None

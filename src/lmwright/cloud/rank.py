@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,12 @@ class Rank:
         """The last line of its output that tells an error, else the last of all. Where the process
         ended itself by a signal, the last lines without stack frames: a runtime that aborts has
         said why before."""
-        with open(self._log, "rb") as log:
-            log.seek(max(self._at, log.seek(0, os.SEEK_END) - MOST_OF_TAIL))
-            lines = log.read().decode(errors="replace").splitlines()
+        try:
+            with open(self._log, "rb") as log:
+                log.seek(max(self._at, log.seek(0, os.SEEK_END) - MOST_OF_TAIL))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:  # somebody has removed it
+            return ""
         told = [line.strip() for line in lines if ERROR in line]
         if not told and -code in FROM_OUTSIDE:
             return ""
@@ -113,7 +117,8 @@ class Rank:
     def clean(self) -> None:
         """Removes what only a running process needs."""
         for path in (self._beats, Path(f"{self._beats}{STACKS}")):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
 
 
 class Pulse:
