@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from lmwright.formats.open import load_run
 from lmwright.train import session
 from lmwright.train.hooks import Hook
 from lmwright.train.session import train
+from lmwright.train.signals import StopRequest
 from tests.resume.small_runs import STEPS, in_dir, losses, train_in_process
 
 KILL_IN_STEP = """
@@ -120,6 +122,21 @@ def test_the_exit_code_of_a_process_that_is_asked_to_stop(small_run, tmp_path):
     stopped = train_in_process(run, KILL_IN_STEP.format(step=4, signal="SIGTERM"))
     assert stopped.returncode == 42, stopped.stderr
     assert "stopped after step 5" in stopped.stdout
+
+
+def test_a_signal_in_a_callback_that_drops_exceptions_is_not_lost(monkeypatch):
+    class Collected:
+        def __del__(self):  # as jax's callback of the collector
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    with StopRequest() as stop:
+        Collected()
+        assert stop.asked(1) and stop.exit_code == 130
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
 
 
 TOLD_EARLY = """

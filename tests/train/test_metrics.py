@@ -102,6 +102,17 @@ def test_a_file_that_ends_before_its_checkpoint_is_named_only_where_a_line_was_d
     assert said.startswith(f"{path}: ends at step 10, so the measurements after step 10 are")
 
 
+def test_a_run_that_is_done_writes_its_last_evaluation_once(tmp_path):
+    write_steps(tmp_path, 1, 4, None, eval_every=2)
+    before = read(tmp_path / "metrics.jsonl")
+    with MetricsWriter(tmp_path, make_run(), 4) as metrics:
+        metrics.log_eval(4, "wiki \u00e9", 7 / 4, 2.5, 1.25, 104)
+        metrics.log_samples(4, [{"prompt": "a\n", "text": "\u20284"}])
+        assert read(tmp_path / "metrics.jsonl") == before
+        metrics.log_eval(4, "wiki \u00e9", 7.5 / 4, 2.5, 1.25, 104)  # on other devices, say
+    assert read(tmp_path / "metrics.jsonl")[:-1] == before
+
+
 def test_sigkill_loses_no_finished_line(tmp_path):
     script = (
         "import sys\n"

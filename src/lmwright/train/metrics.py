@@ -8,7 +8,8 @@
 
 A line is written whole and handed to the system at once, so that SIGKILL costs at most the
 line being written. A resumed run drops what the steps after its checkpoint had logged and
-writes those steps again: one line a step, and the curve of a run that was never stopped.
+writes those steps again: one line a step, and the curve of a run that was never stopped. A run
+that is done evaluates its last state again when it is started again; equal lines are not repeated.
 A file that is gone or damaged does not keep a run from resuming: the lines that a report can
 read stay, the others are moved to metrics.jsonl.damaged, and one sentence says so.
 Numbers JSON cannot hold are the strings "NaN", "Infinity" and "-Infinity".
@@ -34,6 +35,7 @@ from lmwright.train.trackers import Tracker, open_trackers
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_FILE = "metrics.jsonl.damaged"
 RESERVED = ("step", "time", "kind")
+EVALUATED = ("eval", "sample")
 
 
 class MetricsWriter:
@@ -62,12 +64,14 @@ class MetricsWriter:
         self._active = process_index == 0
         self._file = None
         self._trackers: dict[str, Tracker] = {}
+        self._evaluated: list[dict[str, Any]] = []
         if not self._active:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if note := truncate_after(self.path, resume_step, run.metrics.log_every_steps):
                 warn(note)
+            self._evaluated = _evaluated_at(self.path, resume_step)
             # Opened before the trackers: a wrong folder must not leave a run at wandb.
             self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
@@ -154,6 +158,8 @@ class MetricsWriter:
             raise ValueError(f"{taken[0]!r} is set by the writer itself")
         line = {"step": int(step), "time": round(time.time(), 3), "kind": kind}
         line |= {name: _json_value(value) for name, value in fields.items()}
+        if kind in EVALUATED and _untimed(line) in self._evaluated:
+            return
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
             written = self._file.write(data)
@@ -209,6 +215,19 @@ def truncate_after(path: Path, resume_step: int | None, log_every_steps: int = 1
         note += ", and " if note else f"{content}, so "
         note += f"the measurements {lost} are lost"
     return f"{path}: {note}; training continues from step {resume_step}" if note else None
+
+
+def _evaluated_at(path: Path, step: int | None) -> list[dict[str, Any]]:
+    """The lines of an evaluation after a step, without their times."""
+    if step is None or not path.exists():
+        return []
+    data = path.read_bytes().split(b"\n")
+    lines = [json.loads(line) for line in data if line.startswith(b'{"step": %d,' % step)]
+    return [_untimed(line) for line in lines if line["kind"] in EVALUATED]
+
+
+def _untimed(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "time"}
 
 
 def _sorted_out(

@@ -68,12 +68,14 @@ class StopRequest:
             print(text, file=sys.stderr)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and (self.starting or self.exit_code == EXIT_INTERRUPTED):
-            raise KeyboardInterrupt
+        again = self.exit_code == EXIT_INTERRUPTED
         if number == HANGUP:
             self._hung_up = True
             self._leave_terminal()
+        # first: what is raised in a callback of the collector, Python drops
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
+        if number == signal.SIGINT and (self.starting or again):
+            raise KeyboardInterrupt
         if self.starting:
             raise StoppedBeforeFirstStep(self.exit_code)
 
