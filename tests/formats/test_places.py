@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,3 +133,39 @@ def test_names_that_no_file_has(name, says, model, tmp_path, capsys):
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and said.startswith("lmwright: error: ")
     assert main(["params", "x" * 300]) == 2
+
+
+def test_a_link_to_a_folder_stays_a_link(model, tmp_path):
+    real = tmp_path / "disk" / "m"
+    real.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("disk/m")
+    for overwrite in (False, True):
+        export_command(model, tmp_path / "link", overwrite=overwrite)
+        assert (tmp_path / "link").is_symlink() and (real / "model.safetensors").exists()
+        assert not hidden(tmp_path) and not hidden(real.parent)
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_the_proof_of_another_file_never_lies_beside_a_gguf(calls, model, tmp_path, monkeypatch):
+    """Wherever the command is killed among the last changes of names."""
+    out, note = tmp_path / "m.gguf", tmp_path / "m.gguf.convert.json"
+    export_command(model, out, dtype="fp32")
+    left = [calls]
+
+    def counted(change):
+        def changed(*args, **options):
+            if Path(args[-1]).name in (out.name, note.name):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+            return change(*args, **options)
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(Path, "unlink", counted(Path.unlink))
+        with suppress(KeyboardInterrupt):
+            export_command(model, out, dtype="bf16", overwrite=True)
+    load_model(out).check()
+    assert not hidden(tmp_path)

@@ -5,6 +5,7 @@ weights --Hugging Face layout--> GGUF's names and order of rows --quantized--> f
 proof, beside the file. Matrices take the type asked for; vectors stay F32, as llama.cpp wants.
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ import xxhash
 import lmwright
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
-from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import refuse_grid
@@ -122,11 +122,22 @@ def write_gguf(
             source=source,
             exact=dtype == "fp32",
         )
-        sync(hidden)
-        os.replace(hidden, out)
-        sync(out.absolute().parent)
-        write_json(out.with_name(f"{out.name}.{CONVERT}"), proof.to_dict())
+        _take_names(hidden, out, proof)
     return proof
+
+
+def _take_names(hidden: Path, out: Path, proof: Proof) -> None:
+    """Gives a finished file its name, and its proof the name beside it. At no moment does the proof
+    of another file lie there, which would call this one damaged."""
+    note = out.with_name(f"{out.name}.{CONVERT}")
+    with being_written(note, ".tmp") as hidden_note:
+        hidden_note.write_text(json.dumps(proof.to_dict(), indent=2) + "\n")
+        for path in (hidden, hidden_note):
+            sync(path)
+        note.unlink(missing_ok=True)
+        os.replace(hidden, out)
+        os.replace(hidden_note, note)
+    sync(out.absolute().parent)
 
 
 def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:

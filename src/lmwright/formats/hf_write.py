@@ -98,9 +98,11 @@ def write_hf(
 @contextmanager
 def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """A hidden folder beside `out` that takes its name when the block ends well, and is
-    removed otherwise, by the next one where this process is killed. Disk trouble becomes a
-    UserError."""
+    removed otherwise, by the next one where this process is killed. Where `out` is a link to a
+    folder, that one is meant. Disk trouble becomes a UserError."""
     out = new_place(out).absolute()
+    if out.is_dir():
+        out = out.resolve()
     with being_written(out, ".tmp") as temporary:
         _refuse_existing(out, overwrite)
         temporary.mkdir()
