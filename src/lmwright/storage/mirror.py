@@ -14,12 +14,13 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.guard.files import LEFTOVER, write_whole
 from lmwright.storage.bucket import SCHEME, Bucket, Entry, is_bucket
 
@@ -27,6 +28,7 @@ RECORD = ".mirror.json"
 LOCK = ".lock"
 APART = ("checkpoints", "checkpoints.damaged")
 FILES = (".toml", ".gguf", ".html", ".json")
+CONFIGS = ("config.json", "adapter_config.json")
 PUSH_EVERY_S = 30.0
 
 Stamp = list[int]
@@ -85,18 +87,40 @@ def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path
     bucket = Bucket(url.rpartition("/")[0])
     name = url.rpartition("/")[2]
     before = set(bucket.entries(name)) | ({name} if bucket.entry(name) else set())
-    if before and not overwrite:
-        raise UserError(f"{out}: is there already; choose another place, or add --overwrite")
+    begun = name not in before and not any(map(_says_whole, before))  # by a command that was killed
+    there = UserError(f"{out}: is there already; choose another place, or add --overwrite")
+    if before and not (overwrite or begun):
+        raise there
     with tempfile.TemporaryDirectory(prefix="lmwright-") as folder:
-        local = Path(folder, name)
-        yield local
-        files = {local.name: local} if local.is_file() else {}
-        files |= {p.relative_to(folder).as_posix(): p for p in local.rglob("*") if p.is_file()}
-        # what says that a model is there comes last
-        for sent in sorted(files, key=lambda path: (path.endswith(".json"), path)):
-            bucket.upload(files[sent], sent)
-        for left in before - files.keys():
-            bucket.remove(left)
+        yield Path(folder, name)
+        files = {p.relative_to(folder).as_posix(): p for p in Path(folder).rglob("*")}
+        files = {sent: path for sent, path in files.items() if path.is_file()}
+        if not (overwrite or before <= files.keys()):  # what lies there is something else
+            raise there
+        _send(bucket, files, before)
+
+
+def _says_whole(name: str) -> bool:
+    """True for the file that is sent last: without it there is no model."""
+    return PurePosixPath(name).name in CONFIGS and name.count("/") == 1
+
+
+def _send(bucket: Bucket, files: Mapping[str, Path], before: AbstractSet[str]) -> None:
+    """Sends files in the place of those that were there before. At no moment does what lies there
+    look like a model and is half of one, or half another."""
+    for name in filter(_says_whole, before):
+        bucket.remove(name)
+    try:
+        for name in sorted(files, key=lambda name: (_says_whole(name), name)):
+            bucket.upload(files[name], name)
+    except BaseException as error:
+        if not before and not isinstance(error, StorageError):  # then removing would fail as well
+            with suppress(UserError):
+                for name in files:
+                    bucket.remove(name)
+        raise
+    for left in before - files.keys():
+        bucket.remove(left)
 
 
 def place_in(folder: str | os.PathLike, name: str) -> str:
