@@ -174,6 +174,7 @@ def embed_command(
     asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
     asked |= {"pooling": model.pooling, "length": model.length, "dim": vectors.dim, "form": form}
     asked |= {"prompt": vectors.prompt} if vectors.prompt else {}
+    asked |= {"precision": precision, "kernels": kernels}
     asked |= {"model": weights_hash(vectors.weights)} if target else {}
     write_lines(texts, lines, tally, target, asked, partial(finish, vectors.dim))
     console = Console(stderr=out is None, highlight=False)

@@ -154,6 +154,7 @@ def predict_command(
 
     asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column, **vars(columns)}
     asked |= {} if threshold is None else {"threshold": threshold}
+    asked |= {"precision": precision, "kernels": kernels}
     asked |= {"model": weights_hash(predictor.weights)} if target else {}
     write_lines(texts, lines, tally, target, asked)
     console = Console(stderr=out is None, highlight=False)

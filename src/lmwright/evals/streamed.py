@@ -5,6 +5,7 @@
 What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 """
 
+import fcntl
 import json
 import os
 import sys
@@ -118,25 +119,41 @@ def _write_resumed(
     done = 0
     try:
         wishes = json.dumps(asked)
-        known = note.exists() and note.read_text("utf-8") == wishes
-        with part.open("r+b" if known and part.exists() else "w+b") as raw:
-            done = _whole_lines(raw, tally)
+        with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as raw:
+            _refuse_second(raw, part)
+            known = note.exists() and note.read_text("utf-8") == wishes
+            done = _whole_lines(raw, tally if known else None)
             note.write_text(wishes, encoding="utf-8")
             run(done, lambda text: (raw.write(text.encode()), raw.flush()))
-        finish(part, out)
-        note.unlink()
+            finish(part, out)
+            note.unlink()
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror or error})") from None
     return done
 
 
-def _whole_lines(raw: Any, tally: Tally) -> int:
-    """Counts the lines of a file into the tally, and cuts one off that was not finished."""
+def _refuse_second(raw: Any, part: Path) -> None:
+    """Raises UserError while another command writes the same file."""
+    try:
+        fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{part}: is being written by another command; wait for it, or choose another --out"
+        ) from None
+
+
+def _whole_lines(raw: Any, tally: Tally | None) -> int:
+    """Counts the lines of a file into the tally, and cuts off what a crash left after them;
+    without a tally, all."""
     count = end = 0
-    for line in raw:
-        if not line.endswith(b"\n"):
+    for line in () if tally is None else raw:
+        try:
+            made = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            made = None
+        if not isinstance(made, dict):
             break
-        tally.add(json.loads(line))
+        tally.add(made)
         count, end = count + 1, end + len(line)
     raw.seek(end)
     raw.truncate()

@@ -1,0 +1,70 @@
+"""Lines that are written for the rows of a file, by commands that are stopped or damaged."""
+
+import json
+import os
+
+import pytest
+
+from lmwright.errors import UserError
+from lmwright.evals.streamed import open_texts, write_lines
+
+WORDS = [f"word {number}" for number in range(9)]
+WHOLE = [{"text": word} for word in WORDS]
+
+
+class Tally:
+    def __init__(self):
+        self.made = []
+
+    def add(self, made):
+        self.made.append(made)
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(WORDS) + "\n")
+    texts = open_texts(str(tmp_path / "in.txt"), "text", None)
+
+    def run(stop_at=None, beside=lambda: None, asked="a"):
+        tally = Tally()
+
+        def lines(rows):
+            for number, row in enumerate(rows):
+                if number == stop_at:
+                    raise KeyboardInterrupt
+                beside()
+                made = {"text": row.text}
+                tally.add(made)
+                yield [json.dumps(made) + "\n"]
+
+        write_lines(texts, lines, tally, tmp_path / "out", {"asked": asked})
+        return tally.made
+
+    return run
+
+
+def test_what_a_crash_has_left_of_a_line_is_written_again(write, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    part = tmp_path / "out.part"
+    with part.open("r+b") as file:  # a block that never came to the disk
+        file.seek(25)
+        file.write(bytes(20))
+    assert write() == WHOLE
+    assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
+
+
+def test_what_was_asked_otherwise_is_no_part_of_it(write, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4, asked="b")
+    assert write() == WHOLE
+
+
+def test_a_second_command_does_not_write_into_the_same_file(write, tmp_path):
+    def second():
+        with pytest.raises(UserError, match="is being written by another command"):
+            write()
+
+    assert write(beside=second) == WHOLE
+    assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
