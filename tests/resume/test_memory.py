@@ -1,6 +1,7 @@
 """States in the host's memory: a process that died goes on from there, and nothing else does."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -96,3 +97,30 @@ def test_a_system_without_it(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
     with pytest.raises(UserError, match="memory_every_steps: there is no"):
         MemoryTier(tmp_path)
+
+
+def test_a_folder_of_another_user_is_refused(small_run, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    planted = tmp_path / f"lmwright-{os.getuid()}"
+    planted.mkdir()
+    planted.chmod(0o777)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="others may write"):
+        MemoryTier(tmp_path / "run")
+
+
+def test_memory_that_others_have_filled_ends_nothing(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    (tmp_path / "run").mkdir()
+    tier, state = MemoryTier(tmp_path / "run"), {"w": jax.numpy.ones(3)}
+    assert tier.save(2, state, {})
+    tier.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert tier.save(4, state, {})
+        tier.wait()
+    assert tier.steps() == [2] and not list(tier._folder.glob("*.tmp"))
+    assert "Traceback" not in capsys.readouterr().err

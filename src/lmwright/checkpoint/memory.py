@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.guard.private import make_private
 
 VARIABLE = "LMWRIGHT_MEMORY"
 DEFAULT = "/dev/shm"
@@ -48,6 +49,10 @@ class MemoryTier:
             )
         key = hashlib.sha256(f"{run_dir.absolute()} {_token(run_dir)}".encode()).hexdigest()[:24]
         self._run = root / f"lmwright-{os.getuid()}" / key
+        if problem := make_private(self._run):  # anybody may make folders in /dev/shm
+            raise UserError(
+                f"checkpoint.memory_every_steps: {problem}, or set {VARIABLE} to another folder"
+            )
         self._folder = self._run / f"host-{jax.process_index()}"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self._folder.glob("*.tmp"):
@@ -86,12 +91,16 @@ class MemoryTier:
         for array in arrays:
             crc = zlib.crc32(_bytes(array), crc)
         line = json.dumps(header | {"crc": crc}).encode() + b"\n"
-        with open(temporary, "wb") as file:
-            os.chmod(temporary, 0o600)
-            file.write(line)
-            for array in arrays:
-                file.write(_bytes(array))
-        os.replace(temporary, self._folder / str(step))
+        try:
+            with open(temporary, "wb") as file:
+                os.chmod(temporary, 0o600)
+                file.write(line)
+                for array in arrays:
+                    file.write(_bytes(array))
+            os.replace(temporary, self._folder / str(step))
+        except OSError:  # others have taken the memory meanwhile
+            temporary.unlink(missing_ok=True)
+            return
         for old in self.steps()[:-KEPT]:
             (self._folder / str(old)).unlink()
 
