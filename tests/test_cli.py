@@ -5,8 +5,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import click
 import pytest
@@ -285,3 +287,16 @@ def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
     assert "'q4_k_m' is not one of bf16, fp16, fp32, q8_0" in said and "llama-quantize" in said
     assert cli.main(["export", "model", "out", "--dtype", "float"]) == 2
     assert "llama-quantize" not in capsys.readouterr().err
+
+
+def test_an_interrupt_that_python_drops_comes_again(capsys):
+    class Collected:
+        def __del__(self):  # as jax's callback of the collector
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0)
+
+    assert main(["--version"]) == 0
+    with pytest.raises(KeyboardInterrupt):
+        Collected()
+        time.sleep(10)
+    assert "Traceback" not in capsys.readouterr().err

@@ -20,6 +20,7 @@ import click
 from lmwright import __version__
 from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
+from lmwright.cli.interrupt import send_again
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
@@ -93,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
     set_environment()
     sys.excepthook = show_exception
+    send_again()
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         result = lmwright.main(args=words, prog_name="lmwright", standalone_mode=False)
