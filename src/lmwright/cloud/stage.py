@@ -12,10 +12,10 @@ import os
 import tarfile
 import urllib.request
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from lmwright.cloud.package import LOCK, build_wheel, download_wheels
 from lmwright.errors import UserError
+from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.bucket import Bucket
 
 # Builds of github.com/astral-sh/python-build-standalone; the checksum is published beside each.
@@ -30,7 +30,7 @@ STARTUP = Path(__file__).parent / "startup.sh"
 
 def stage(root: str) -> str:
     """Puts below `root` what is not there; returns the URL of CODE. Raises UserError."""
-    with TemporaryDirectory(prefix="lmwright-stage-") as temporary:
+    with temporary_folder() as temporary:
         folder = Path(temporary)
         wheel = build_wheel(folder)
         url = f"{root}/{code_name(wheel)}"

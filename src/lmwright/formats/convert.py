@@ -4,7 +4,6 @@ file, with the proof that it is the same."""
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmwright.core.param import count_params
@@ -20,6 +19,7 @@ from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.maxtext import MaxTextTensors, TiedLogits
 from lmwright.formats.open import find_model, is_run
 from lmwright.formats.proof import Proof
+from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.mirror import sending
 
 
@@ -109,7 +109,7 @@ def import_maxtext_command(
     a tokenizer's path or hub name."""
     found = find_model(model, overrides)
     tensors = MaxTextTensors(path, found, tied_logits)
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         if tokenizer is not None:
             save_tokenizer(import_tokenizer(tokenizer), folder)
         loaded = LoadedModel(

@@ -28,6 +28,7 @@ from lmwright.formats.proof import Source
 from lmwright.formats.safetensors import refuse_pickles
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
 from lmwright.formats.written import refuse_changed
+from lmwright.guard.temporary import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _open_gguf(place: Origin) -> LoadedModel:
     check_tensors(slots(model), tensors, str(path))
     tokenizer_dir, temporary = place.tokenizer_dir, None  # a folder beside the file goes first
     if tokenizer_dir is None and (tokenizer := tokenizer_of(file.meta, str(path))) is not None:
-        temporary = TemporaryDirectory(prefix="lmwright-")
+        temporary = temporary_folder()
         tokenizer_dir = Path(temporary.name)
         save_tokenizer(tokenizer, tokenizer_dir)
     ends = (file.meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))

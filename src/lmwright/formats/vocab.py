@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_to
 from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
+from lmwright.guard.temporary import temporary_folder
 from lmwright.models.over import OverEncoder
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
@@ -127,7 +127,7 @@ def vocab_command(
     model = replace(loaded.model, vocab_size=surgery.rows)
     tensors = ResizedTensors(loaded.model, loaded.tensors, surgery)
     unchanged = _check_old_logits(loaded, model, tensors, old)
-    with TemporaryDirectory(prefix="lmwright-") as folder:
+    with temporary_folder() as folder:
         if new is not None:
             write_files(loaded.tokenizer_dir, Path(folder), new)
         proof = write_hf(

@@ -8,7 +8,6 @@ preset, Hugging Face folder, GGUF  --find_model--> recipe `pretrain`, `pretrain-
 """
 
 import math
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from lmwright.core.contract import Model
 from lmwright.core.param import count_params
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, is_run, load_noted, load_run
+from lmwright.guard.temporary import temporary_folder
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.program.trainee import spec_of
@@ -118,7 +118,7 @@ class _Alone:
         }
         if EPOCHS not in self.given:
             values["train"]["steps"] = steps
-        with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
+        with temporary_folder() as folder:
             path = Path(folder, "run.toml")
             path.write_text(tomli_w.dumps(values))
             return load_run(path, self.overrides)

@@ -6,12 +6,12 @@ everything checked --> repository there --> staged --> shown --> committed      
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.errors import UserError
 from lmwright.formats.open import RUN
+from lmwright.guard.temporary import temporary_folder
 from lmwright.publish import account
 from lmwright.publish.card import Listing, files_table
 from lmwright.publish.licenses import check_license
@@ -133,7 +133,7 @@ def _steps(subject: Subject, checkpoints: str | None) -> list[int]:
 def _send(api: Any, subject: Subject, sending: Sending, step: int | None = None) -> None:
     """Stages, shows and, unless it is a dry run, commits."""
     repo, parent = subject.repo, sending.parent
-    with TemporaryDirectory(prefix="lmwright-publish-") as temporary:
+    with temporary_folder() as temporary:
         folder = Path(temporary) / repo.rpartition("/")[2]
         staged = stage(subject, folder, step)
         _show(subject, sending, staged, folder)

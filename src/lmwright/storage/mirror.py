@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 from lmwright.errors import StorageError, UserError
 from lmwright.guard.files import LEFTOVER, write_whole
+from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.bucket import SCHEME, Bucket, Entry, is_bucket
 
 RECORD = ".mirror.json"
@@ -91,7 +91,7 @@ def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path
     there = UserError(f"{out}: is there already; choose another place, or add --overwrite")
     if before and not (overwrite or begun):
         raise there
-    with tempfile.TemporaryDirectory(prefix="lmwright-") as folder:
+    with temporary_folder() as folder:
         yield Path(folder, name)
         files = {p.relative_to(folder).as_posix(): p for p in Path(folder).rglob("*")}
         files = {sent: path for sent, path in files.items() if path.is_file()}

@@ -10,7 +10,6 @@ is removed at the end, whatever it was.
 
 import gc
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from lmwright.checkpoint.files import root_of
 from lmwright.config.run import Checkpoint, Limits, Metrics, Run
 from lmwright.errors import UserError, first_line
 from lmwright.guard.heartbeat import beating
+from lmwright.guard.temporary import temporary_folder
 from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.checklist import FITS, RESUMES, Check, checklist
@@ -95,7 +95,7 @@ def rehearse(
         stop.exit_code, stop.starting = None, True
         gc.collect()
         checks.append(resume_check(first, again, run.checkpoint.save_every_steps))
-        with beating("eval"), tempfile.TemporaryDirectory(prefix="lmwright-rehearsal-") as out:
+        with beating("eval"), temporary_folder() as out:
             checks += _on_first_process(lambda: file_checks(run, Path(out)))
             _together("files")
     return checks, None

@@ -18,7 +18,6 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmwright.cloud.kaggle.kernel import ERROR
@@ -28,6 +27,7 @@ from lmwright.cloud.kaggle.session import RESULT, newest_step, unpack
 from lmwright.cloud.leader import AGAIN_CODES
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
 from lmwright.errors import UserError
+from lmwright.guard.temporary import temporary_folder
 
 FACTS = "kaggle.json"
 LOOK_EVERY_S = 20.0
@@ -147,7 +147,7 @@ class _Look:
             told["archives"] = archives | {good["archive"]: "run"}
             told["files"] = [*told["packages"], *told["archives"]]
         datasets = [f"{self.facts['user']}/{slug}" for slug in self.facts["datasets"]]
-        with TemporaryDirectory(prefix="lmwright-kaggle-") as folder:
+        with temporary_folder() as folder:
             sources = [good["kernel"]] if good else []
             write_kernel(Path(folder), kernel, script(told), datasets, sources)
             return self.service.push(Path(folder), int(seconds))

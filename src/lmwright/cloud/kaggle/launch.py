@@ -9,7 +9,6 @@ import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmwright.cloud.kaggle.job import FACTS, LEAST_SESSION_S, kernels_of, look, quota_line
@@ -28,6 +27,7 @@ from lmwright.cloud.store_check import check_stores
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.kaggle_client import check_client, check_token
 
 TARGET = "kaggle"
@@ -41,7 +41,7 @@ def launch(run: Run, name: str, limits: Limits, *, dry_run: bool = False) -> Spe
         check_client(ON)
         check_token(ON)
     run, seconds = plan(run)
-    with TemporaryDirectory(prefix="lmwright-kaggle-") as folder:
+    with temporary_folder() as folder:
         parcel = pack(run, Path(folder))
         check_stores(run, here=True)
         told = settings(name, parcel, limits)
@@ -153,7 +153,7 @@ def describe(name: str, parcel: Parcel, told: dict[str, Any], seconds: float) ->
     """Everything that launching would do."""
     lines = [f"would make private dataset {_described(archive)}" for archive in parcel.archives]
     kernel = kernels_of("USER", name)[0]
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         datasets = [f"USER/{archive.slug}" for archive in parcel.archives]
         write_kernel(Path(folder), kernel, script(told), datasets, [])
         metadata = (Path(folder) / "kernel-metadata.json").read_text()

@@ -7,7 +7,6 @@ and weights of this machine are written beside it, to be attached.
 import base64
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lmwright.cloud.kaggle import kernel
@@ -18,6 +17,7 @@ from lmwright.cloud.spec import Limits
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import temporary_folder
 
 CARRIED = "lmwright-input"
 DRIVE = "/content/drive/MyDrive/lmwright"
@@ -73,7 +73,7 @@ def write_notebook(run: Run, name: str, limits: Limits, file: Path) -> list[Path
         raise UserError(f"--notebook: {file}: has to end in .ipynb")
     if not file.parent.is_dir():
         raise UserError(f"--notebook: {file.parent} is no folder; make it first")
-    with TemporaryDirectory(prefix="lmwright-notebook-") as folder:
+    with temporary_folder() as folder:
         parcel = pack(run, Path(folder))
         (code,) = (archive for archive in parcel.archives if archive.kind == "code")
         data = code.write(Path(folder, "archive")).read_bytes()

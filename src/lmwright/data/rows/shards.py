@@ -20,6 +20,7 @@ from lmwright.data.manifest import (
 )
 from lmwright.data.manifest import read_manifest as read_local_manifest
 from lmwright.errors import UserError
+from lmwright.guard.temporary import temporary_folder
 
 OPEN_FILES = 256
 HASH_PIECE_BYTES = 1 << 24
@@ -143,7 +144,7 @@ class RemotePlace:
             yield from iter(lambda: f.read(HASH_PIECE_BYTES), b"")
 
     def fetch(self, folder: str) -> str:
-        copy = tempfile.TemporaryDirectory(prefix="lmwright-")
+        copy = temporary_folder()
         FETCHED.append(copy)  # the path may outlive this object
         try:
             self.fs.get(self._path(folder), f"{copy.name}/{folder}", recursive=True)

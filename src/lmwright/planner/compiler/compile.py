@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError, install
+from lmwright.guard.temporary import temporary_folder
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.compiler import gpu
@@ -116,7 +116,7 @@ def compile_for(
         require_libtpu()
     else:
         gpu.require_cuda_compiler()
-    with tempfile.TemporaryDirectory(prefix="lmwright-plan-") as folder:
+    with temporary_folder() as folder:
         run_file = Path(folder, "run.toml")
         run_file.write_text(dump_toml(run))
         command = [sys.executable, *program, str(run_file), where.name, folder, *trainees]

@@ -1,0 +1,48 @@
+"""Temporary folders, of which a killed process leaves none for long: the next one removes it.
+
+$TMPDIR/lmwright-HOST-NAMESPACE-PID-XXXXXXXX
+"""
+
+import os
+import re
+import shutil
+import socket
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+NAMESPACE = "/proc/self/ns/pid"  # of containers that share a folder, each counts its own processes
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory:
+    """A folder of this process, which goes with the object or the context. Removes those of this
+    user's processes of this machine that are gone."""
+    mark = _mark()
+    with suppress(OSError):
+        for path in Path(tempfile.gettempdir()).iterdir():
+            pid = re.fullmatch(rf"{re.escape(mark)}(\d+)-\w+", path.name)
+            if pid and _is_abandoned(path, int(pid[1])):
+                shutil.rmtree(path, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-")
+
+
+def _mark() -> str:
+    """Beginning of the names of all folders of this machine, as its processes are counted here."""
+    host = re.sub(r"\W", "_", socket.gethostname())[:40] or "host"
+    try:
+        namespace = os.stat(NAMESPACE).st_ino
+    except OSError:
+        namespace = 0
+    return f"lmwright-{host}-{namespace}-"
+
+
+def _is_abandoned(path: Path, pid: int) -> bool:
+    try:
+        if path.lstat().st_uid != os.getuid() or path.is_symlink():
+            return False
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
