@@ -300,3 +300,18 @@ def test_an_interrupt_that_python_drops_comes_again(capsys):
         Collected()
         time.sleep(10)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interrupted_import_is_an_interrupt(monkeypatch, capsys, run_file):
+    def loaded(*_, **__):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from error
+
+    monkeypatch.setattr("lmwright.formats.open.load_noted", loaded)
+    assert main(["prepare", run_file]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    monkeypatch.setattr("lmwright.formats.open.load_noted", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["prepare", run_file])

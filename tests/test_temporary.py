@@ -1,11 +1,16 @@
-"""Temporary folders of killed processes go with the next one; all others stay."""
+"""Temporary folders of killed processes go with the next one; copies are whole or not there."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
+from lmwright.guard.folders import copy_folder
 from lmwright.guard.temporary import temporary_folder
 
 KILLED = """
@@ -39,3 +44,27 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
         kept = {own.name, second, *(str(tmp_path / n) for n in (*others, left.name, "target"))}
         assert {str(path) for path in tmp_path.iterdir()} == kept
     own.cleanup()
+
+
+def test_a_copied_folder_is_whole_or_not_there(tmp_path, monkeypatch):
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "parts").mkdir(parents=True)
+    for name in ("x", "parts/y"):
+        (source / name).write_text(name)
+    (source / "x").chmod(0o600)
+    (tmp_path / ".b.tmp").mkdir()  # of a process that was killed
+    (tmp_path / ".b.tmp" / "old").touch()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copy2", full)
+        with pytest.raises(OSError, match="No space left"):
+            copy_folder(source, target)
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+    copy_folder(source, target)
+    copied = {path.relative_to(target).as_posix() for path in target.rglob("*")}
+    assert copied == {"x", "parts", "parts/y"}
+    assert (target / "x").stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]

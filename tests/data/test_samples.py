@@ -15,6 +15,7 @@ import pytest
 
 from lmwright.config.run import Data, Normalize, Source, Tokenizer
 from lmwright.data import stage as stage_module
+from lmwright.data import workers as workers_module
 from lmwright.data.manifest import read_manifest
 from lmwright.data.prepare import prepare
 from lmwright.data.sources import read as read_module
@@ -127,10 +128,10 @@ def test_any_workers_and_any_kill_give_the_same(corpus, tmp_path, small_parts, m
     monkeypatch.undo()
     many = data_of(corpus, tmp_path / "many", 5000)
     prepare(many, 64, stages=("tokenizer",))
-    pools, original = [], stage_module.ProcessPoolExecutor
+    pools, original = [], workers_module.ProcessPoolExecutor
     with monkeypatch.context() as patch:
         patch.setattr(
-            stage_module,
+            workers_module,
             "ProcessPoolExecutor",
             lambda size, *rest: pools.append(size) or original(size, *rest),
         )

@@ -234,3 +234,43 @@ def test_workers_import_no_jax():
     modules = ", ".join(f"lmwright.data.{name}" for name in names)
     code = f"import sys, {modules}; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def count_one(part, tmp):
+    return {"rows": 1}
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from lmwright.data import workers
+from lmwright.data.stage import run_stage
+from tests.data.test_stage import count_one
+
+def ctrl_c():  # as a terminal sends it, while the workers start
+    time.sleep({after})
+    os.killpg(0, signal.SIGINT)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=ctrl_c, daemon=True).start()
+    try:
+        run_stage("s", Path({folder!r}), range(40), count_one, fingerprint={{}}, workers=2)
+        time.sleep(9)
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+def test_ctrl_c_while_workers_start_is_quiet(tmp_path):
+    script = tmp_path / "main.py"
+    for after in (0.02, 0.2):
+        script.write_text(INTERRUPTED.format(after=after, folder=str(tmp_path / f"s{after}")))
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+        )
+        assert done.returncode == 130 and not done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""Interrupts that Python drops, sent once more.
+"""Interrupts that Python drops, sent once more, or that come as another error.
 
 A signal's exception that comes in a callback of the garbage collector or in a `__del__` is printed
 and forgotten. JAX has such a callback, which runs often while it traces and compiles: without this,
@@ -31,3 +31,10 @@ def send_again() -> None:
 
     hook.sends_again = True  # type: ignore[attr-defined]
     sys.unraisablehook = hook
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """True for the error of a library in C that was interrupted while it was imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

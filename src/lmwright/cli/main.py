@@ -20,7 +20,7 @@ import click
 from lmwright import __version__
 from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
-from lmwright.cli.interrupt import send_again
+from lmwright.cli.interrupt import send_again, was_interrupted
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
@@ -107,8 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _fail(usage_message(error))
     except (click.Abort, KeyboardInterrupt):
-        print("\nlmwright: interrupted; run the same command again to continue", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -117,6 +116,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if refused is None:
             raise
         return _fail(str(refused), refused.exit_code)
+    except ImportError as error:
+        if not was_interrupted(error):
+            raise
+        return _interrupted()
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -149,6 +152,11 @@ def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
     """Prints an exception of ours as Python does, without credentials of URLs."""
     text = "".join(traceback.format_exception(kind, error, trace))
     print(visible(redact_text(text)), end="", file=sys.stderr)
+
+
+def _interrupted() -> int:
+    print("\nlmwright: interrupted; run the same command again to continue", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _fail(message: str, exit_code: int = UserError.exit_code) -> int:

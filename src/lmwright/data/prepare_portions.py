@@ -8,7 +8,6 @@ are one sample.
 """
 
 import functools
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from lmwright.data.stored import read_small
 from lmwright.data.summary import Summary
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.guard.folders import copy_folder
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import without_secrets
 from lmwright.storage.bucket import Bucket, is_bucket
@@ -132,10 +132,7 @@ def _copy_tokenizer(data_dir: str, own_dir: str) -> None:
     made = target / MANIFEST
     if not made.exists() or made.read_bytes() != (first / MANIFEST).read_bytes():
         shutil.rmtree(target, ignore_errors=True)
-        half = target.with_name(f".tokenizer.{os.getpid()}.tmp")
-        shutil.rmtree(half, ignore_errors=True)
-        shutil.copytree(first, half)
-        os.replace(half, target)
+        copy_folder(first, target)
 
 
 def _listed(there: Portions, portion: Portion, summary: Summary, own: Data) -> Portions:

@@ -13,13 +13,10 @@ import errno
 import fcntl
 import functools
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -38,6 +35,7 @@ from lmwright.data.manifest import (
     read_manifest,
 )
 from lmwright.data.progress import Progress
+from lmwright.data.workers import worker_pool
 from lmwright.errors import UserError
 from lmwright.guard.files import remove_leftovers, sync, write_whole
 from lmwright.hardware.devices import cores_here
@@ -196,32 +194,24 @@ def _run_parts(
             index, part = drawn
             _note_done(index, _run_part(folder, index, part, work), draw, done, progress)
         return
-    # The pipe's write end lives only here: when it closes, by Ctrl-C or by our death, every
-    # worker ends at once; none is left behind to write into a folder that is being resumed.
-    watched, lifeline = multiprocessing.get_context("spawn").Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _start_worker, (watched,)
-    )
     try:
-        running: dict[Future, int] = {}
-        while True:
-            while len(running) < 2 * workers and (drawn := draw.next(done, set(running.values()))):
-                index, part = drawn
-                running[pool.submit(_run_part, folder, index, part, work)] = index
-            if not running:
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                _note_done(running.pop(future), future.result(), draw, done, progress)
-        pool.shutdown()
+        with worker_pool(workers) as submit:
+            running: dict[Future, int] = {}
+            while True:
+                busy = set(running.values())
+                while len(running) < 2 * workers and (drawn := draw.next(done, busy)):
+                    index, part = drawn
+                    running[submit(_run_part, folder, index, part, work)] = index
+                    busy.add(index)
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    _note_done(running.pop(future), future.result(), draw, done, progress)
     except BrokenProcessPool:
         raise UserError(
             f"{folder}: a worker process died, most likely out of memory; run again with a "
             "smaller data.workers (finished parts are kept)"
         ) from None
-    finally:
-        lifeline.close()
-        pool.shutdown(cancel_futures=True)
-        watched.close()
 
 
 def _note_done(
@@ -232,17 +222,6 @@ def _note_done(
     if not again:
         progress.advance(counts)
     progress.expect(draw.expected(done))
-
-
-def _start_worker(watched: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end_with_parent() -> None:
-        with contextlib.suppress(OSError):
-            watched.poll(None)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _run_part(folder: Path, index: int, part: Any, work: Work) -> dict[str, Any]:

@@ -4,13 +4,16 @@ Orbax logs the tracebacks of all its threads when a save fails or is interrupted
 the one sentence that the run ends with.
 """
 
+import atexit
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 LOG_FILE = "log.txt"
 
@@ -56,9 +59,14 @@ def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
     tasks.handlers, tasks.propagate = [handler], False
     # the second is what C++ threads call: no exception of ours gets there from in here
     threading.excepthook, sys.excepthook = of_thread, of_callback
-    sys.unraisablehook = lambda told: of_callback(
-        told.exc_type, told.exc_value or told.exc_type(), told.exc_traceback
-    )
+
+    def dropped(told: Any) -> None:
+        if isinstance(told.exc_value, KeyboardInterrupt):
+            unraisable(told)  # which may send it again
+        else:
+            of_callback(told.exc_type, told.exc_value or told.exc_type(), told.exc_traceback)
+
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
@@ -71,3 +79,12 @@ def errors_to_file(folder: Path, process_index: int = 0) -> Iterator[None]:
         )
         sys.unraisablehook = unraisable
         handler.close()
+        if failed:
+            atexit.register(_silence)
+
+
+def _silence() -> None:
+    """Silences the end of a process whose save has failed: writes that end after it print their
+    tracebacks when Python has already forgotten its hooks."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.errors import TransientError, UserError
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
+from lmwright.guard.folders import copy_folder
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import MARK, without_secrets
 from lmwright.program.plan import Plan
@@ -288,7 +288,4 @@ def keep_tokenizer(folder: Path, store: TokenStore) -> None:
     copy = folder / "tokenizer"
     if jax.process_index() != 0 or copy.exists():
         return
-    temporary = folder / ".tokenizer.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(store.tokenizer_dir, temporary)
-    os.replace(temporary, copy)
+    copy_folder(Path(store.tokenizer_dir), copy)
