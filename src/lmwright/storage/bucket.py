@@ -8,7 +8,7 @@ for a while are sent again with growing pauses, up to `PATIENCE_S`.
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
@@ -44,6 +44,11 @@ def is_bucket(path: str | os.PathLike) -> bool:
     return os.fspath(path).startswith(SCHEME)
 
 
+def is_file_name(name: str) -> bool:
+    """True for a name that a file below a folder can have: "/etc/x" and "a/../../x" are none."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
 class Bucket:
     """The objects below a URL; their names are relative to it. Every method raises UserError where
     the service refuses, and StorageError where it does not answer in time."""
@@ -57,18 +62,20 @@ class Bucket:
 
     def entries(self, below: str = "", *, apart: tuple[str, ...] = ()) -> dict[str, Entry]:
         """All objects by name, those in the folder `below` if given, without the folders `apart`
-        of the first level."""
+        of the first level. Objects whose names are none of a file below the URL are passed over:
+        what stands for an empty folder, and what would be copied elsewhere on a disk."""
         start = "/".join(filter(None, (self._prefix, below))) + "/"
         start = start.lstrip("/")
         with self._told("listed"):
             if not apart:
-                return dict(self._listed(start))
-            pages = self._bucket.list_blobs(prefix=start, delimiter="/", **_patient())
-            entries = {self._name(blob): _entry(blob) for blob in pages}
-            for folder in sorted(pages.prefixes):
-                if folder.removeprefix(start).rstrip("/") not in apart:
-                    entries |= self._listed(folder)
-            return entries
+                entries = dict(self._listed(start))
+            else:
+                pages = self._bucket.list_blobs(prefix=start, delimiter="/", **_patient())
+                entries = {self._name(blob): _entry(blob) for blob in pages}
+                for folder in sorted(pages.prefixes):
+                    if folder.removeprefix(start).rstrip("/") not in apart:
+                        entries |= self._listed(folder)
+            return {name: entry for name, entry in entries.items() if is_file_name(name)}
 
     def _listed(self, start: str) -> Iterator[tuple[str, Entry]]:
         for blob in self._bucket.list_blobs(prefix=start, **_patient()):
@@ -128,15 +135,21 @@ class Bucket:
 
     def download(self, name: str, file: Path) -> None:
         """Copies an object into a file, which is there whole or not at all."""
-        file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             with self._told(f"read ({name})"):
                 blob = self._bucket.blob(self._key(name))
                 blob.download_to_filename(str(temporary), checksum="crc32c", **_patient())
             os.replace(temporary, file)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            raise UserError(
+                f"{self.url}/{name}: lies where its bucket has a folder, too, or below a file; a "
+                "disk cannot hold both, so rename one"
+            ) from None
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     def remove(self, name: str, generation: int | None = None) -> None:
         """Removes an object if it is there, and has this generation if one is given; raises Changed

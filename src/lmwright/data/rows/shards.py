@@ -21,6 +21,7 @@ from lmwright.data.manifest import (
 from lmwright.data.manifest import read_manifest as read_local_manifest
 from lmwright.errors import UserError
 from lmwright.guard.temporary import temporary_folder
+from lmwright.storage.bucket import is_file_name
 
 OPEN_FILES = 256
 HASH_PIECE_BYTES = 1 << 24
@@ -146,10 +147,17 @@ class RemotePlace:
     def fetch(self, folder: str) -> str:
         copy = temporary_folder()
         FETCHED.append(copy)  # the path may outlive this object
-        try:
-            self.fs.get(self._path(folder), f"{copy.name}/{folder}", recursive=True)
-        except FileNotFoundError:
-            raise UserError(f"{self.name(folder)} is missing; copy the whole data.dir") from None
+        root = self.fs._strip_protocol(self._path(folder)).rstrip("/") + "/"
+        paths = [path for path in self.fs.find(root) if not path.endswith("/")]
+        if not paths:
+            raise UserError(f"{self.name(folder)} is missing; copy the whole data.dir")
+        for path in paths:
+            name = path.removeprefix(root)
+            if not (path.startswith(root) and is_file_name(name)):  # it would be written elsewhere
+                raise UserError(f"{self.name(folder)}: holds {name!r:.99}, which is no file in it")
+            local = Path(copy.name, folder, name)
+            local.parent.mkdir(parents=True, exist_ok=True)
+            self.fs.get_file(path, str(local))
         return f"{copy.name}/{folder}"
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
