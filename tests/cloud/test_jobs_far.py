@@ -16,7 +16,7 @@ from lmwright.cli.main import main
 from lmwright.cloud import jobs, remote
 from lmwright.cloud.book import begin
 from lmwright.cloud.slices import Slices
-from lmwright.cloud.spec import START, job_names, load_spec, save_spec, write_state
+from lmwright.cloud.spec import START, dump_spec, job_names, load_spec, save_spec, write_state
 from lmwright.cloud.target import settings_path
 from lmwright.cloud.tell import Teller, notify
 from lmwright.errors import UserError
@@ -88,6 +88,21 @@ def test_a_job_of_another_machine_whose_name_is_taken_here(spec, url, tpu, quick
     Bucket(other.url).write("state.json", json.dumps({**START, "status": "done"}))
     assert main(["jobs", "forget", other.url]) == 0
     assert job_names() == ["j"] and Bucket(other.url).entries() == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"url": ""}, {"url": "", "cloud": None}, {"url": "gs://bkt/another"}, {"name": "../../j"}],
+)
+def test_a_folder_of_somebody_else_runs_no_command_here(spec, tmp_path, tpu, capsys, changes):
+    """As a job of this machine would be, whose address is empty."""
+    ran = tmp_path / "ran"
+    theirs = replace(spec, command=("/bin/touch", str(ran)), hosts=1, **changes)
+    Bucket(spec.url).write("job.json", dump_spec(theirs))
+    for verb in ("follow", "show", "stop", "forget"):
+        assert main(["jobs", verb, spec.url]) == 2
+        assert "is not of a job in this folder" in capsys.readouterr().err
+    assert job_names() == [] and not ran.exists()
 
 
 def test_jobs_list_does_not_wait_for_a_service(spec, monkeypatch, capsys):

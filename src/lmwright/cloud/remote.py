@@ -16,7 +16,7 @@ from lmwright.cloud.book import Book, begin, label_of, read_book, read_job_state
 from lmwright.cloud.checks import check
 from lmwright.cloud.pieces import LogReader
 from lmwright.cloud.slices import GOING, Patience, Slices, service_of
-from lmwright.cloud.spec import OVER, Spec, load_spec, parse_spec, save_spec
+from lmwright.cloud.spec import NAME, OVER, Spec, load_spec, parse_spec, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
 from lmwright.cloud.target import NO_GCLOUD
@@ -149,6 +149,12 @@ def adopt(url: str) -> Spec:
         spec = parse_spec(there[0])
     except (ValueError, TypeError, KeyError):
         raise UserError(f"{url}/job.json: was written by another version of lmwright") from None
+    # Without its own address it would be taken for a job of this machine, whose command runs here.
+    if spec.url != url.rstrip("/") or spec.cloud is None or not NAME.fullmatch(spec.name):
+        raise UserError(
+            f"{url}/job.json: is not of a job in this folder, but of "
+            f"{visible(spec.url or spec.name)[:99]}; name that folder, if you know whose it is"
+        )
     if not spec.folder.exists():
         save_spec(spec)
     return spec

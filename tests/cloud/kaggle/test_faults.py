@@ -1,6 +1,11 @@
 """Jobs at Kaggle whose sessions, answers, uploads or supervisors are lost."""
 
+import asyncio
+import os
 import random
+import signal
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +13,9 @@ import pytest
 from lmwright.cloud import jobs
 from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import job, service
-from lmwright.cloud.spec import job_names, load_spec, read_state
+from lmwright.cloud.kaggle.session import Attempts
+from lmwright.cloud.rank import Rank
+from lmwright.cloud.spec import Spec, job_names, load_spec, read_state, save_spec
 from lmwright.errors import UserError
 from tests.cloud.kaggle.service import end, launched
 
@@ -166,3 +173,24 @@ def test_a_supervisor_that_is_killed_anywhere(fake, run, tmp_path, monkeypatch):
             assert follow(load_spec(name)) == 0
             assert [len(fake.sessions[f"acme/lmwright-{name}-{x}"]) for x in "ab"] == [1, 1]
             assert (tmp_path / name / "checkpoints" / "4").is_dir()
+
+
+def test_a_session_that_is_told_to_end_while_its_rank_starts_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    words = (sys.executable, "-c", "import time; time.sleep(60)")
+    spec = Spec(name="k", dir=str(tmp_path / "run"), command=words, hosts=1, port=0)
+    save_spec(spec)
+    start = Rank.start
+
+    async def told_meanwhile(rank):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        await start(rank)
+
+    monkeypatch.setattr(Rank, "start", told_meanwhile)
+
+    async def scene():
+        async with asyncio.timeout(20):
+            return await Attempts(spec, time.time() + 3600).run()
+
+    assert asyncio.run(scene())["code"] == -signal.SIGTERM

@@ -104,10 +104,13 @@ class Attempts:
         hours = max((self._deadline - time.time()) / 3600, 1e-3)
         command = (*self._spec.command, f"limits.session_hours={hours:.4f}")
         spec = replace(self._spec, command=command)
-        self._rank = rank = Rank(spec, 0, number, f"127.0.0.1:{local.free_port()}")
+        rank = Rank(spec, 0, number, f"127.0.0.1:{local.free_port()}")
         log = spec.folder / "logs" / "host-0.log"
         at = log.stat().st_size if log.exists() else 0
         await rank.start()
+        self._rank = rank
+        if self._told:  # meanwhile
+            rank.signal(signal.SIGTERM)
         ended = asyncio.ensure_future(rank.wait())
         hung = False
         while not (await asyncio.wait({ended}, timeout=TICK_S))[0]:
