@@ -173,6 +173,8 @@ def verb(monkeypatch):
         (UserError("run.toml:3: bad"), 2, "lmwright: error: run.toml:3: bad\n"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left", "a/b"), 2, "error: a/b: the disk is full"),
+        (OSError(errno.EISDIR, "", ".b.tmp", None, "b"), 2, "error: b: a folder lies in the place"),
+        (OSError(errno.EFBIG, "File too large", "a"), 2, "error: a: the file is larger than its"),
         (OSError(errno.EROFS, "Read-only", "a/b"), 2, "error: a/b: the file system is read-only"),
         (PermissionError(errno.EACCES, "denied", "a/b"), 2, "error: a/b: no permission"),
     ],

@@ -46,7 +46,16 @@ DISK_ERRORS = {
     errno.EDQUOT: "the quota is used up; free some space and run the same command again",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EACCES: "no permission; choose another folder or change its rights",
+    errno.EPERM: "not permitted; choose another folder or change its rights",
     errno.ENAMETOOLONG: "the name is too long; shorten it",
+    errno.EISDIR: "a folder lies in the place of a file; move it away",
+    errno.ENOTDIR: "a file lies in the place of a folder; move it away",
+    errno.ELOOP: "its links lead in a circle; correct them",
+    errno.EFBIG: "the file is larger than its disk or `ulimit -f` allows; choose another disk",
+    errno.EMFILE: "too many files are open; raise `ulimit -n`",
+    errno.ENOLCK: "the file system has no locks; choose another folder",
+    errno.EIO: "the disk fails; look at the system's log, and choose another folder",
+    errno.ESTALE: "the file server has lost it; run the same command again",
 }
 
 
@@ -123,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        refused = StorageError(f"{error.filename or 'output'}: {DISK_ERRORS[error.errno]}")
+        where = error.filename2 or error.filename or "output"
+        refused = StorageError(f"{where}: {DISK_ERRORS[error.errno]}")
         return _fail(str(refused), refused.exit_code if error.errno in FULL else EXIT_USER_ERROR)
     return result if type(result) is int else 0
 
