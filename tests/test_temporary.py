@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmwright.guard.folders import copy_folder
-from lmwright.guard.temporary import temporary_folder
+from lmwright.guard.temporary import temporary_file, temporary_folder
 
 KILLED = """
 import os, signal
@@ -44,6 +44,24 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
         kept = {own.name, second, *(str(tmp_path / n) for n in (*others, left.name, "target"))}
         assert {str(path) for path in tmp_path.iterdir()} == kept
     own.cleanup()
+
+
+def test_files_of_killed_processes_go_with_the_next(tmp_path):
+    code = KILLED.partition("folder = ")[0].replace("temporary_folder", "temporary_file")
+    code += f"temporary_file(Path({str(tmp_path)!r}), 'a').touch()\n"
+    code += "os.kill(os.getpid(), signal.SIGKILL)"
+    killed = subprocess.Popen([sys.executable, "-c", code])
+    killed.wait()
+    (left,) = tmp_path.iterdir()
+    earlier = [tmp_path / f".{name}.{killed.pid}.tmp" for name in ("new", "old")]
+    for path in (*earlier, tmp_path / "a", tmp_path / ".b.1.tmp"):
+        path.touch()
+    os.utime(earlier[1], (0, 0))
+    os.utime(tmp_path / ".b.1.tmp", (0, 0))  # of a process that runs
+    own = temporary_file(tmp_path, "b")
+    assert own.name.startswith(".b.") and own.parent == tmp_path
+    assert {path.name for path in tmp_path.iterdir()} == {earlier[0].name, "a", ".b.1.tmp"}
+    assert left.name.split(".")[1] == "a"
 
 
 def test_a_copied_folder_is_whole_or_not_there(tmp_path, monkeypatch):

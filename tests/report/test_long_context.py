@@ -2,11 +2,14 @@
 
 import json
 import math
+import threading
+import time
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from lmwright.errors import UserError
+from lmwright.report import measured
 from lmwright.report.html import write_report
 from lmwright.report.measured import keep_measured, read_measured
 from tests.report.run_folder import write_run
@@ -103,3 +106,22 @@ def test_damaged_lines_are_named(change, tmp_path):
     (tmp_path / "evals.jsonl").write_text("[1]\n")
     with pytest.raises(UserError, match="line 1"):
         read_measured(tmp_path)
+
+
+def test_two_commands_that_measure_at_once_lose_nothing(tmp_path, monkeypatch):
+    def slowly(before, new):
+        time.sleep(0.1)
+        return merged(before, new)
+
+    merged = measured._merged
+    monkeypatch.setattr(measured, "_merged", slowly)
+    steps = range(3)
+    threads = [
+        threading.Thread(target=keep_measured, args=(tmp_path, step, [NEEDLE], None))
+        for step in steps
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(line["step"] for line in read_measured(tmp_path)) == list(steps)

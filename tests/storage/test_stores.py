@@ -15,6 +15,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Shuffle
+from lmwright.data.prepare import prepare
 from lmwright.data.rows.cached import CachedPlace, cache_folder
 from lmwright.data.rows.store import TokenStore
 from lmwright.storage.bucket import Bucket
@@ -51,6 +52,15 @@ def test_pushed_data_is_whole_and_is_not_sent_twice(pushed, small_run, capsys):
         line.split()[-2] for line in capsys.readouterr().out.splitlines() if line.endswith("sent")
     ]
     assert len(sent) == 5 and set(sent) == {"0"}
+
+
+def test_another_store_in_its_place_leaves_no_markers_of_the_first(pushed, small_run, tmp_path):
+    other = replace(small_run.data, dir=str(tmp_path / "other"), shuffle=Shuffle(seed=3))
+    Bucket(pushed).write("shuffle/parts/part-00000.json", "{}")  # as `prepare` in a bucket does
+    prepare(other, small_run.model.seq_len)
+    assert main(["data", "push", other.dir, pushed]) == 0
+    assert not Bucket(pushed).entries("shuffle/parts")
+    assert main(["data", "verify", pushed]) == 0
 
 
 def test_a_damaged_file_is_not_pushed(small_run, url, tmp_path, capsys):

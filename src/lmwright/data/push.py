@@ -85,7 +85,9 @@ def _push_stage(folder: Path, stage: str, bucket: Bucket, there: dict[str, Entry
     marker = f"{stage}/{MANIFEST}"
     before = bucket.read(marker) if marker in there else None
     if before is not None and before[0] != whole:
-        bucket.remove(marker)  # it describes other files
+        bucket.remove(marker)  # it describes other files, as do the markers of its parts
+        for key in filter(lambda key: key.startswith(f"{stage}/parts/"), there):
+            bucket.remove(key)
     with ThreadPoolExecutor(THREADS) as pool:
         sent = sum(pool.map(push, sorted(manifest.files)))
     if (folder / stage / STATE).exists():

@@ -8,9 +8,11 @@ import re
 import shutil
 import socket
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
+DAY = 24 * 3600.0
 NAMESPACE = "/proc/self/ns/pid"  # of containers that share a folder, each counts its own processes
 
 
@@ -24,6 +26,22 @@ def temporary_folder() -> tempfile.TemporaryDirectory:
             if pid and _is_abandoned(path, int(pid[1])):
                 shutil.rmtree(path, ignore_errors=True)
     return tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-")
+
+
+def temporary_file(folder: Path, name: str) -> Path:
+    """Path of a file that this process writes beside its place `name`. Removes those in the folder
+    that processes of this machine left which are gone, and those of earlier versions after a
+    day."""
+    mark = _mark()
+    with suppress(OSError):
+        for path in folder.iterdir():
+            known = re.fullmatch(rf"\..+\.(?:{re.escape(mark)})?(\d+)\.tmp", path.name)
+            if known is None:
+                continue
+            old = mark in path.name or time.time() - path.lstat().st_mtime > DAY
+            if old and _is_abandoned(path, int(known[1])):
+                path.unlink(missing_ok=True)
+    return folder / f".{name}.{mark}{os.getpid()}.tmp"
 
 
 def _mark() -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lmwright.guard.private import make_private
 from lmwright.program.text import fingerprint
 
 FORMAT = 2  # of the answer
+DAY_S = 24 * 3600.0
 ENTRIES = 200  # some 100 KB each; the oldest go
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 
@@ -72,7 +74,8 @@ def save(key: str, answer: dict[str, Any], hlo: str) -> None:
             shutil.rmtree(home / key, ignore_errors=True)
             os.rename(entry, home / key)
         entries = sorted(home.glob("[0-9a-f]*"), key=lambda entry: entry.stat().st_mtime)
-        for entry in entries[:-ENTRIES]:
+        killed = [left for left in home.glob(".*") if time.time() - left.stat().st_mtime > DAY_S]
+        for entry in (*entries[:-ENTRIES], *killed):
             shutil.rmtree(entry, ignore_errors=True)
     except OSError:
         return

@@ -6,20 +6,26 @@
 Training never writes it. A measurement that is made again replaces the earlier one.
 """
 
+import fcntl
 import json
 import math
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
-from lmwright.storage.mirror import place_in, send_file, shown, url_of
+from lmwright.storage.bucket import Bucket, Changed
+from lmwright.storage.mirror import shown, url_of
 
 EVALS_FILE = "evals.jsonl"
 KEYS = ("kind", "step", "source", "adapter")  # of these, the newest line counts
+
+ATTEMPTS = 10
 
 Line = dict[str, Any]
 
@@ -29,17 +35,46 @@ def keep_measured(run_dir: Path, step: int, lines: Iterable[Line], adapter: str 
     where the file is damaged or cannot be written."""
     stamp = {"step": step, "time": time.time()} | ({"adapter": adapter} if adapter else {})
     new = [stamp | line for line in lines]
-    kept = {_key(line): line for line in [*read_measured(run_dir), *new]}
-    file = run_dir / EVALS_FILE
     try:
-        write_whole(file, "".join(json.dumps(line) + "\n" for line in kept.values()))
-        if url := url_of(run_dir):
-            send_file(file, place_in(url, EVALS_FILE))
+        with _locked(run_dir):
+            if url := url_of(run_dir):
+                _keep_in_bucket(Bucket(url), new)
+            else:
+                write_whole(run_dir / EVALS_FILE, _merged(read_measured(run_dir), new))
     except OSError as error:
         raise UserError(
             f"{shown(run_dir)}/{EVALS_FILE}: cannot be written ({error.strerror}); make the folder "
             "writable, or evaluate a copy of it"
         ) from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lets one command at a time change the file, of those on this machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _keep_in_bucket(bucket: Bucket, new: Sequence[Line]) -> None:
+    """Adds lines to the file as it is there now: others may have written it meanwhile."""
+    for _ in range(ATTEMPTS):
+        there = bucket.read(EVALS_FILE)
+        text = there[0].decode(errors="replace") if there else ""
+        before = _parsed(text, f"{bucket.url}/{EVALS_FILE}")
+        with suppress(Changed):
+            bucket.write(EVALS_FILE, _merged(before, new), there[1].generation if there else 0)
+            return
+    raise UserError(f"{bucket.url}/{EVALS_FILE}: changes faster than it can be written; try again")
+
+
+def _merged(before: Sequence[Line], new: Sequence[Line]) -> str:
+    kept = {_key(line): line for line in (*before, *new)}
+    return "".join(json.dumps(line) + "\n" for line in kept.values())
 
 
 def read_measured(run_dir: Path) -> list[Line]:
@@ -52,6 +87,10 @@ def read_measured(run_dir: Path) -> list[Line]:
         return []
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read: {error}; remove it and evaluate again") from error
+    return _parsed(text, str(file))
+
+
+def _parsed(text: str, file: str) -> list[Line]:
     lines = []
     for number, content in enumerate(text.splitlines(), 1):
         try:

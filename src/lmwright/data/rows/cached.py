@@ -20,6 +20,7 @@ import numpy as np
 
 from lmwright.data.manifest import Manifest, file_pieces, hash_file
 from lmwright.data.rows.shards import OPEN_FILES, RemotePlace
+from lmwright.guard.temporary import temporary_file
 
 GIB = 1 << 30
 
@@ -98,7 +99,7 @@ class CachedPlace(RemotePlace):
             return
         self.copies.mkdir(parents=True, exist_ok=True)
         self._make_room(size)
-        temporary = self.copies / f".{digest}.{os.getpid()}.tmp"
+        temporary = temporary_file(self.copies, digest)
         try:
             self.fs.get_file(self._path(file), str(temporary))
             if hash_file(temporary) == digest:  # else the watch of the hashes will tell
