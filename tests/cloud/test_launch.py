@@ -233,6 +233,24 @@ def test_a_launch_that_ends_early_leaves_no_job(run, tpu, tmp_path, monkeypatch,
     assert job_names() == [] and Bucket(f"{run.dir}-jobs").entries() == {}
 
 
+def test_of_two_launches_of_a_name_at_once_one_is_refused(spec, tpu, monkeypatch):
+    spec, entry, began = replace(spec, url=f"{spec.url}-new"), Bucket.entry, []
+    bucket = Bucket(spec.url)
+
+    def meanwhile(self, name):
+        found = entry(self, name)
+        if name == "job.json" and not began:
+            began.append(True)
+            begin(replace(spec, token="theirs"), "c", "theirs")
+        return found
+
+    monkeypatch.setattr(Bucket, "entry", meanwhile)
+    with pytest.raises(UserError, match="there is a job"):
+        begin(spec, "c", "ours")
+    assert bucket.read("run.toml")[0] == b"theirs"
+    assert b"theirs" in bucket.read("job.json")[0]
+
+
 def test_a_launch_that_was_killed_before_its_job_was_written(spec, tpu, capsys):
     lost = replace(spec, name="lost", url=f"{spec.url}-lost")
     save_spec(lost)

@@ -77,14 +77,21 @@ class Book:
 def begin(spec: Spec, code: str, run_file: str) -> None:
     """Writes a job into its bucket. Raises UserError if the name is taken there."""
     bucket = Bucket(spec.url)
-    if bucket.read("job.json") is not None:
-        raise UserError(
-            f"--name: there is a job {spec.url} already; choose another name, or take it up: "
-            f"lmwright jobs follow {spec.url}"
-        )
-    bucket.write("run.toml", run_file)
-    bucket.write(MADE, json.dumps(EMPTY | {"code": code}))
-    bucket.write("job.json", dump_spec(spec))
+    taken = UserError(
+        f"--name: there is a job {spec.url} already; choose another name, or take it up: "
+        f"lmwright jobs follow {spec.url}"
+    )
+    texts = {MADE: json.dumps(EMPTY | {"code": code}), "run.toml": run_file}
+    before = {name: bucket.entry(name) for name in texts}  # by a launch that was interrupted
+    if bucket.entry("job.json") is not None:
+        raise taken
+    try:
+        for name, text in texts.items():
+            entry = before[name]
+            bucket.write(name, text, entry.generation if entry else 0)
+        bucket.write("job.json", dump_spec(spec), 0)
+    except Changed:  # by another launch of this name
+        raise taken from None
 
 
 def read_book(bucket: Bucket) -> dict[str, Any]:
