@@ -174,11 +174,11 @@ class Mirror:
 
     def refresh(self) -> None:
         """Pulls as `pull` does, unless a process of this machine trains there: its files are
-        newer."""
+        newer. Others may refresh the folder at the same time."""
         self.begin()
         lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return
         else:
@@ -192,7 +192,7 @@ class Mirror:
         record, entries = _files(self.folder), self.bucket.entries(apart=APART)
         entries = {name: entry for name, entry in entries.items() if not _is_hidden(name)}
         for name in _local_names(self.folder) - entries.keys():
-            (self.folder / name).unlink()
+            (self.folder / name).unlink(missing_ok=True)
         for name, entry in entries.items():
             known = record.get(name)
             if known and known["generation"] == entry.generation and _stamp(self.folder / name):

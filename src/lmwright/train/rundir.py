@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shlex
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from lmwright.train.publishing import check_publishing
 
 MOST_SHOWN = 6  # fields in a message
 LONGEST_SHOWN = 60
+READERS_S = 20.0
 
 
 @dataclass
@@ -192,12 +194,20 @@ def _note_move(run: Run, folder: Path) -> None:
 
 
 def _lock(lock: int, run: Run) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise UserError(
-            f"dir: {run.dir} is being trained by another process; wait for it or choose dir="
-        ) from error
+    """Locks a run directory. Whoever reads one in a bucket holds the lock while its mirror is
+    brought up to date, and is waited for."""
+    end = time.monotonic() + (READERS_S if is_bucket(run.dir) else 0.0)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise UserError(
+                    f"dir: {run.dir} is being trained by another process; wait for it or choose "
+                    "dir="
+                ) from error
+        time.sleep(0.1)
 
 
 def refuse_other_run(run: Run, folder: Path) -> None:
