@@ -85,3 +85,20 @@ def test_the_host_of_a_flipped_bit_is_named(shared, tmp_path):
     run = replace(run, train=replace(run.train, check_every_steps=5))
     said = outputs(start_two(run, FLIP), [47, 47])
     assert all("has other bits on device" in text and "of host 1 than" in text for text in said)
+
+
+def test_processes_with_different_runs_do_not_train_together(small_run, tmp_path):
+    run = in_dir(small_run, tmp_path / "run")
+    other = """
+import os
+from lmwright.formats import open as opened
+load = opened.load_noted
+def noted(path, overrides, *left_out):
+    mine = [f"seed={os.environ['JAX_PROCESS_ID']}"]
+    return load(path, [*overrides, *mine], *left_out)
+opened.load_noted = noted
+"""
+    first, second = outputs(start_two(run, other), [2, 2])
+    assert "the run of process 0: not what process 1 has" in first
+    assert "the run of process 1: seed is 1 here and 0 on process 0" in second
+    assert not Path(run.dir).exists()

@@ -25,6 +25,7 @@ from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import counts_of, saved
 from lmwright.program.step import Lanes
 from lmwright.program.trainee import Frozen, Trainee
+from lmwright.train.agreement import refuse_other_runs, refuse_other_stores
 from lmwright.train.budget import Budget
 from lmwright.train.compiled import CompiledStep
 from lmwright.train.corruption import checking
@@ -64,10 +65,12 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest()) if stop is None else stop
         run = completed(run)
+        refuse_other_runs(run)
         plan, why = _planned(run, devices or jax.devices())
         refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1
         plan, stores = _with_stores(plan)  # before the claim: a refusal leaves no folder behind
+        refuse_other_stores(stores)
         trainees = plan.training.trainees
         Lanes.of(plan, trainees)  # refuses rows that do not divide
         refuse_start(plan, stores[trainees[0].name])
