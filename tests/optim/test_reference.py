@@ -91,12 +91,13 @@ def test_lion_is_its_paper(spec, weights, gradients):
     assert_close(run(optim, spec, weights, gradients), want, atol=1e-6)
 
 
-def test_stable_adamw_is_its_paper(spec, weights, gradients):
+@pytest.mark.parametrize("until", [1.0, 0.5])
+def test_stable_adamw_is_its_paper(spec, weights, gradients, until):
     """Its betas are corrected, not its moments; each matrix of a stack is a tensor of its own."""
     beta1, beta2, eps, rate, decay = 0.85, 0.7, 1e-6, 1e-2, 0.3
     optim = StableAdamW(
         learning_rate=rate, beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay,
-        schedule=Constant(),
+        schedule=Constant(), weight_decay_until=until,
     )  # fmt: skip
     want = {path: np.asarray(w, "float64") for path, w in unstacked(spec, weights).items()}
     m, v = ({path: np.zeros_like(w) for path, w in want.items()} for _ in range(2))
@@ -110,7 +111,8 @@ def test_stable_adamw_is_its_paper(spec, weights, gradients):
             rms = np.sqrt(np.mean(g**2 / np.maximum(v[path], eps**2)))
             greatest = max(greatest, rms)
             own = rate / max(1, rms)
-            step = m[path] / (np.sqrt(v[path]) + eps) + decays[path] * want[path]
+            decays_now = decays[path] * (t - 1 < until * STEPS)
+            step = m[path] / (np.sqrt(v[path]) + eps) + decays_now * want[path]
             want[path] = want[path] - own * step
     assert greatest > 1.1
     found = run(optim, spec, weights, gradients)

@@ -92,7 +92,7 @@ def build_optimizer(
             if param.balance_rate is not None:
                 updates[path] = -param.balance_rate * jnp.sign(g)
                 continue
-            direction = partial(rule.direction, optim)
+            direction = partial(rule.direction, replace(optim, weight_decay=decay))
             if is_on_host(optim, param):
                 direction = through_host(direction, sound)
             step, new = direction(param, g, w[path], slots[path], t)

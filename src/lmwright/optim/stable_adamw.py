@@ -25,7 +25,7 @@ def direction(
     square = g * g / jnp.maximum(nu, optim.eps**2)
     own = tuple(range(len(param.batch), g.ndim))  # axes of one tensor
     share = 1 / jnp.maximum(1.0, jnp.sqrt(jnp.mean(square, axis=own, keepdims=True)))
-    if param.is_matrix and optim.weight_decay:
+    if param.is_matrix:  # the decay is a number of this step, and may be traced
         step += optim.weight_decay * w
         return share * step - optim.weight_decay * w, new
     return share * step, new
