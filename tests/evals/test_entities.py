@@ -13,6 +13,8 @@ TABLE = {
     "O I-LOC B-LOC I-LOC": {("LOC", 1, 1), ("LOC", 2, 3)},
     "O O": set(),
     "B-first-name I-first-name": {("first-name", 0, 1)},
+    "B-PER E-PER S-PER S-PER": {("PER", 0, 1), ("PER", 2, 2), ("PER", 3, 3)},
+    "B-PER I-PER L-PER U-PER O U-LOC": {("PER", 0, 2), ("PER", 3, 3), ("LOC", 5, 5)},
 }
 
 
@@ -30,11 +32,12 @@ def test_the_example_of_seqeval():
     assert f1_of(entity_counts([["O"]], [["O"]])) == 0
 
 
-def test_random_tags_have_the_f1_of_seqeval():
-    """Sequences that break the rules of BIO among them."""
+@pytest.mark.parametrize("scheme", ["BI", "BIES"])
+def test_random_tags_have_the_f1_of_seqeval(scheme):
+    """Sequences that break the rules of the scheme among them."""
     metrics = pytest.importorskip("seqeval.metrics", reason="pip install seqeval")
     rng = np.random.default_rng(3)
-    tags = np.array(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "I-MISC"])
+    tags = np.array(["O", "I-MISC", *(f"{each}-{name}" for each in scheme for name in "XY")])
     for _ in range(200):
         sizes = rng.integers(1, 15, 5)
         real = [tags[rng.integers(0, len(tags), size)].tolist() for size in sizes]

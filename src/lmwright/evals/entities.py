@@ -1,12 +1,15 @@
-"""Entities: the F1 of names that tags in BIO spell, as seqeval's default mode counts them.
+"""Entities: the F1 of names that tags in BIO or BIOES spell, as seqeval's default mode counts them.
 
-An entity is a run of words of one type: it begins at "B-", at another type, or at a tag of any
-other kind after "O". It is right where its type, its first word and its last one are.
+An entity is a run of words of one type: it begins at "B-" or "S-", at another type, or at a tag of
+any other kind after "O"; it ends at "E-" or "S-", too. It is right where its type, its first word
+and its last one are. BILOU's "L-" and "U-" are other names of "E-" and "S-".
 """
 
 from collections.abc import Sequence
 
 import numpy as np
+
+BEGINS, ENDS = ("B", "S", "U"), ("E", "S", "L", "U")  # prefixes of tags
 
 
 def entities_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
@@ -17,12 +20,15 @@ def entities_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
         prefix, _, name = tag.partition("-")
         inside = tag != "O"
         name = name or "_"
-        goes_on = inside and prefix != "B" and kind == name
+        goes_on = inside and prefix not in BEGINS and kind == name
         if kind is not None and not goes_on:
             found.add((kind, begin, place - 1))
             kind = None
         if inside and not goes_on:
             begin, kind = place, name
+        if inside and prefix in ENDS:
+            found.add((name, begin, place))
+            kind = None
     return found
 
 
