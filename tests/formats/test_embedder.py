@@ -142,6 +142,43 @@ def test_prompts_are_put_before_texts(run, exported, tmp_path, capsys):
     np.testing.assert_allclose(asked, found["query"], atol=1e-5)
 
 
+@pytest.mark.parametrize("where", ["sentence_bert_config.json", "tokenizer_config.json"])
+def test_longer_texts_are_cut_where_the_folder_says(exported, tmp_path, where):
+    """As sentence-transformers cuts them, and so again after an import."""
+    folder, longest = tmp_path / "other", 4
+    shutil.copytree(exported[0], folder)
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        said = json.loads((folder / name).read_text())
+        said[key] = longest if name == where else None if "bert" in name else 10**30
+        (folder / name).write_text(json.dumps(said))
+    ours = vectors(folder, tmp_path, "ours")
+    assert np.abs(ours - vectors(exported[0], tmp_path, "whole")).max() > 1e-3
+    kind = pytest.importorskip("sentence_transformers").SentenceTransformer
+    texts = [anchor for anchor, _ in PAIRS]
+    np.testing.assert_allclose(kind(str(folder), device="cpu").encode(texts), ours, atol=1e-5)
+    assert main(["import", str(folder), str(tmp_path / "again")]) == 0
+    assert load_model(tmp_path / "again").model == load_model(folder).model
+
+
+@pytest.mark.parametrize(
+    "name, key, value",
+    [
+        ("1_Pooling/config.json", "include_prompt", False),
+        ("sentence_bert_config.json", "do_lower_case", True),
+    ],
+)
+def test_settings_that_are_not_computed_are_refused(exported, tmp_path, name, key, value):
+    folder = tmp_path / "other"
+    shutil.copytree(exported[0], folder)
+    said = json.loads((folder / name).read_text()) | {key: value}
+    (folder / name).write_text(json.dumps(said))
+    with pytest.raises(UserError, match=f"{key} is {str(value).lower()}"):
+        load_model(folder)
+
+
 def test_it_is_read_as_it_was_written(run, exported, tmp_path, capsys):
     again = load_model(exported[0]).model
     assert isinstance(again, Embedder) and (again.pooling, again.length) == ("first", "one")

@@ -2,6 +2,7 @@
 
 modules.json             Transformer, Pooling, and Normalize for vectors of length 1
 1_Pooling/config.json    which tokens a vector is made of
+sentence_bert_config.json    tokens of the longest text; longer ones are cut
 config_sentence_transformers.json    prompts by name, and the one that is put before texts unasked
 """
 
@@ -14,6 +15,7 @@ from lmwright.models.hf.embedder import TokenPooling
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 PROMPTS = "config_sentence_transformers.json"
+LIMITS, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
 MODES: dict[TokenPooling, str] = {"mean": "mean_tokens", "first": "cls_token"}
 SHORT = {"mean_tokens": "mean", "cls_token": "cls"}  # in sentence-transformers 6
 
@@ -35,14 +37,15 @@ def write_modules(folder: Path, model: Any) -> None:
         folder / POOLING / "config.json", {"word_embedding_dimension": model.embed_dim} | modes
     )
     limits = {"max_seq_length": model.seq_len, "do_lower_case": False}
-    write_json(folder / "sentence_bert_config.json", limits)
+    write_json(folder / LIMITS, limits)
     said = {"prompts": dict(model.prompts), "default_prompt_name": model.default_prompt}
     write_json(folder / PROMPTS, said | {"similarity_fn_name": "cosine"})
 
 
 def read_modules(folder: Path) -> dict[str, Any]:
-    """`pooling`, `length` and prompts of an Embedder as the files say; nothing where there
-    are none. Raises UserError for parts that lmwright does not compute, and for damaged files."""
+    """`pooling`, `length`, `max_tokens` and prompts of an Embedder as the files say; nothing where
+    there are none. Raises UserError for parts that lmwright does not compute, and for damaged
+    files."""
     if not (folder / MODULES).exists():
         return {}
     try:
@@ -66,10 +69,35 @@ def _read(folder: Path) -> dict[str, Any]:
     if Path(inner).name != inner:  # a path that leaves the folder would read whatever lies there
         raise ValueError(f"{inner!r} is not a folder in it")
     path = folder / inner / "config.json"
+    pooling, prompts = parse_json(path), _prompts(folder / PROMPTS)
+    if prompts["prompts"] and pooling.get("include_prompt", True) is not True:
+        raise UserError(
+            f"{path}: include_prompt is false, which leaves prompts out of the mean and is not "
+            f"computed; remove the prompts from {PROMPTS} if you need none"
+        )
     return {
-        "pooling": _pooling(parse_json(path), path),
+        "pooling": _pooling(pooling, path),
         "length": "one" if "Normalize" in kinds else "any",
-    } | _prompts(folder / PROMPTS)
+        "max_tokens": _max_tokens(folder),
+    } | prompts
+
+
+def _max_tokens(folder: Path) -> int | None:
+    """Tokens of the longest text that sentence-transformers does not cut, None if the files do not
+    say it. Raises UserError where it makes texts lower case before."""
+    path = folder / LIMITS
+    said = parse_json(path) if path.exists() else {}
+    if said.get("do_lower_case"):
+        raise UserError(
+            f"{path}: do_lower_case is true, which is not computed; set it to false and put a "
+            "Lowercase normalizer into tokenizer.json"
+        )
+    most = said.get("max_seq_length")
+    if most is None and (folder / TOKENIZER).exists():
+        most = parse_json(folder / TOKENIZER).get("model_max_length")
+    if most is not None and (isinstance(most, bool) or not most >= 1):
+        raise ValueError(f"{most!r} tokens are no length")
+    return None if most is None else int(most)
 
 
 def _prompts(path: Path) -> dict[str, Any]:

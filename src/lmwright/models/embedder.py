@@ -43,6 +43,13 @@ class Embedder(OverEncoder):
     """Texts by name, of which one may be put before each text."""
     default_prompt: str | None = None
     """Name of the prompt that is put before a text unless another is asked for."""
+    max_tokens: int | None = None
+    """Tokens to which longer texts are cut; as many as the encoder takes if unset."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of the longest text that is not cut."""
+        return min(self.encoder.seq_len, self.max_tokens or self.encoder.seq_len)
 
     def note(self) -> dict[str, Any]:
         """How vectors are made, and the prompts, if there are any."""

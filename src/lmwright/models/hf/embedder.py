@@ -6,10 +6,10 @@ DebertaV2Model                   without `deberta.`; of a detector, with it (`mo
 """
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from lmwright.models.hf.over import Over
-from lmwright.models.hf.pairs import Derived
+from lmwright.models.hf.pairs import Derived, Json
 
 VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
 BODY = re.compile(r"^(model|deberta)\.")  # before the names of what is not the head
@@ -18,8 +18,15 @@ TokenPooling = Literal["mean", "first"]
 Length = Literal["one", "any"]
 
 
+def _read_vectors(config: Json, fields: Json, *_: Any) -> Json:
+    said = {"length": "any", **config.get(VECTORS, {})}
+    most = said.pop("max_tokens", None)
+    cuts = most is not None and most < fields["encoder"].seq_len
+    return said | ({"max_tokens": most} if cuts else {})
+
+
 EMBEDDER = Over(
     lambda table: table.body,
     lambda table: {ours: BODY.sub("", theirs) for ours, theirs in table.weights.items()},
-    (Derived(lambda config, *_: {"length": "any", **config.get(VECTORS, {})}),),
+    (Derived(_read_vectors),),
 )
