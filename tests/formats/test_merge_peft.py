@@ -167,6 +167,13 @@ def test_what_would_be_another_model_is_refused_by_name(named, bases, tmp_path, 
     assert said.count("\n") == 1 and not (tmp_path / "m").exists()
 
 
+def test_dora_of_a_table_is_refused(bases, tmp_path, capsys):
+    said = dict(r=4, target_modules=["q_proj", "embed_tokens"], use_dora=True)
+    adapter(bases[False], tmp_path / "a", **said)
+    code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 2 and "DoRA of model.embed_tokens, a table, is not supported" in said
+
+
 def test_a_pattern_that_never_ends_is_refused_in_seconds(bases, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 1.0)
     adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7)

@@ -90,6 +90,8 @@ def read_folder(folder: str | Path) -> PeftFolder:
     factors = {}
     for name, part in modules.items():
         _check(part, name, path, bool(config.get("use_dora")))
+        if name in tables and "magnitude" in part:
+            raise UserError(f"{path}: DoRA of {name}, a table, is not supported; merge with PEFT")
         rank = len(part["a"])
         # an SVD or QR has no more directions than the matrix has rows or columns
         most = min(part["a"].shape[1], len(part["b"])) if start else ranks[name]
