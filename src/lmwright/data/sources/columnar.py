@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import Bad, Row, check_header, from_mapping, select_columns
+from lmwright.data.sources.columns import Bad, Row, check_header, from_columns, select_columns
 from lmwright.data.sources.file import (
     DOCUMENT_BYTES,
     READ_BYTES,
@@ -49,7 +49,7 @@ def read_columns(piece: Slice, source: Source) -> Iterator[Row | Bad]:
                 yield Bad(number, f"invalid UTF-8 in {broken[0]!r}")
             else:
                 row = dict(zip(names, values, strict=True))
-                yield from_mapping(row, number, piece.file, source)
+                yield from_columns(row, number, piece.file, source)
 
 
 _BROKEN = object()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmwright.config.rows import ANSWERED, LABELED, RELATED, TAGGED
+from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
 from lmwright.data.text.answered import answered_question
@@ -72,6 +72,22 @@ def select_columns(source: Source, there: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*required, *(name for name in extra if name in there)]))
 
 
+def from_columns(row: Mapping[str, Any], number: int, file: File, source: Source) -> Row | Bad:
+    """Document of one row of a file of typed columns, whose objects have every key that any row has
+    there: in a conversation, those that are null were none of its own."""
+    if source.rows not in PLAIN:
+        row = {name: _own_keys(value) for name, value in row.items()}
+    return from_mapping(row, number, file, source)
+
+
+def _own_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _own_keys(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list) and value and all(isinstance(each, tuple) for each in value):
+        return {str(k): _own_keys(v) for k, v in value}  # of the type map, whose keys are a row's
+    return [_own_keys(each) for each in value] if isinstance(value, list) else value
+
+
 def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
     """Document of one JSON object or record."""
     if not isinstance(row, Mapping):
@@ -86,7 +102,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
     else:
         try:
             made = MADE.get(source.rows, conversation)
-            text = json.dumps(made(row, source), ensure_ascii=False)
+            text = json.dumps(made(row, source), ensure_ascii=False, default=str)
         except UnusableError as e:
             return Bad(number, str(e))
     id_ = f"{file.name}:{number}"

@@ -18,6 +18,7 @@ from lmwright.data.sources.columns import (
     Row,
     check_header,
     content_columns,
+    from_columns,
     from_mapping,
     list_needed_columns,
     names_of,
@@ -50,7 +51,7 @@ def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         from lmwright.data.sources.hub import read_shard
 
         for number, row in enumerate(read_shard(file, source), 1):
-            yield from_mapping(row, number, file, source)
+            yield from_columns(row, number, file, source)
     elif file.format in ("parquet", "arrow"):
         from lmwright.data.sources.columnar import read_columns
 
