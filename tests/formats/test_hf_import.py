@@ -182,6 +182,8 @@ BAD = {
         set_config(rope_scaling={"rope_type": "spiral", "factor": 8.0}), "rope scaling 'spiral'"),
     "quantized": (set_config(quantization_config={"bits": 4}), "quantization_config"),
     "other activation": (set_config(hidden_act="gelu_new"), "'gelu_new' is not supported"),
+    "both ways": (set_config(is_causal=False), "is_causal = false lets tokens see"),
+    "neither way": (set_config(is_causal=None), "is_causal = null lets tokens see"),
     "layers of an unknown type": (
         set_config(architectures=["Qwen3ForCausalLM"], use_sliding_window=True,
                    layer_types=["chunked_attention"] * 2), "layer_types"),

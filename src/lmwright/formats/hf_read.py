@@ -1,5 +1,6 @@
 """A Hugging Face model folder read: config.json to a model, safetensors to weights."""
 
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -85,6 +86,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         )  # fmt: skip
         raise UserError(f"{where}: {named}; {near}these are: {', '.join([*known, *TEXT_PARTS])}")
     _refuse_quantized(config, known[architecture], where)
+    _refuse_both_ways(config, known[architecture], where)
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
         raise UserError(
@@ -109,6 +111,17 @@ def _refuse_quantized(config: dict[str, Any], kind: str, where: str) -> None:
     if config.get(QUANTIZATION) and not (TABLES[kind].quantized or is_compressed(config)):
         raise UserError(
             f"{where}: quantization_config is set; start from the unquantized model instead"
+        )
+
+
+def _refuse_both_ways(config: dict[str, Any], kind: str, where: str) -> None:
+    """Raises UserError for a causal family whose attention transformers (5.2 and later) lets see
+    all tokens."""
+    if not KINDS[kind].both_ways and not config.get("is_causal", True):
+        raise UserError(
+            f"{where}: is_causal = {json.dumps(config['is_causal'])} lets tokens see those after "
+            f"them, which is not computed for {architecture_of(config)}; remove it if the model is "
+            "causal"
         )
 
 
