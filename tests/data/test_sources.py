@@ -1,7 +1,6 @@
 """Every format and compression gives the same documents; damage is named; cuts lose nothing."""
 
 import csv
-import datetime
 import gzip
 import io
 import json
@@ -210,49 +209,6 @@ def test_saved_to_disk(tmp_path):
     assert texts_of(read(Source(path=str(tmp_path / "d/train")))) == TEXTS
     with pytest.raises(UserError, match="splits train, test"):
         read(Source(path=str(tmp_path / "d"), split="dev"))
-
-
-def calling(name, arguments, **more):
-    """A conversation that calls a tool of these arguments."""
-    properties = {key: {"type": type(value).__name__} for key, value in arguments.items()}
-    tool = {"name": name, "parameters": {"type": "object", "properties": properties}}
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    messages = [
-        {"role": "user", "content": "Where?", **more},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    return {"messages": messages, "tools": [{"type": "function", "function": tool}]}
-
-
-CALLING = [calling("find", {"city": "Bonn", "near": {"km": 2}}), calling("wait", {"days": [1, 2]})]
-
-
-@pytest.mark.parametrize("format_", ["parquet", "arrow"])
-def test_conversations_of_columns_have_no_keys_of_other_rows(tmp_path, format_):
-    """Which the types of a column fill in: `days` null in a call of `find`."""
-    table = pa.Table.from_pylist(CALLING)
-    assert table.to_pylist() != CALLING
-    if format_ == "parquet":
-        pq.write_table(table, tmp_path / "a.parquet")
-    else:
-        pytest.importorskip("datasets").Dataset(table).save_to_disk(tmp_path)
-    rows = texts_of(read(Source(path=str(tmp_path), rows="messages")))
-    assert [json.loads(row) for row in rows] == CALLING
-
-
-def test_conversations_of_parquet_may_have_times_and_maps(tmp_path):
-    at = datetime.datetime(2025, 1, 31, 12)
-    arguments = pa.map_(pa.string(), pa.string())
-    call = pa.struct({"function": pa.struct({"name": pa.string(), "arguments": arguments})})
-    kinds = {"role": pa.string(), "content": pa.string(), "at": pa.timestamp("s")}
-    message = pa.struct({**kinds, "tool_calls": pa.list_(call)})
-    row = calling("find", {"city": "Bonn"}, at=at)
-    row["messages"][1]["tool_calls"][0].pop("type")
-    table = pa.table({"messages": pa.array([row["messages"]], pa.list_(message))})
-    pq.write_table(table, tmp_path / "a.parquet")
-    (found,) = texts_of(read(Source(path=str(tmp_path), rows="messages")))
-    row["messages"][0]["at"] = str(at)
-    assert json.loads(found)["messages"] == row["messages"]
 
 
 lines = st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=60)

@@ -30,6 +30,7 @@ from lmwright.data.tokens.tokenizer import (
 )
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
+from lmwright.formats.tokenizer_files import open_tokenizer
 
 CORPUS = [Path(m.__file__).read_text("utf-8") for m in (argparse, csv, textwrap, json.decoder)]
 CORPUS.append("\u00e9\u00e8 \u4f60\u597d\uff0c\u4e16\u754c " * 50)
@@ -235,6 +236,49 @@ def test_tokenizer_json_folder_as_transformers(shared_data, texts):
     assert tokenizer.chat_template == theirs.chat_template
     alone = import_tokenizer(folder / "tokenizer.json")
     assert alone.fingerprint == tokenizer.fingerprint
+
+
+ADDED = {"<|im_start|>": 301, "<|im_end|>": 302, "<tool>": 303}
+DECODER = {
+    str(i): dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    | {"content": token, "special": token.startswith("<|")}
+    for token, i in ADDED.items()
+}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens.json": ADDED},
+        {"tokenizer_config.json": {"added_tokens_decoder": DECODER}},
+        {"vocab.json": ADDED, "tokenizer_config.json": {"extra_special_tokens": list(ADDED)}},
+        {"vocab.json": ADDED, "special_tokens_map.json": {"extra_special_tokens": list(ADDED)}},
+    ],
+    ids=lambda files: next(iter(files)),
+)
+def test_tokens_that_are_added_beside_a_vocabulary(tmp_path, files):
+    """As transformers adds them, where there is no tokenizer.json; then with one that lacks them,
+    and they may end a text."""
+    transformers = pytest.importorskip("transformers")
+    train("bpe", 300 + len(SPECIAL)).backend.model.save(str(tmp_path))
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": 300}))
+    own = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}
+    files = {"tokenizer_config.json": own} | files
+    files["tokenizer_config.json"] = own | files["tokenizer_config.json"]
+    for name, said in files.items():
+        said = said if name != "vocab.json" else vocab | {"<|endoftext|>": 300} | said
+        (tmp_path / name).write_text(json.dumps(said))
+    text = "it <|im_start|>was\nnight<|im_end|> <tool>"
+    for _ in range(2):
+        ours = open_tokenizer(tmp_path)
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        assert ours.encode(text, parse_special=True) == theirs(text).input_ids
+        assert ours.eos_id == theirs.eos_token_id and ours.vocab_size == len(theirs) == 304
+        vocab, merges = (str(tmp_path / name) for name in ("vocab.json", "merges.txt"))
+        bare = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
+        bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        bare.save(str(tmp_path / "tokenizer.json"))
 
 
 def write_ranks(path, extra=()):

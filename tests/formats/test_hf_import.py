@@ -182,8 +182,11 @@ BAD = {
         set_config(rope_scaling={"rope_type": "spiral", "factor": 8.0}), "rope scaling 'spiral'"),
     "quantized": (set_config(quantization_config={"bits": 4}), "quantization_config"),
     "other activation": (set_config(hidden_act="gelu_new"), "'gelu_new' is not supported"),
-    "both ways": (set_config(is_causal=False), "is_causal = false lets tokens see"),
-    "neither way": (set_config(is_causal=None), "is_causal = null lets tokens see"),
+    "both ways": (set_config(is_causal=False), "is_causal = false is another direction"),
+    "neither way": (set_config(is_causal=None), "is_causal = null is another direction"),
+    "an encoder one way": (
+        set_config(architectures=["EuroBertForMaskedLM"], is_causal=True),
+        "of EuroBertForMaskedLM here, whose tokens see all others"),
     "layers of an unknown type": (
         set_config(architectures=["Qwen3ForCausalLM"], use_sliding_window=True,
                    layer_types=["chunked_attention"] * 2), "layer_types"),

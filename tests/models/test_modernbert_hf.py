@@ -33,6 +33,13 @@ def test_the_released_config_is_the_preset():
     assert model_from_config(RELEASED, "config.json") == BASE
 
 
+def test_half_a_window_by_its_other_name():
+    """A property of transformers' config that a config.json may set."""
+    theirs = pytest.importorskip("transformers").ModernBertConfig(**RELEASED, sliding_window=9)
+    assert theirs.local_attention == 18
+    assert model_from_config(RELEASED | {"sliding_window": 9}, "x").window == 18 // 2 + 1
+
+
 def test_an_export_says_both_forms():
     said = json.loads(json.dumps(BASE.hf.config(BASE)))
     older = {k: v for k, v in said.items() if k not in ("layer_types", "rope_parameters")}

@@ -86,7 +86,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         )  # fmt: skip
         raise UserError(f"{where}: {named}; {near}these are: {', '.join([*known, *TEXT_PARTS])}")
     _refuse_quantized(config, known[architecture], where)
-    _refuse_both_ways(config, known[architecture], where)
+    _refuse_direction(config, known[architecture], where)
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
         raise UserError(
@@ -114,14 +114,15 @@ def _refuse_quantized(config: dict[str, Any], kind: str, where: str) -> None:
         )
 
 
-def _refuse_both_ways(config: dict[str, Any], kind: str, where: str) -> None:
-    """Raises UserError for a causal family whose attention transformers (5.2 and later) lets see
-    all tokens."""
-    if not KINDS[kind].both_ways and not config.get("is_causal", True):
+def _refuse_direction(config: dict[str, Any], kind: str, where: str) -> None:
+    """Raises UserError where is_causal, which transformers reads from 5.2 on, says otherwise than
+    the family about what tokens see."""
+    both_ways = KINDS[kind].both_ways
+    if bool(config.get("is_causal", not both_ways)) == both_ways:
         raise UserError(
-            f"{where}: is_causal = {json.dumps(config['is_causal'])} lets tokens see those after "
-            f"them, which is not computed for {architecture_of(config)}; remove it if the model is "
-            "causal"
+            f"{where}: is_causal = {json.dumps(config['is_causal'])} is another direction than "
+            f"that of {architecture_of(config)} here, whose tokens see "
+            f"{'all others' if both_ways else 'those before them'}; remove it if it is wrong"
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from lmwright.data.json_text import write_json
+from lmwright.data.tokens.added import with_added
 from lmwright.data.tokens.around import ids_around
 from lmwright.data.tokens.tokenizer import TextTokenizer, begin_with, load_tokenizer, save_tokenizer
 
@@ -25,7 +26,7 @@ def has_tokenizer(folder: Path) -> bool:
 def open_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a model folder, older layouts included."""
     if (folder / "tokenizer.json").exists():
-        return load_tokenizer(folder)
+        return with_added(load_tokenizer(folder), folder)
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 
     return import_tokenizer(folder)

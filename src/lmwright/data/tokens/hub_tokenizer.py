@@ -20,7 +20,8 @@ ALONE = (
     "*.tiktoken",
 )  # fmt: skip
 BESIDE = (
-    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "merges.txt",
 )  # fmt: skip
 PLAIN = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?")
 FILE_ENDS = (".json", ".model", ".tiktoken", ".txt")

@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from lmwright.data.tokens.added import with_added
 from lmwright.data.tokens.hub_tokenizer import local_tokenizer
 from lmwright.data.tokens.probe import BLANKS, PROBE
 from lmwright.data.tokens.tokenizer import (
@@ -120,7 +121,7 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
     """
     path, _ = local_tokenizer(path)
     if path.is_dir():
-        return _import_folder(path)
+        return with_added(_import_folder(path), path)
     if not path.is_file():
         raise UserError(f"tokenizer.path: {path} does not exist; give {ACCEPTED}")
     if path.suffix == ".tiktoken" or path.name.endswith(".tiktoken"):
@@ -133,7 +134,7 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
     if path.suffix == ".json":
         beside = (path.parent / "tokenizer_config.json").is_file()
         if path.name == "tokenizer.json" and beside:
-            return load_tokenizer(path.parent)
+            return with_added(load_tokenizer(path.parent), path.parent)
         backend = read_backend(path)
         return TextTokenizer(backend, **find_roles(backend))
     raise UserError(f"tokenizer.path: {path} is not a known kind of tokenizer; give {ACCEPTED}")

@@ -55,7 +55,8 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
         reach = _every(every, num_layers)
     else:
         reach = reach_of(types, num_layers, where)
-    return {"window": config["local_attention"] // 2 + 1, "layer_pattern": pattern_of(reach)}
+    side = config.get("sliding_window") or config["local_attention"] // 2  # another name of the half
+    return {"window": side + 1, "layer_pattern": pattern_of(reach)}
 
 
 def _write_reach(model: Any, *_: str) -> Json:
