@@ -64,10 +64,7 @@ def _read(
     config: Mapping[str, Any], more: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> Iterator[tuple[int | None, tokenizers.AddedToken]]:
     listed = [
-        _text(each)
-        for said in (more, config)
-        for name in LISTS
-        for each in _values(said.get(name))
+        _text(each) for said in (more, config) for name in LISTS for each in _values(said.get(name))
     ]
     roles = [_text(said.get(f"{role}_token")) for said in (more, config) for role in ROLES]
     special = {*listed, *roles}

@@ -55,7 +55,7 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
         reach = _every(every, num_layers)
     else:
         reach = reach_of(types, num_layers, where)
-    side = config.get("sliding_window") or config["local_attention"] // 2  # another name of the half
+    side = config.get("sliding_window") or config["local_attention"] // 2  # half of it, too
     return {"window": side + 1, "layer_pattern": pattern_of(reach)}
 
 
