@@ -79,3 +79,25 @@ def test_key_heads_of_dots1():
     assert model_from_config(config, "c.json").num_kv_heads == left_out == 32
     config["num_key_value_heads"] = None
     assert model_from_config(config, "c.json").num_kv_heads == 64
+
+
+@pytest.mark.parametrize("said", [{}, {"rope_scaling": {"type": "linear", "factor": 2.0}}])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Mixtral", "BitNet"])
+def test_a_theta_that_is_left_out(family, said):
+    """That of the family, also beside a theta of another place, which transformers leaves."""
+    said = SIZES | said | {"max_position_embeddings": 64}
+    said |= {"rope_parameters": {"rope_theta": 77.0}} if "rope_scaling" in said else {}
+    theirs = getattr(transformers, f"{family}Config")(**said)
+    online = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+    config = said | {"architectures": [f"{family}ForCausalLM"]}
+    config |= {"quantization_config": online} if family == "BitNet" else {}
+    config |= {"hidden_act": "relu2"} if family == "BitNet" else {}
+    model = model_from_config(config, "c.json")
+    assert model.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+def test_masked_diffusion_in_qwen2_has_its_defaults():
+    said = {k: v for k, v in SIZES.items() if k != "rms_norm_eps"} | {"max_position_embeddings": 64}
+    more = {"architectures": ["Qwen2ForCausalLM"], "masked_diffusion": {}, "is_causal": False}
+    theirs = transformers.Qwen2Config(**said)
+    assert model_from_config(said | more, "c.json").norm_eps == theirs.rms_norm_eps

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Words
-from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.rope import ROPE, usual_theta
 from lmwright.models.hf.table import WEIGHTS, Table
 
 QUANTIZATION = "quantization_config"
@@ -67,6 +67,7 @@ class BitNetHf(Table):
         ACT,
         HEAD,
         ROPE,
+        usual_theta(500_000.0),
         Fixed("attention_bias", False, "{key} is set; BitNet here has no biases", same=(None,)),
         Derived(_read_quantization, lambda *_: {QUANTIZATION: how_quantized("online")}),
         NO_IDS,
@@ -77,6 +78,7 @@ class BitNetHf(Table):
     }
     defaults: ClassVar = {
         "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
     }  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class LladaHf(EuroBertHf):
         NO_IDS,
     )
     model_types: ClassVar = EuroBertHf.model_types | {QWEN: "qwen2"}
+    own_defaults: ClassVar = {QWEN: {"rms_norm_eps": 1e-6, "num_key_value_heads": None}}
 
     def architecture(self, model: Any) -> str:
         """Qwen 2 for its biases alone, EuroBERT for all others."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json, Words, only_written
-from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.rope import ROPE, usual_theta
 from lmwright.models.hf.table import KEYS, WEIGHTS, Table, required
 
 NEW_BIAS_RATE = 0.001
@@ -110,12 +110,6 @@ class _MoeHf(Table):
         return super().fields({ALIASES.get(k, k): v for k, v in known.items()}, where)
 
 
-def _read_theta(config: Json, *_: Any) -> Json:
-    """The theta that is usual in Mixtral, where it is not said."""
-    said = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
-    return {} if said else {"rope_theta": 1_000_000.0}
-
-
 class MixtralHf(_MoeHf):
     """Both directions of Mixtral's Hugging Face form."""
 
@@ -132,7 +126,7 @@ class MixtralHf(_MoeHf):
         ACT,
         HEAD,
         ROPE,
-        Derived(_read_theta),
+        usual_theta(1_000_000.0),
         Experts(COMMON | {"mlp_dim": "intermediate_size"}, SOFTMAX | {"shares": "chosen"}, ()),
         Derived(write=lambda model, *_: {"num_local_experts": model.experts.num_experts}),
         only_written(attention_bias=False),

@@ -109,6 +109,17 @@ ROPE = Derived(
 )
 
 
+def usual_theta(theta: float) -> Derived:
+    """The theta of a family where config.json does not say it, for a pair behind ROPE."""
+
+    def read(config: Json, *_: Any) -> Json:
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        said = rope.get("rope_theta") or config.get("rope_theta")
+        return {} if said else {"rope_theta": theta}
+
+    return Derived(read)
+
+
 SIDES = (TYPES["global"], TYPES["local"])
 
 
