@@ -38,12 +38,30 @@ def said(*words):
             "chosen": {"from": "gpt", "value": "a"},
             "rejected": {"from": "gpt", "value": "b"},
         },
+        {"prompt": "q", "chosen": said("q", "a"), "rejected": said("q", "b")},  # UltraFeedback
+        {"prompt": said("q"), "chosen": said("q", "a"), "rejected": said("q", "b")},
     ],
 )
 def test_every_form(row):
     assert conversation(row, SOURCE) == {
         "messages": said("q", "a"), "rejected": said("q", "b"), "first": 1,
     }  # fmt: skip
+
+
+def test_a_prompt_within_its_answers_is_taken_as_trl_takes_it():
+    """What both begin with is not learned, be it more than the prompt."""
+    data = pytest.importorskip("trl.data_utils")
+    system = [{"role": "system", "content": "s"}]
+    row = {
+        "prompt": "q", "chosen": system + said("q", "x", "p", "a"),
+        "rejected": system + said("q", "x", "p", "b"),
+    }  # fmt: skip
+    theirs, found = data.maybe_extract_prompt(dict(row)), conversation(row, SOURCE)
+    assert found["messages"] == theirs["prompt"] + theirs["chosen"]
+    assert found["rejected"] == theirs["prompt"] + theirs["rejected"]
+    assert found["first"] == len(theirs["prompt"]) == 4
+    with pytest.raises(UnusableError, match="begins with a turn of the system, and 'prompt' is"):
+        conversation(row | {"prompt": "other"}, SOURCE)
 
 
 def test_a_system_prompt_goes_before_both():

@@ -26,6 +26,12 @@ def test_labels_of_every_format(label, liked):
     assert [m["content"] for m in found["messages"]] == ["q", "a"]
 
 
+def test_a_prompt_within_the_completion_is_there_once():
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    found = conversation({"prompt": "q", "completion": turns, "label": True}, SOURCE)
+    assert found["messages"] == turns and found["first"] == 1
+
+
 @pytest.mark.parametrize("label", [None, "good", 2, ""])
 def test_other_labels_are_refused(label):
     with pytest.raises(UnusableError, match="not true or false"):

@@ -105,11 +105,13 @@ def _prompt(parts: dict[str, Any], columns: dict[str, str], source: Source) -> d
 
 def _preference(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
     before = _turns(parts["prompt"], "user", columns["prompt"], source)
-    answers = [
-        before + _turns(parts[name], "assistant", columns[name], source)
-        for name in ("chosen", "rejected")
+    ends = [
+        _turns(parts[name], "assistant", columns[name], source) for name in ("chosen", "rejected")
     ]
-    return {"messages": answers[0], "rejected": answers[1], "first": len(before)}
+    whole = [_has_prompt(end, before, parts["prompt"], columns) for end in ends]
+    answers = [end if has else before + end for end, has in zip(ends, whole, strict=True)]
+    first = _shared(*answers) if any(whole) else len(before)
+    return {"messages": answers[0], "rejected": answers[1], "first": first}
 
 
 def _read_rated(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
@@ -118,7 +120,34 @@ def _read_rated(parts: dict[str, Any], columns: dict[str, str], source: Source) 
     label = _LABELS.get(str(parts["label"]).strip().lower())
     if label is None:
         raise UnusableError(f"{columns['label']!r} is {parts['label']!r}, not true or false")
+    if _has_prompt(after, before, parts["prompt"], columns):
+        return {"messages": after, "first": len(after) - 1, "liked": label}
     return {"messages": before + after, "first": len(before), "liked": label}
+
+
+def _has_prompt(
+    end: list[dict[str, Any]], before: list[dict[str, Any]], prompt: Any, columns: dict[str, str]
+) -> bool:
+    """True for messages that have the prompt among them, as in UltraFeedback. Raises UnusableError
+    for those that begin before an answer, with another prompt than the one that is a text."""
+    if end[0]["role"] == "assistant":
+        return False
+    said = [(m["role"], m["content"]) for m in end[:-1]]
+    if all((m["role"], m["content"]) in said for m in before):
+        return True
+    if isinstance(prompt, str) and before[0]["content"] == prompt:
+        raise UnusableError(
+            f"an answer begins with a turn of the {end[0]['role']}, and {columns['prompt']!r} is "
+            "not among its turns"
+        )
+    return False
+
+
+def _shared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> int:
+    """Number of messages with which both begin, of which the last one is none."""
+    pairs = list(zip(one[:-1], other[:-1], strict=False))
+    same = [a["role"] == b["role"] and a["content"] == b["content"] for a, b in pairs]
+    return same.index(False) if False in same else len(same)
 
 
 def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
