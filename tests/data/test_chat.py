@@ -98,6 +98,11 @@ def test_messages_keep_what_else_they_hold():
         ("messages", {"messages": calling("f()")}, "'tool_calls' is text, but not JSON"),
         ("messages", {"messages": calling({"name": "f"})}, "is not a list of calls"),
         ("messages", {"messages": calling([{"args": {}}])}, "message 2: .* a call without a name"),
+        (
+            "messages",
+            {"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]},
+            "message 1: 'weight' is 0.5, not 0 or 1",
+        ),
     ],
 )
 def test_rows_that_cannot_be_used(rows, row, message):

@@ -146,6 +146,28 @@ def test_only_the_last_turn(tokenizer):
     assert tokenizer.decode(example.ids[example.learned]) == LEARNED["chatml", "turns"][1]
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "llama2"])
+@pytest.mark.parametrize("marked", [0, -1])
+def test_a_turn_of_no_weight_is_read_and_not_learned(name, marked, tokenizer):
+    """The others are learned as they are without it, and the end of a text with its last turn."""
+    template, chat = built_in(name, tokenizer), CHATS["turns"]
+    said = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
+    assert len(said) == 2
+    light = [m | ({"weight": int(i != said[marked])} if i in said else {})
+             for i, m in enumerate(chat)]  # fmt: skip
+    make = ChatEncoder(template, tokenizer, Chat(), 999, tokenizer.eos_id).encode
+    whole, found = make({"messages": chat}), make({"messages": light})
+    alone = make({"messages": chat[: said[0] + 1]})  # the first turn
+    assert found.ids.tolist() == whole.ids.tolist()
+    first = np.arange(len(whole.ids)) < len(alone.ids)
+    assert (found.learned == (whole.learned & (~first if marked == 0 else first))).all()
+    assert 0 < found.learned.sum() < whole.learned.sum()
+    with pytest.raises(UnusableError, match="leaves nothing to learn"):
+        ChatEncoder(template, tokenizer, Chat(train_on="last"), 999, None).encode(
+            {"messages": [m | {"weight": 0} for m in chat]}
+        )
+
+
 def test_a_prompt_of_messages_is_not_learned(tokenizer):
     template = built_in("chatml", tokenizer)
     assert learned_text(template, CHATS["turns"], first=2) == LEARNED["chatml", "turns"][1:]

@@ -192,6 +192,8 @@ def _messages(
         rest.pop(role_key, None)
         if calls := rest.get("tool_calls"):
             rest["tool_calls"] = _calls(calls, number)
+        if known[role] == "assistant" and (weight := rest.get("weight", 1)) not in (0, 1):
+            raise UnusableError(f"message {number}: 'weight' is {weight!r}, not 0 or 1")
         messages.append({"role": known[role], "content": content, **rest})
     return messages
 

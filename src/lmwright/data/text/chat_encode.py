@@ -94,16 +94,18 @@ class ChatEncoder:
         liked = conversation.get("liked")
         # an answer that is rated is one turn: it changes places with others (objectives/kto.py)
         every = self.chat.train_on == "all" and liked is None
-        spans = turns.turns if every else turns.turns[-1:]
+        chosen = _with_weights(turns.turns, conversation)[0 if every else -1 :]
+        spans: Sequence[Span] = [span for span, weight in chosen if weight]
+        to_end = bool(spans) and spans[-1] == turns.turns[-1]
         ends = turns.text.rstrip().endswith(self._endings)
-        if self.end_id is not None and not ends and spans:
+        if self.end_id is not None and not ends and to_end:
             spans = _to_the_end(turns.text, spans)
         ids, offsets = self.tokenizer.encode_offsets(turns.text)
         learned = overlaps(offsets, spans)
         spoken = "".join(turns.text[a:b] for a, b in spans)
         if self.end_id is not None and not ends:
             ids = np.append(ids, np.uint32(self.end_id))
-            learned = np.append(learned, bool(spans))
+            learned = np.append(learned, to_end)
         if not learned[1:].any():
             raise UnusableError("the chat template leaves nothing to learn")
         return Example(ids, learned, len(spoken.encode()), liked=liked)
@@ -135,6 +137,21 @@ class ChatEncoder:
                     f"its text spells {what}{match[0].strip()!r}{why} (text {place} of its "
                     f"{part}); data.chat.special_text = 'parse' takes it as it is written"
                 )
+
+
+def _with_weights(turns: Sequence[Span], conversation: dict[str, Any]) -> list[tuple[Span, Any]]:
+    """Turns of the assistant, each with the `weight` of its message: 0 if it is not to be learned
+    (as in OpenAI's fine-tuning files), else 1. Raises UnusableError where a turn is missing."""
+    messages = conversation["messages"][conversation.get("first", 0) :]
+    weights = [m.get("weight", 1) for m in messages if m["role"] == "assistant"]
+    if all(weights):
+        return [(turn, 1) for turn in turns]
+    if len(weights) != len(turns):
+        raise UnusableError(
+            "the chat template leaves out a turn of the assistant, so that it is not known which "
+            "turns have the weight 0"
+        )
+    return list(zip(turns, weights, strict=True))
 
 
 def _to_the_end(text: str, spans: Sequence[Span]) -> Sequence[Span]:
