@@ -12,6 +12,7 @@ from lmwright.config.rows import AnyOf
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.label_sets import LabelSets, SetColumn
 from lmwright.errors import UserError
 from lmwright.evals.held_out import open_held_out
 from lmwright.evals.loss import batch_of
@@ -155,6 +156,17 @@ def test_held_out_scores(run, tmp_path, capsys):
     assert loss.accuracy == pytest.approx((real == given).all(1).mean())
     assert main(["eval", run.dir]) == 0
     assert "micro F1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given, refused", [(["0", "1", "1"], True), (["0", "0"], False)])
+def test_a_number_for_each_class_is_no_list_of_classes(given, refused):
+    """As transformers has the labels of a text, which would be the classes 0 and 1."""
+    column = SetColumn(LabelSets(("red", "small", "round"), 16), "toys")
+    if refused:
+        with pytest.raises(UserError, match="row 3 has 0 or 1 for each class; give the list"):
+            column.add(given, "row 3", 5)
+    else:
+        assert column.add(given, "row 3", 5).tolist() == [1, 0, 0, 0, 0]
 
 
 def test_what_is_refused(run, exported, tmp_path, capsys):

@@ -39,6 +39,11 @@ class SetColumn(Labels):
         """uint16 [tokens] of a text with these labels. Raises UserError for one that is not among
         the classes, and for a text of fewer tokens than have room for all classes."""
         names = label if isinstance(label, list) else [label]
+        if self._is_vector(names):
+            raise UserError(
+                f"{visible(self.source, lines=False)}: {visible(id_, lines=False)} has 0 or 1 for "
+                "each class; give the list of the classes that it has"
+            )
         numbers = sorted({self.classes.number(name, self.source, id_) for name in names})
         classes = self.classes.labels
         needed = -(-len(classes) // CLASSES_PER_TOKEN)
@@ -50,6 +55,12 @@ class SetColumn(Labels):
             )
         self.seen.update(classes[number] for number in numbers)
         return set_bits(numbers, tokens)
+
+    def _is_vector(self, names: Sequence[str]) -> bool:
+        """True for a 0 or 1 for each class, which are no numbers of classes: some occur twice."""
+        classes = self.classes.labels
+        told = len(names) == len(classes) and {*names} <= {"0", "1"} - {*classes}
+        return told and len({*names}) < len(names)
 
     def counts(self) -> dict[str, Any]:
         """Counts of the texts that were cut, and of the texts with each class."""
