@@ -216,3 +216,15 @@ def test_a_tokenizer_follows_the_text_where_the_model_is_larger(tmp_path):
     (tmp_path / "a.txt").write_text("some text\n" * 50)
     data = Data(dir=str(tmp_path / "data"), sources=(Source(path=str(tmp_path / "a.txt")),))
     assert prepare(data, 16, workers=1).stages["tokenizer"].facts["vocab_size"] < 8192
+
+
+def test_the_smaller_vocabulary_that_is_named_is_smaller(tmp_path):
+    from lmwright.data.tokens.vocabulary import note_unused
+    from lmwright.models.llama import Llama
+
+    for size, named in ((320, 270), (4096, 384)):
+        model = Llama(
+            vocab_size=size, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=1,
+            head_dim=8, seq_len=32,
+        )  # fmt: skip
+        assert f"set model.vocab_size = {named}" in note_unused(model, str(tmp_path), 270)

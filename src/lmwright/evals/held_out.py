@@ -22,7 +22,7 @@ from lmwright.evals.tables import print_losses
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run
 from lmwright.formats.train_state import pick
-from lmwright.formats.weights import load_run_at
+from lmwright.formats.weights import load_as_trained
 from lmwright.guard.heartbeat import beat
 from lmwright.program.length import of_rows, with_ids
 from lmwright.program.plan import Plan, resolve
@@ -171,7 +171,7 @@ def open_held_out(
         text = f"{path}: not a run directory, so it has no held-out data; add --text FILE"
         raise UserError(text) from None
     refuse_lost_card()
-    run, weights, step = load_run_at(place.path, place.step, adapter=adapter)
+    run, weights, step = load_as_trained(place.path, place.step, adapter=adapter)
     run = replace(run, mesh=Mesh(), eval=replace(run.eval, max_rows=max_rows))
     refuse_samples(run.model, samples)
     if samples is not None:

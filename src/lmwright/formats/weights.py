@@ -124,6 +124,16 @@ def load_run_at(
         return run, plan.training.merged(trainee, frozen.weights, weights), step
 
 
+def load_as_trained(
+    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
+) -> tuple[Run, Tree, int]:
+    """The result of `load_run_at` with the weights as the objective sees them in training: an
+    adapter stays beside its base, with which some objectives compare it."""
+    plan, run, (trainee, frozen, weights), step = _trained_part(Path(run_dir), step, adapter)
+    with jax.set_mesh(plan.mesh):
+        return run, plan.training.bind(frozen.weights, plan.training.parts(trainee, weights)), step
+
+
 def load_codes(run_dir: str | Path, step: int | None, adapter: str | None = None) -> Codes:
     """Integers and scales of the weights that a run trained rounded, by path."""
     plan, _, (trainee, frozen, weights), _ = _trained_part(Path(run_dir), step, adapter)

@@ -38,6 +38,7 @@ class Kto(Objective):
     """Weight of answers that were not."""
 
     learns_from: ClassVar[str] = "rated answers"
+    held_out_metrics: ClassVar[tuple[str, ...]] = ("reward_chosen", "reward_rejected")
 
     @property
     def forward_passes(self) -> int:

@@ -72,6 +72,7 @@ class Dpo(Objective):
     https://ericmitchell.ai/cdpo.pdf)."""
 
     learns_from: ClassVar[str] = "pairs of answers"
+    held_out_metrics: ClassVar[tuple[str, ...]] = ("reward_accuracy", "reward_margin")
 
     @property
     def forward_passes(self) -> int:
@@ -122,6 +123,7 @@ class Orpo(Objective):
     tokens."""
 
     learns_from: ClassVar[str] = "pairs of answers"
+    held_out_metrics: ClassVar[tuple[str, ...]] = ("reward_accuracy", "reward_margin")
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs."""

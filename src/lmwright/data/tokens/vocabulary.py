@@ -84,7 +84,8 @@ def note_unused(model: Any, data_dir: str, ids: int) -> str | None:
 
 
 def _cure(data_dir: str, size: int, ids: int) -> str:
-    smaller = f"model.vocab_size = {-(-ids // 128) * 128}"
+    rounded = -(-ids // 128) * 128  # which a mesh divides
+    smaller = f"model.vocab_size = {rounded if rounded < size else ids}"
     try:
         made = read_manifest(Path(data_dir) / "tokenizer")
         normalized = read_made(Path(data_dir) / "normalize")
