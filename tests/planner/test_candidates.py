@@ -1,8 +1,11 @@
 """Candidates are legal, keep what is learned, and their overrides paste back."""
 
+from dataclasses import replace
+
 import pytest
 
 from lmwright.config.run import Mesh
+from lmwright.core.sharding import mesh_shape
 from lmwright.formats.open import load_run
 from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.candidates import candidates, rank, with_kind
@@ -22,7 +25,12 @@ def test_overrides_pasted_give_the_very_run(tmp_path):
         if key not in seen:
             seen.add(key)
             given = ["optim.clip_norm=none", "optim.schedule.floor_fraction=0.2"]
-            assert load_run(tmp_path / "run.toml", [*given, *candidate.overrides]) == candidate.run
+            pasted, meant = (
+                load_run(tmp_path / "run.toml", [*given, *candidate.overrides]),
+                candidate.run,
+            )
+            assert replace(pasted, mesh=meant.mesh) == meant
+            assert mesh_shape(pasted.mesh, 16) == mesh_shape(meant.mesh, 16)
     assert {kind for kind, _ in seen} == {"adamw", "adam8bit"} and len(seen) == 10
 
 
@@ -77,6 +85,13 @@ def test_what_two_optimizers_have_in_common(tmp_path):
     new = with_kind(old, "adam8bit")
     assert (new.kind, new.beta2, new.learning_rate) == ("adam8bit", 0.97, old.learning_rate)
     assert new.schedule == old.schedule and new.clip_norm == old.clip_norm
+
+
+def test_a_mesh_that_the_run_has_anyway_is_not_named(tmp_path):
+    run = run_of(tmp_path)  # fsdp = "rest"
+    for candidate in candidates(run, V4):
+        named = any(word.startswith("mesh.") for word in candidate.overrides)
+        assert named == (mesh_shape(candidate.run.mesh, 16)["fsdp"] != 16)
 
 
 def test_an_open_mesh_keeps_its_words(tmp_path):

@@ -20,7 +20,7 @@ from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.cost import cost_of
 from lmwright.planner.search import Search
 from lmwright.planner.suggestions import larger, single_changes, suggest
-from tests.planner.runs import run_of
+from tests.planner.runs import SMALL, run_of
 
 GIB = 2**30
 
@@ -41,6 +41,16 @@ def test_the_table_says_why_each_lost(tmp_path):
     assert load_run(tmp_path / "run.toml", pasted) == ranked[0].candidate.run
     rows = json.loads(found.to_json())["candidates"]
     assert len(rows) == len(ranked) and rows[0]["reason"] == "best"
+
+
+def test_small_steps_and_sizes_are_told_in_small_units(tmp_path):
+    small = (*SMALL, "model.num_layers=1", "data.pack.seq_len=64")
+    run = run_of(tmp_path, *small, batch=8)
+    text = Search.of(run, parse_machine("v5e-8")).lines()
+    assert text[2].split()[:3] == ["step", "ms", "MiB"]
+    best = text[3].split()
+    assert float(best[1]) > 0 and float(best[2]) > 0
+    assert not any("+0.000 s" in line for line in text)
 
 
 class Compiler:

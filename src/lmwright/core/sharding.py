@@ -304,7 +304,7 @@ def mesh_shape(mesh: MeshSizes, num_devices: int, num_slices: int = 1) -> dict[s
         nearest = max(d for d in range(1, num_devices + 1) if num_devices % d == 0 and d <= fixed)
         raise UserError(
             f"mesh: {fixed} devices asked for, {num_devices} are there; "
-            f"the product must be {num_devices} or, with one axis left as rest, a divisor of it "
+            f'the product must be {num_devices} or, with one axis set to "rest", a divisor of it '
             f"(nearest: {nearest})"
         )
     return {a: num_devices // fixed if size == "rest" else size for a, size in sizes.items()}

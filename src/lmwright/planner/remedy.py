@@ -21,11 +21,9 @@ def advise(quick: Quick, by_kind: Mapping[str, float], by_part: Mapping[str, flo
 
 
 def _change(quick: Quick, best: Candidate) -> dict[str, Any]:
-    words, machine = best.overrides, best.quick.machine
-    if dict(best.quick.plan.mesh.shape) == dict(quick.plan.mesh.shape):
-        words = tuple(word for word in words if not word.startswith("mesh."))
+    machine = best.quick.machine
     return {
-        "overrides": words,
+        "overrides": best.overrides,
         "changes_training": best.changes_training,
         "harm": best.harm_text,
         "on": None if machine.name == quick.machine.name else machine.name,

@@ -15,6 +15,7 @@ from lmwright.config.run import Run
 from lmwright.errors import UserError
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
+from lmwright.planner import units
 from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.candidates import Candidate, candidates, overrides
 from lmwright.planner.analytic.machine import Machine
@@ -185,19 +186,21 @@ class Search:
     def lines(self) -> list[str]:
         """The ranked table and the overrides of the best."""
         ranked = self.ranked()
-        best = ranked[0]
+        best, shown = ranked[0], ranked[:SHOWN]
+        time, per_s = units.step_unit(max(entry.step_s for entry in shown))
+        memory, unit_bytes = units.memory_unit(max(entry.peak_bytes for entry in shown))
         lines = [
             f"{self.run.name} on {self.machine.name}: {len(ranked)} configurations, "
             f"{self.run.train.global_batch_size} rows a step each",
             "",
-            f"{'':>3} {'step s':>7} {'GiB':>6}  {'by':<8}  mesh, remat, microbatches",
+            f"{'':>3} {'step ' + time:>7} {memory:>6}  {'by':<8}  mesh, remat, microbatches",
         ]
-        for number, entry in enumerate(ranked[:SHOWN], 1):
+        for number, entry in enumerate(shown, 1):
             lines.append(
-                f"{number:>3} {entry.step_s:7.3f} {entry.peak_bytes / GIB:6.1f}  {entry.by:<8}  "
-                f"{entry.candidate.label}: {self.reason(entry, best)}"
+                f"{number:>3} {entry.step_s * per_s:7.3f} {entry.peak_bytes / unit_bytes:6.1f}  "
+                f"{entry.by:<8}  {entry.candidate.label}: {self.reason(entry, best)}"
             )
-        if any(entry.candidate.changes_training for entry in ranked[:SHOWN]):
+        if any(entry.candidate.changes_training for entry in shown):
             lines.append("  * trains differently; offered, never chosen for a tie")
         if not best.fits:
             return [*lines, "", "nothing fits"]
@@ -221,7 +224,8 @@ class Search:
         if slower < 0:
             return f"{-slower:.0%} faster, but by the analytic model alone"
         worst = max(entry.by_kind, key=lambda kind: entry.by_kind[kind] - kinds[kind])
-        return f"{slower:.0%} slower: {worst} +{entry.by_kind[worst] - kinds[worst]:.3f} s"
+        more_s = entry.by_kind[worst] - kinds[worst]
+        return f"{slower:.0%} slower: {worst} +{units.duration(more_s, entry.step_s)}"
 
     def to_json(self) -> str:
         """The ranked table as JSON, in seconds and bytes."""

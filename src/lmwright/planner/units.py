@@ -9,15 +9,24 @@ SMALL = 0.1  # of a second; below, milliseconds
 
 def memory_size(size: float, whole: float | None = None, width: int = 0) -> str:
     """Bytes as GiB, or MiB where the whole that they are a part of has less than one GiB."""
-    in_gib = (size if whole is None else whole) >= GIB
-    number, unit = (size / GIB, "GiB") if in_gib else (size / MIB, "MiB")
-    return f"{number:{width}.2f} {unit}"
+    unit, unit_bytes = memory_unit(size if whole is None else whole)
+    return f"{size / unit_bytes:{width}.2f} {unit}"
+
+
+def memory_unit(size: float) -> tuple[str, int]:
+    """The unit of a size, and its bytes."""
+    return ("GiB", GIB) if size >= GIB else ("MiB", MIB)
 
 
 def duration(seconds: float, step_s: float, width: int = 0) -> str:
     """Seconds of a part of a step, or milliseconds where the whole step takes few."""
-    number, unit = (seconds, "s") if step_s >= SMALL else (1000 * seconds, "ms")
-    return f"{number:{width}.3f} {unit}"
+    unit, per_s = step_unit(step_s)
+    return f"{seconds * per_s:{width}.3f} {unit}"
+
+
+def step_unit(step_s: float) -> tuple[str, int]:
+    """The unit of a step's time, and how many of them a second has."""
+    return ("s", 1) if step_s >= SMALL else ("ms", 1000)
 
 
 def short_duration(seconds: float) -> str:

@@ -18,6 +18,7 @@ from lmwright.config.check import check_memory
 from lmwright.config.fields import default_of
 from lmwright.config.run import Mesh, Run, Train, seq_len_of
 from lmwright.core.compute import FORMATS, OFFLOADS, REMATS
+from lmwright.core.sharding import mesh_shape
 from lmwright.errors import UserError
 from lmwright.optim import KINDS
 from lmwright.planner.advice import TIE_SHARE
@@ -46,8 +47,17 @@ class Candidate:
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
-        """Overrides that turn the given run into this one, for the command line."""
-        return overrides(self.given, self.run)
+        """Overrides that turn the given run into this one, for the command line; none of a mesh
+        that the given run has here without them."""
+        words, plan = overrides(self.given, self.run), self.quick.plan
+        try:
+            machine = self.quick.machine
+            given = mesh_shape(self.given.mesh, machine.num_devices, machine.num_groups)
+        except UserError:
+            return words
+        if given != dict(plan.mesh.shape):
+            return words
+        return tuple(word for word in words if not word.startswith("mesh."))
 
     @property
     def changes_training(self) -> bool:
