@@ -67,6 +67,7 @@ def said(tmp_path, text, *overrides, load=load_run):
         ("model.preset=llama-5n", ["model.preset", "'llama-5n'", "'llama-5m'"]),
         ("recipe=quick", ["recipe: there is no 'quick'", "'quickstart'"]),
         ("recipe=3", ["recipe: there is no 3", "quickstart, pretrain"]),
+        ("model.preset=3", ["there is no 3; `lmwright config presets` lists all"]),
         ("data.sources.4.path=x", ["data.sources is a list of 1"]),
         ("data.sources.path=x", ["as in data.sources.0"]),
         ("train.steps.x=3", ["train.steps is a value without fields"]),
@@ -235,6 +236,12 @@ def test_files_that_cannot_be_read(tmp_path):
             'data.pack.attention: "row" lets an example see',
         ),
         (["model.num_kv_heads=3"], "not a multiple of model.num_kv_heads = 3"),
+        (["dir="], "dir: is empty"),
+        (["data.dir="], "data.dir: is empty"),
+        (
+            ["train.init_from=x", "data.tokenizer.vocab_size=500"],
+            "data.tokenizer: would be trained here, but the weights of train.init_from = 'x'",
+        ),
     ],
 )
 def test_sections_that_contradict_each_other(tmp_path, overrides, part):

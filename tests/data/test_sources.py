@@ -366,7 +366,7 @@ def test_names_of_sources():
     paths = ("a/code.jsonl.gz", "text/", "b/*.txt", "hf://datasets/o/set", "gs://bucket/x/y.csv")
     assert source_names([Source(path=p) for p in paths]) == ["code", "text", "b", "set", "y"]
     assert source_names([Source(path=".")]) == [Path.cwd().name]
-    with pytest.raises(UserError, match=r"sources\[1\] is called 'a'"):
+    with pytest.raises(UserError, match=r"sources\.1 is called 'a'"):
         source_names([Source(path="a.txt"), Source(path="b.txt", name="a")])
     with pytest.raises(UserError, match="cannot be a folder's name"):
         source_names([Source(path="a.txt", name="a/b")])

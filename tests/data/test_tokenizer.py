@@ -123,8 +123,8 @@ def test_fingerprint_tells_tokenizers_apart(trained):
 @pytest.mark.parametrize(
     "spec, texts, message",
     [
-        ({"vocab_size": 257}, CORPUS, r"tokenizer\.vocab_size=257 is too small.*need 258"),
-        ({"special_tokens": ()}, CORPUS, r"tokenizer\.special_tokens is empty"),
+        ({"vocab_size": 257}, CORPUS, r"tokenizer\.vocab_size: 257 is too small.*need 258"),
+        ({"special_tokens": ()}, CORPUS, r"data\.tokenizer\.special_tokens is empty"),
         ({"special_tokens": ("self",)}, CORPUS, "'self' is also an ordinary token"),
         ({}, ["", ""], "no training text"),
     ],

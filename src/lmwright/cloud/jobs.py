@@ -117,6 +117,8 @@ class _Tail:
 def list_command() -> None:
     """Prints a line for each job."""
     specs = [load_spec(name) for name in job_names()]
+    if not specs:
+        print("no jobs; `lmwright launch` starts one", file=sys.stderr)
     far = _states([spec for spec in specs if spec.url])
     for spec in specs:
         state = far[spec.name] if spec.url else read_state(spec)

@@ -1,15 +1,19 @@
 """Checks across several sections of a run; the types check single fields."""
 
+from dataclasses import replace
 from typing import Any
 
 from lmwright.config.check_data import data_problems
 from lmwright.config.errors import join, nearest, problems
 from lmwright.config.fields import default_of
-from lmwright.config.run import SCALED_TOGETHER, Run, seq_len_of
+from lmwright.config.run import SCALED_TOGETHER, Run, Tokenizer, seq_len_of
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.hardware.devices import GPUS
 from lmwright.storage.bucket import is_bucket
+
+TRAINED = Tokenizer()
+"""A tokenizer that is trained as the defaults say."""
 
 
 def check_run(run: Run) -> None:
@@ -40,6 +44,8 @@ def check_run(run: Run) -> None:
 
 def _check_places(run: Run) -> None:
     for field, path in (("dir", run.dir), ("data.dir", run.data.dir)):
+        if not path:
+            raise UserError(f"{field}: is empty; name a folder")
         longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if not path.isprintable() or longest > 255:
             shown = path if len(path) <= 40 else path[:40] + "..."
@@ -241,10 +247,14 @@ def _check_tokenizer(run: Run) -> None:
         return
     origin = None if run.train.init_parts else run.train.init_from
     if origin is not None and run.data.sources:
+        if replace(tokenizer, special_tokens=TRAINED.special_tokens) != TRAINED:
+            raise UserError(
+                f"data.tokenizer: would be trained here, but the weights of train.init_from = "
+                f"{origin!r} know only their own; remove [data.tokenizer], or set its path"
+            )
         raise UserError(
-            f"data.tokenizer.path: missing; train.init_from needs its own tokenizer, but {origin} "
-            f"has none, or [data.tokenizer] overrides it; set the path of the tokenizer that the "
-            f"weights were trained with"
+            f"data.tokenizer.path: missing; train.init_from = {origin!r} has no tokenizer; set the "
+            "path of the one that the weights were trained with"
         )
     size = run.model.vocab_size
     if tokenizer.vocab_size and tokenizer.vocab_size > size:

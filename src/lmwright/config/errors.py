@@ -65,10 +65,18 @@ Errors = Sequence[dict[str, Any]]
 T = TypeVar("T")
 
 
-def nearest(word: str, names: Sequence[str], *, what: str) -> str:
-    """Suggestion for a misspelled word: the nearest name, or all names."""
-    near = _near(word, names)
-    return f"did you mean {near[0]!r}?" if near else f"{what}: {', '.join(names)}"
+LIST_PRESETS = "lmwright config presets"  # the command that lists them
+MOST_NAMES = 30  # in a sentence
+
+
+def nearest(word: str, names: Sequence[str], *, what: str, listed_by: str = "") -> str:
+    """Suggestion for a misspelled word: the nearest name, all names, or, if those are many, the
+    command that lists them."""
+    if near := _near(word, names):
+        return f"did you mean {near[0]!r}?"
+    if listed_by and len(names) > MOST_NAMES:
+        return f"`{listed_by}` lists all"
+    return f"{what}: {', '.join(names)}"
 
 
 def _near(word: str, names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lmwright.config.check import check_run
 from lmwright.config.check_data import ONLY_TRAINED
-from lmwright.config.errors import explain, nearest
+from lmwright.config.errors import LIST_PRESETS, explain, nearest
 from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
@@ -310,7 +310,7 @@ def _sizes(values: dict[str, Any], parsed: list[tuple[Keys, Any]]) -> dict[str, 
 
 def _find_named(name: Any, known: Mapping[str, Any], field: str, where: str) -> Any:
     if name not in known:
-        cure = nearest(str(name), list(known), what="there are")
+        cure = nearest(str(name), list(known), what="there are", listed_by=LIST_PRESETS)
         raise UserError(f"{where}: {field}: there is no {name!r}; {cure}")
     return known[name]
 

@@ -3,7 +3,7 @@ the stage gathers them."""
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lmwright.guard.files import write_whole
 
 QUARANTINE = "quarantine.jsonl"
 REASONS_SHOWN = 3
+ROWS_COMPARED = 1000  # of which one is shown for each reason
 
 
 def bad_file(number: int) -> str:
@@ -55,6 +56,15 @@ def read_bad(quarantine: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, f)
 
 
+def first_reasons(quarantine: Path, place: Callable[[dict[str, Any]], str]) -> str:
+    """The first reasons that differ, each with the `place` of a row, as text."""
+    first: dict[str, str] = {}
+    for entry in itertools.islice(read_bad(quarantine), ROWS_COMPARED):
+        first.setdefault(entry["reason"], place(entry))
+    shown = itertools.islice(first.items(), REASONS_SHOWN)
+    return "; ".join(f"{where} {reason}" for reason, where in shown)
+
+
 def gather_bad_examples(
     folder: Path, counts: Sequence[dict[str, Any]], temp: Path, limit: float
 ) -> dict[str, Any]:
@@ -64,8 +74,7 @@ def gather_bad_examples(
     """
     gather_bad(folder, range(len(counts)), temp)
     sums = {key: sum(total(c, key) for c in counts) for key in ("docs", "bad", "too_long")}
-    shown = itertools.islice(read_bad(temp / QUARANTINE), REASONS_SHOWN)
-    first = "; ".join(f"{e['id']}: {e['reason']}" for e in shown)
+    first = first_reasons(temp / QUARANTINE, lambda entry: f"{entry['id']}:")
     examples = sum(sums.values())
     if sums["bad"] > limit * examples:
         write_whole(folder / QUARANTINE, (temp / QUARANTINE).read_bytes())

@@ -329,10 +329,9 @@ def _lock(folder: Path) -> Iterator[None]:
     """Keeps a second process out of the stage; the lock ends with its holder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as e:
-        raise UserError(
-            f"{folder} cannot be a folder: {e.filename} is a file; choose another data.dir"
-        ) from None
+    except (FileExistsError, NotADirectoryError):
+        file = next(path for path in (folder, *folder.parents) if path.is_file())
+        raise UserError(f"data.dir: {file} is a file, not a folder; choose another") from None
     with open(folder / ".lock", "a") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmwright import models, objectives, optim, presets
-from lmwright.config.errors import nearest
+from lmwright.config.errors import LIST_PRESETS, nearest
 from lmwright.config.fields import to_plain
 from lmwright.config.load import RunFiles
 from lmwright.config.run import Run
@@ -218,7 +218,7 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
         return with_overrides(model, overrides, "the model")
     known = presets.of_section("model")
     if name not in known:
-        cure = nearest(name, list(known), what="there are")
+        cure = nearest(name, list(known), what="there are", listed_by=LIST_PRESETS)
         raise UserError(f"{name}: neither a run file, a preset nor a place of a model; {cure}")
     return with_overrides(known[name](), overrides, "a preset")
 

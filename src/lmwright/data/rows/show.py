@@ -16,7 +16,7 @@ from lmwright.config.rows import PLAIN
 from lmwright.config.run import Data
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.store import TokenStore
-from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.columns import Bad, Row, refuse_plain
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import find_files, source_names
 from lmwright.data.sources.read import read_rows
@@ -131,6 +131,7 @@ def show_sources(data: Data, start: int = 0, count: int = 3) -> None:
     encoder = ChatEncoder(template, tokenizer, data.chat, WITHOUT_END, end_id)
     for name, source in chats:
         files = find_files(source, data.dir)
+        refuse_plain(source, files)
         rows = itertools.chain.from_iterable(read_rows(Slice(file), source) for file in files)
         for row in itertools.islice(rows, start, start + count):
             _show_example(console, name, row, encoder)

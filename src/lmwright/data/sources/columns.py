@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.config.fields import default_of
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
@@ -62,6 +63,23 @@ def content_columns(source: Source) -> list[str]:
     if source.rows == "text":
         return [source.text_column]
     return list(example_columns(source)[0].values())
+
+
+def refuse_plain(source: Source, files: Iterable[File]) -> None:
+    """Raises UserError where all files are plain text, without the columns that a source names."""
+    if any(file.format != "txt" for file in files):
+        return
+    if source.rows != "text":
+        raise UserError(
+            f'data.sources: {source.path} is plain text, and rows = "{source.rows}" needs columns; '
+            "give csv, tsv, jsonl or parquet, or set data.sources.format"
+        )
+    for name in ("text_column", "id_column", "meta_columns"):
+        if getattr(source, name) != default_of(Source.__dataclass_fields__[name]):
+            raise UserError(
+                f"data.sources.{name}: has no effect on {source.path}, which is plain text; remove "
+                "it, or set data.sources.format"
+            )
 
 
 def select_columns(source: Source, there: Iterable[str]) -> list[str]:

@@ -73,12 +73,12 @@ def source_names(sources: Sequence[Source]) -> list[str]:
         if unfit or len(name.encode("utf-8", "replace")) > NAME_BYTES:
             shown = name if len(name) <= 40 else name[:40] + "..."
             raise UserError(
-                f"data.sources[{i}].name: {shown!r} cannot be a folder's name; use at most "
+                f"data.sources.{i}.name: {shown!r} cannot be a folder's name; use at most "
                 f"{NAME_BYTES} bytes of printable characters without slashes and a leading dot"
             )
         if name in names:
             raise UserError(
-                f"data.sources[{i}] is called {name!r} like data.sources[{names.index(name)}]; "
+                f"data.sources.{i} is called {name!r} like data.sources.{names.index(name)}; "
                 "rename one of them"
             )
         names.append(name)
@@ -268,7 +268,9 @@ def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
         stamp = next((str(info[k]) for k in STAMPS if info.get(k)), "")
         return info.get("size"), stamp
     except Exception as e:  # each filesystem raises its own
-        raise UserError(f"data.sources: {path} cannot be read: {first_line(e)}") from None
+        # over http, that nothing is there or nobody answers is said by what it comes from
+        cause = e.__cause__ if isinstance(e, FileNotFoundError) and e.__cause__ else e
+        raise UserError(f"data.sources: {path} cannot be read: {first_line(cause)}") from None
 
 
 def _find_saved_to_disk(root: Path, source: Source) -> list[File]:

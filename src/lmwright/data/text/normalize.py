@@ -25,16 +25,22 @@ from lmwright.config.rows import PLAIN
 from lmwright.config.run import Data, Source
 from lmwright.data.bad_examples import (
     QUARANTINE,
-    REASONS_SHOWN,
     BadWriter,
     bad_file,
+    first_reasons,
     gather_bad,
     read_bad,
 )
 from lmwright.data.manifest import Manifest, add_counts, save_array, total
 from lmwright.data.portions import Portion
 from lmwright.data.progress import Progress
-from lmwright.data.sources.columns import Bad, content_columns, list_needed_columns, names_of
+from lmwright.data.sources.columns import (
+    Bad,
+    content_columns,
+    list_needed_columns,
+    names_of,
+    refuse_plain,
+)
 from lmwright.data.sources.file import RECORDS, Slice
 from lmwright.data.sources.files import PART_BYTES, cut_parts, find_files, source_names
 from lmwright.data.sources.read import read_rows
@@ -153,8 +159,9 @@ def plan_parts(data: Data, part_bytes: int, portion: Portion | None = None) -> l
         sample: tuple[Any, ...] = (most, counting) if most else ()
 
         def cut(source: Source = source) -> list[tuple[Slice, ...]]:
-            made = draw_parts if source.sample_tokens else cut_parts
-            return list(made(find_files(source, own), source, part_bytes))
+            made, files = draw_parts if source.sample_tokens else cut_parts, find_files(source, own)
+            refuse_plain(source, files)
+            return list(made(files, source, part_bytes))
 
         first, skip = 0, 0
         if portion is not None:
@@ -262,7 +269,7 @@ def _check_columns(
             raise UserError(
                 f"data.sources: no row of {part.source.path} has "
                 f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "
-                f"{QUARANTINE}; the first: {reason}); change data.sources.{field}"
+                f"{quarantine}; the first: {reason}); change data.sources.{field}"
             )
 
 
@@ -270,10 +277,8 @@ def _check_bad(tally: dict[str, dict[str, int]], quarantine: Path, limit: float)
     bad, rows = (sum(t[key] for t in tally.values()) for key in ("bad", "rows"))
     if bad <= limit * rows:
         return
-    first = itertools.islice(read_bad(quarantine), REASONS_SHOWN)
-    shown = "; ".join(
-        f"{os.path.basename(e['file'])}:{e.get('line', e.get('row'))} {e['reason']}" for e in first
-    )
+    name = lambda e: f"{os.path.basename(e['file'])}:{e.get('line', e.get('row'))}"  # noqa: E731
+    shown = first_reasons(quarantine, name)
     raise UserError(
         f"{bad} of {rows} rows are bad, more than data.normalize.max_bad_fraction={limit:g} "
         f"allows; they are listed in {quarantine}; the first: {shown}; "

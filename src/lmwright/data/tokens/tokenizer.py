@@ -175,12 +175,12 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
     ordinary = size - len(spec.special_tokens)
     if not spec.special_tokens:
         raise UserError(
-            "tokenizer.special_tokens is empty; name at least the token that ends a document, "
+            "data.tokenizer.special_tokens is empty; name at least the token that ends a document, "
             'such as "<|endoftext|>"'
         )
     if ordinary < 256:
         raise UserError(
-            f"tokenizer.vocab_size={size} is too small; 256 bytes and "
+            f"data.tokenizer.vocab_size: {size} is too small; 256 bytes and "
             f"{len(spec.special_tokens)} special tokens need {256 + len(spec.special_tokens)}"
         )
     alphabet = pre_tokenizers.ByteLevel.alphabet()

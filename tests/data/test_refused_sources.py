@@ -1,0 +1,53 @@
+"""Sources that cannot give what a run asks of them: one sentence with the field and the cause."""
+
+import json
+
+import pytest
+
+from tests.data.user_run import command, write_run
+
+
+def refused(tmp_path, capsys, source, *more, verb="prepare"):
+    """What a command says of a source of `a.txt` and the like, which it refuses."""
+    write_run(tmp_path)
+    (tmp_path / "a.txt").write_text("some text\n" * 50)
+    path = "" if "path" in source else f'path = "{tmp_path}/a.txt", '
+    override = f"data.sources=[{{{path}{source}}}]"
+    dirs = (f"dir={tmp_path}/run", f"data.dir={tmp_path}/data")
+    code, said = command(capsys, verb, str(tmp_path / "run.toml"), *dirs, override, *more)
+    assert code == 2
+    return " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "field", ['text_column = "content"', 'id_column = "url"', 'meta_columns = ["date"]']
+)
+def test_columns_of_plain_text_have_no_effect(tmp_path, capsys, field):
+    name = field.split()[0]
+    said = refused(tmp_path, capsys, field)
+    assert f"data.sources.{name}: has no effect on {tmp_path}/a.txt, which is plain text" in said
+
+
+def test_plain_text_holds_no_conversations(tmp_path, capsys):
+    said = refused(tmp_path, capsys, 'rows = "messages"', "data.chat.template=chatml",
+                   "data.pack.method=best-fit", "objective.kind=sft")  # fmt: skip
+    assert 'a.txt is plain text, and rows = "messages" needs columns' in said
+
+
+def test_each_reason_is_told_once(tmp_path, capsys):
+    rows = ["{", "{", "{", json.dumps({"text": 3}), *[json.dumps({"text": "a"})] * 9]
+    (tmp_path / "b.jsonl").write_text("\n".join(rows) + "\n")
+    said = refused(tmp_path, capsys, f'path = "{tmp_path}/b.jsonl"')
+    assert said.count("invalid JSON") == 1 and "b.jsonl:1 invalid JSON" in said
+    assert "b.jsonl:4 'text' is a number, not text; correct the input" in said
+
+
+def test_a_server_that_does_not_answer_is_told_from_a_missing_file(tmp_path, capsys):
+    url = "http://127.0.0.1:9/x.jsonl"
+    said = refused(tmp_path, capsys, f'path = "{url}"')
+    assert f"{url} cannot be read: Cannot connect to host 127.0.0.1:9" in said
+
+
+def test_a_file_where_the_folder_would_be_is_named(tmp_path, capsys):
+    said = refused(tmp_path, capsys, 'name = "a"', f"data.dir={tmp_path}/a.txt")
+    assert f"data.dir: {tmp_path}/a.txt is a file, not a folder" in said
