@@ -118,6 +118,9 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Prompt; may be repeated.")
+@click.option(
+    "--chat", is_flag=True, help="Each prompt is a user's message, in the model's chat template."
+)
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
 @click.option(
     "--temperature",
@@ -166,17 +169,18 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
     help="Diffusion: all of the text, or nothing behind the block; default: text.",
 )
 @computed
-def generate(model: str, prompts: Sequence[str], **options: Any) -> Any:
+def generate(model: str, prompts: Sequence[str], chat: bool, **options: Any) -> Any:
     """Continue prompts with a trained model.
 
     MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name.
 
     \b
     Example:  lmwright generate quickstart/run --prompt "import os" --temperature 0.8
+              lmwright generate runs/chat --chat --prompt "Who are you?"
     """
     from lmwright.evals.generate import generate_command
 
-    generate_command(model, list(prompts), **given(**options))
+    generate_command(model, list(prompts), chat=chat, **given(**options))
 
 
 @click.command()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -321,10 +322,12 @@ def generate_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
     adapter: str | None = None,
+    chat: bool = False,
     **filling: Any,
 ) -> list[Generation]:
     """Continues prompts with the model of a run directory or HF folder and prints them: a single
-    one as it is generated, several after all are done. `filling` are fields of `Filling`."""
+    one as it is generated, several after all are done. In a `chat` each is a user's message, which
+    is answered. `filling` are fields of `Filling`."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     if not prompts:
         raise UserError("prompt: missing; add --prompt TEXT")
@@ -333,6 +336,10 @@ def generate_command(
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
     compute = _compute_for(model, w, max_new_tokens, precision, kernels)
     how = _filling_for(model, Filling(**filling) if filling else None, settings)
+    asked, end_ids = list(prompts), loaded.end_ids
+    if chat:
+        asked, settings, ends = _in_template(prompts, settings, tokenizer, loaded.path)
+        end_ids, prompts = (*end_ids, *ends), [f"{prompt}\n" for prompt in prompts]
     began = time.monotonic()
     on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
     if on_text:
@@ -341,12 +348,12 @@ def generate_command(
         model,
         w,
         tokenizer,
-        prompts,
+        asked,
         settings,
         compute,
         on_text,
         prefix=loaded.prompt_prefix,
-        end_ids=loaded.end_ids,
+        end_ids=end_ids,
         filling=how,
     )
     if on_text:
@@ -356,6 +363,25 @@ def generate_command(
             _print(f"{prompt}{generation.text}\n\n")
     _print_speed(texts, time.monotonic() - began, compute)
     return texts
+
+
+def _in_template(
+    prompts: Sequence[str], settings: Sampling, tokenizer: TextTokenizer, path: Path
+) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
+    """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
+    UserError where there is no template."""
+    from lmwright.data.text.chat_template import ChatTemplate
+    from lmwright.evals.chat_prompts import encode_chats, ending_answers
+
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"--chat: the tokenizer of {path} has no chat template; leave it out, or train with "
+            "data.chat.template"
+        )
+    today = date.today().isoformat()
+    template = ChatTemplate(tokenizer.chat_template, tokenizer, today)
+    asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, "--prompt")]
+    return asked, *ending_answers(settings, template, tokenizer)
 
 
 def _print(text: str) -> None:

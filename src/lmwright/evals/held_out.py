@@ -13,7 +13,6 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore
-from lmwright.data.text.chat import UnusableError
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, refuse_samples
 from lmwright.evals.loss import SourceLoss, evaluate_rows, tally_of
@@ -121,6 +120,7 @@ def encode_prompts(
         return list(settings.prompts)
     from lmwright.data.text.chat_template import ChatTemplate
     from lmwright.data.tokens.tokenizer import load_tokenizer
+    from lmwright.evals.chat_prompts import encode_chats
 
     tokenizer = load_tokenizer(store.tokenizer_dir)
     if not tokenizer.chat_template:
@@ -129,15 +129,7 @@ def encode_prompts(
             f'{store.place.name("tokenizer")} has none; set data.chat.template or "text"'
         )
     template = ChatTemplate(tokenizer.chat_template, tokenizer, date)
-    asked = []
-    for prompt in settings.prompts:
-        user = {"role": "user", "content": prompt, "instruction": prompt, "input": ""}
-        try:
-            text = template.render({"messages": [user]}, prompt=True)
-        except UnusableError as error:
-            raise UserError(f"eval.prompts: {prompt!r}: {error}") from None
-        asked.append(tokenizer.encode(text, parse_special=True))
-    return asked
+    return list(encode_chats(settings.prompts, template, tokenizer, "eval.prompts"))
 
 
 @dataclass(frozen=True)

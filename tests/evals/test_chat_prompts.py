@@ -1,0 +1,74 @@
+"""Chat prompts: ids of transformers' template, and the end of an answer as a token or a text."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from lmwright.config.run import Tokenizer
+from lmwright.data.text.chat_template import FOLDER, ChatTemplate
+from lmwright.data.tokens.tokenizer import train_tokenizer
+from lmwright.errors import UserError
+from lmwright.evals import generate as generation
+from lmwright.evals.chat_prompts import encode_chats, ending_answers
+from lmwright.evals.sampling import Sampling
+from lmwright.formats.tokenizer_files import open_tokenizer
+
+PLAIN = train_tokenizer(["who are you? I am a model"] * 9, Tokenizer(vocab_size=280))
+
+
+def test_a_prompt_is_that_of_transformers(shared_data):
+    transformers = pytest.importorskip("transformers")
+    folder = shared_data / "tokenizers" / "smollm2"
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), open_tokenizer(folder)
+    template = ChatTemplate(ours.chat_template, ours)
+    said = [{"role": "user", "content": "Who are you?"}]
+    want = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert encode_chats(["Who are you?"], template, ours, "--prompt") == [want]
+    settings, ends = ending_answers(Sampling(), template, ours)
+    assert ends == (theirs.convert_tokens_to_ids("<|im_end|>"),) and settings == Sampling()
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"), [("chatml", "<|im_end|>"), ("gemma", "<end_of_turn>"), ("zephyr", None)]
+)
+def test_an_answer_ends_where_the_template_goes_on(name, stop):
+    """As a text, where the tokenizer has no such token; its own end is known anyway."""
+    template = ChatTemplate((FOLDER / f"{name}.jinja").read_text(), PLAIN)
+    settings, ends = ending_answers(Sampling(stop=("x",)), template, PLAIN)
+    if stop is None:
+        assert ends == (PLAIN.eos_id,) and settings.stop == ("x",)
+    else:
+        assert ends == () and settings.stop == ("x", stop)
+
+
+class Loaded:
+    """Stands in for a model that was read."""
+
+    weights = model = None
+    path, tokenizer = "here", PLAIN
+    prompt_prefix, end_ids = (), (3,)
+
+
+def test_the_command_asks_in_the_template_and_shows_the_message(monkeypatch, capsys):
+    asked = {}
+
+    def answers(model, w, tokenizer, prompts, settings, compute, on_text, **options):
+        asked.update(options, prompts=prompts, stop=settings.stop)
+        on_text(0, "a model")
+        return [generation.Generation("a model", (1,), 1, "stop")]
+
+    monkeypatch.setattr(generation, "load_model", lambda *_: Loaded)
+    monkeypatch.setattr(generation, "generate", answers)
+    monkeypatch.setattr(generation, "_print_speed", lambda *_: None)
+    monkeypatch.setattr(generation, "_compute_for", lambda *_: None)
+    monkeypatch.setattr(generation, "_filling_for", lambda *_: None)
+    with pytest.raises(UserError, match=re.escape("--chat: the tokenizer of here has no chat")):
+        generation.generate_command("x", ["who?"], chat=True)
+    template = (FOLDER / "chatml.jinja").read_text()
+    monkeypatch.setattr(Loaded, "tokenizer", replace(PLAIN, chat_template=template))
+    generation.generate_command("x", ["who?"], chat=True)
+    assert capsys.readouterr().out == "who?\na model\n"
+    [ids] = asked["prompts"]
+    assert PLAIN.decode(ids) == "<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"
+    assert asked["end_ids"] == (3,) and asked["stop"] == ("<|im_end|>",)
