@@ -191,6 +191,14 @@ def test_gguf_beside_a_model_and_alone(hub, hf_dir, tmp_path):
     assert "more/a.gguf" in hub.files("me/variants")
 
 
+def test_a_card_without_metadata_is_read_without_a_warning(caplog):
+    from lmwright.publish.card import read_card
+
+    card = read_card("# Mine\n", "README.md")
+    assert card.text == "# Mine\n" and card.data.to_dict() == {} and not caplog.records
+    assert read_card("---\nlicense: mit\n---\n# Mine\n", "README.md").data.license == "mit"
+
+
 def test_the_card_of_a_folder_keeps_what_it_says(hub, hf_dir, tmp_path):
     """Its license need not be said again, unknown fields stay, hidden files do not go."""
     import shutil

@@ -22,6 +22,9 @@ DATA_HEADS = (b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ARROW1", b"GGUF", b"P
 SYNTAX_CURES = {
     "invalid value": "text needs quotes",
     "cannot overwrite a value": "a name is given twice",
+    "illegal character '\\n'": "a quote is not closed on its line",
+    "invalid initial character for a key part": "a name is missing; a table in { } stands on one "
+    "line, without a comma at its end",
 }
 
 

@@ -52,9 +52,14 @@ class Listing:
         return f"[{name}]({self.license_link})" if self.license_link else name
 
 
+NO_METADATA = "---\n\n---\n"
+
+
 def read_card(text: str, place: str) -> Any:
     """The client's card of a README.md. Raises UserError where its metadata cannot be read."""
     hub = client()
+    if not text.lstrip().startswith("---"):
+        text = NO_METADATA + text  # the client would warn of a card without any
     try:
         return hub.ModelCard(text, ignore_metadata_errors=False)
     except Exception as error:  # YAML's, or the client's about its content
