@@ -206,6 +206,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (["train.steps=10", "optim.schedule.warmup_steps=30"], "30 steps do not fit into"),
         (["optim.schedule={kind='wsd', warmup_steps=200, decay_steps=200}"], "before 200 of decay"),
         (["data.pack.seq_len=513"], "data.pack.seq_len: 513 is longer than model.seq_len = 512"),
+        (["data.pack.seq_len=1"], "data.pack.seq_len: a row of 1 token has none to predict"),
         (["mesh.data=rest"], "are both 'rest'"),
         (["checkpoint.keep_every_steps=75"], "checkpoint.keep_every_steps: 75 is not a multiple"),
         (

@@ -139,6 +139,9 @@ def _check_row(run: Run) -> None:
             f"data.pack.seq_len: {seq_len} is longer than model.seq_len = {context}; shorten the "
             f"rows or raise model.seq_len"
         )
+    if seq_len < 2:
+        field = "data.pack.seq_len" if run.data.pack.seq_len else "model.seq_len"
+        raise UserError(f"{field}: a row of {seq_len} token has none to predict; use more")
 
 
 def check_memory(run: Run) -> None:
