@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -134,3 +136,19 @@ def test_supervisors_that_look_at_once_start_one_agent(monkeypatch, tmp_path):
     for each in supervisors:
         each.join()
     assert started == [0]
+
+
+def test_an_agent_is_known_after_the_clock_was_set(monkeypatch, tmp_path):
+    spec = spec_here(monkeypatch, tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, **__: child)
+    local._start(spec, 0)
+    at = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: at(process) + 3600)
+    assert local.agent(spec, 0).pid == child.pid
+    earlier = psutil.Process(child.pid).create_time()
+    local._pid_file(spec, 0).write_text(f"{child.pid} {earlier}")  # as earlier versions noted it
+    assert local.agent(spec, 0).pid == child.pid
+    local._pid_file(spec, 0).write_text(f"{child.pid} 1.0")
+    assert local.agent(spec, 0) is None
+    child.communicate()

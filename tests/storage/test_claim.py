@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from lmwright.errors import EXIT_TRANSIENT, UserError
@@ -54,6 +55,14 @@ def test_an_owner_that_slept_finds_out_and_leaves_the_claim_to_the_next(url, mon
         slept.confirm()
     slept.close()
     claim.confirm()
+    claim.close()
+
+
+def test_an_owner_of_this_machine_is_known_after_the_clock_was_set(url, monkeypatch):
+    claim, at = Claim(Bucket(url)), psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: at(process) + 3600)
+    with pytest.raises(Claimed):
+        Claim(Bucket(url))
     claim.close()
 
 

@@ -21,6 +21,7 @@ import psutil
 from lmwright.cloud.spec import OVER, Spec, read_state
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.guard.processes import began_at, start_of
 
 TARGET = re.compile(r"local:(\d+)(?:x(\d+))?")
 TICK_S = 0.5
@@ -113,16 +114,15 @@ def _start(spec: Spec, host: int) -> None:
             stderr=log,
             start_new_session=True,
         )
-    began = psutil.Process(process.pid).create_time()
-    write_whole(_pid_file(spec, host), f"{process.pid} {began}")
+    write_whole(_pid_file(spec, host), f"{process.pid} {start_of(process.pid)}")
 
 
 def agent(spec: Spec, host: int) -> psutil.Process | None:
     """The living agent of a host."""
     try:
-        pid, began = _pid_file(spec, host).read_text().split()
+        pid, start = _pid_file(spec, host).read_text().split()
         process = psutil.Process(int(pid))
-        same = abs(process.create_time() - float(began)) < 1
+        same = began_at(int(pid), float(start))
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (OSError, ValueError, psutil.NoSuchProcess):
         return None

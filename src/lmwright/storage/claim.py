@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from lmwright.errors import TransientError, UserError
+from lmwright.guard.processes import began_at, start_of
 from lmwright.storage.bucket import Bucket, Changed, Entry
 
 CLAIM = ".claim.json"
@@ -143,7 +144,8 @@ def _own_facts() -> dict[str, Any]:
         "host": socket.gethostname(),
         "machine": _machine(),
         "pid": process.pid,
-        "began": process.create_time(),
+        "began": process.create_time(),  # for earlier versions, which know no "start"
+        "start": start_of(process.pid),
         "job": os.environ.get(JOB, ""),
         "attempt": os.environ.get(ATTEMPT, "0"),
         "token": uuid.uuid4().hex,
@@ -166,10 +168,8 @@ def _machine() -> str:
 def _runs(facts: dict[str, Any]) -> bool:
     """True if the process that wrote a claim on this machine still runs."""
     try:
-        process = psutil.Process(int(facts["pid"]))
-        return abs(process.create_time() - float(facts["began"])) < 1 and (
-            process.status() != psutil.STATUS_ZOMBIE
-        )
+        pid, start = int(facts["pid"]), float(facts.get("start") or facts["began"])
+        return began_at(pid, start) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
     except psutil.AccessDenied:
