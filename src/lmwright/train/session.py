@@ -65,12 +65,10 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest()) if stop is None else stop
         run = completed(run)
-        refuse_other_runs(run)
         plan, why = _planned(run, devices or jax.devices())
         refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1
         plan, stores = _with_stores(plan)  # before the claim: a refusal leaves no folder behind
-        refuse_other_stores(stores)
         trainees = plan.training.trainees
         Lanes.of(plan, trainees)  # refuses rows that do not divide
         refuse_start(plan, stores[trainees[0].name])
@@ -114,7 +112,9 @@ def train(
 
 
 def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:
-    """The plan of a run on devices, and a sentence about what GPUs choose for it."""
+    """The plan of a run on devices, and a sentence about what GPUs choose for it. Refuses other
+    runs of other processes."""
+    refuse_other_runs(run)
     refuse_options(run, devices[0].platform)
     if devices[0].platform != "gpu":
         return resolve(run, devices), ""
@@ -127,6 +127,7 @@ def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:
 def _with_stores(plan: Plan) -> tuple[Plan, dict[str, TokenStore]]:
     """The prepared data of each trainee, and the plan for such rows."""
     stores = open_stores(plan)
+    refuse_other_stores(stores)
     return of_rows(plan, stores.values()), stores
 
 
