@@ -54,7 +54,6 @@ DISK_ERRORS = {
     errno.EFBIG: "the file is larger than its disk or `ulimit -f` allows; choose another disk",
     errno.EMFILE: "too many files are open; raise `ulimit -n`",
     errno.ENOLCK: "the file system has no locks; choose another folder",
-    errno.EIO: "the disk fails; look at the system's log, and choose another folder",
     errno.ESTALE: "the file server has lost it; run the same command again",
 }
 
