@@ -36,7 +36,7 @@ FAMILIES = {
     "LlamaForCausalLM linear": {
         "rope_parameters": {"rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0}},
     "MistralForCausalLM": {"sliding_window": None},
-    "ArceeForCausalLM": {"hidden_act": "relu2"},
+    "ArceeForCausalLM": {"hidden_act": "relu2", "rope_parameters": LLAMA3},
     "Qwen2ForCausalLM": {"use_sliding_window": False, "head_dim": 16},
     "Qwen3ForCausalLM": {"use_sliding_window": False},
     "MixtralForCausalLM": {
@@ -103,6 +103,11 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
         ("Gemma3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3 + [LOCAL]}, "pattern"),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("EuroBertForMaskedLM llada", {"attention_bias": True}, "has no biases"),
+        ("EuroBertForMaskedLM llada", {"rope_parameters": LLAMA3}, "llada does not compute"),
+        ("Qwen3ForCausalLM", {"rope_parameters": LLAMA3}, "qwen3 does not compute"),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
+        ("ArceeForCausalLM", {"mlp_bias": True}, "arcee has no biases"),
+        ("OlmoeForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):

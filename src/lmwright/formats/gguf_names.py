@@ -72,12 +72,19 @@ class Arch:
     """True for a model that looks both ways; its head is not in the file."""
     scales: bool = True
     """True if llama.cpp scales its rotations."""
+    factors: bool = False
+    """True if it divides them by the factors of Llama 3.1."""
+    biases: bool = False
+    """True if it takes biases of all projections of attention, or of the mlp."""
 
 
+UNTIED = {"tie_word_embeddings": False}
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ARCHS = {
-    "llama": Arch("LlamaForCausalLM", "llama", rotated=True),
-    "arcee": Arch("ArceeForCausalLM", "arcee", rotated=True, fixed={"hidden_act": "relu2"}),
+    "llama": Arch("LlamaForCausalLM", "llama", rotated=True, factors=True, biases=True),
+    "arcee": Arch(
+        "ArceeForCausalLM", "arcee", rotated=True, factors=True, fixed={"hidden_act": "relu2"}
+    ),
     "qwen2": Arch("Qwen2ForCausalLM", "qwen2", fixed={"use_sliding_window": False}),
     "qwen3": Arch("Qwen3ForCausalLM", "qwen3", fixed={"use_sliding_window": False}),
     "qwen3moe": Arch(
@@ -85,9 +92,10 @@ ARCHS = {
         "qwen3_moe",
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
-    "olmo2": Arch("Olmo2ForCausalLM", "olmo2"),
+    "olmo2": Arch("Olmo2ForCausalLM", "olmo2", fixed=UNTIED),
     "olmoe": Arch(
-        "OlmoeForCausalLM", "olmoe", renamed={"moe_intermediate_size": "intermediate_size"}
+        "OlmoeForCausalLM", "olmoe", fixed=UNTIED,
+        renamed={"moe_intermediate_size": "intermediate_size"},
     ),
     "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
     "gemma3": Arch(
@@ -125,8 +133,9 @@ ARCHS = {
     ),
 }  # fmt: skip
 MIXTRAL = Arch(
-    "MixtralForCausalLM", "mixtral", rotated=True, renamed={"num_experts": "num_local_experts"}
-)
+    "MixtralForCausalLM", "mixtral", rotated=True, factors=True,
+    renamed={"num_experts": "num_local_experts"},
+)  # fmt: skip
 # llama.cpp scales the queries of its largest gemmas otherwise
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 
@@ -226,9 +235,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
     if name in ("llama", "llada") and config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: GGUF's {name} is silu, not {config['hidden_act']}")
-    if name == "llada":
-        if config.get("attention_bias"):
-            raise UserError(f"{where}: GGUF's llada has no biases; export to a folder instead")
+    if not arch.biases and (config.get("attention_bias") or config.get("mlp_bias")):
+        raise UserError(f"{where}: llama.cpp's {name} has no biases; export to a folder instead")
     if arch.mark:
         meta["attention.causal"] = False
     if arch.encoder:
@@ -240,6 +248,11 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
                 f"{config['hidden_size']}, as in llama.cpp's {name}"
             )
     kind = rope.get("rope_type", "default")
+    if kind == "llama3" and not arch.factors:
+        raise UserError(
+            f"{where}: llama.cpp's {name} does not compute the rope scaling 'llama3'; export to a "
+            "Hugging Face folder instead"
+        )
     if kind != "default" and not arch.scales:
         raise UserError(f"{where}: llama.cpp's {name} has no rope scaling such as {kind!r}")
     if kind in ("linear", "yarn"):

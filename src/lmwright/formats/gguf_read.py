@@ -191,10 +191,15 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:
 
     file = GgufFile(path)
     config = config_of(file.meta, {name: file.shape(name) for name in file.tensors}, str(path))
-    if ROPE_FACTORS in file.tensors:
-        llama3_rope(config, file.read(ROPE_FACTORS), str(path))
     name = str(file.meta["general.architecture"])
     arch = arch_of(name, int(file.meta.get(f"{name}.expert_count") or 0), str(path))
+    if ROPE_FACTORS in file.tensors and not arch.factors:
+        raise UserError(
+            f"{path}: holds {ROPE_FACTORS}, which llama.cpp's {name} does not compute with; "
+            "download another conversion of the model"
+        )
+    if ROPE_FACTORS in file.tensors:
+        llama3_rope(config, file.read(ROPE_FACTORS), str(path))
     missing = [k for k in ("num_hidden_layers", "hidden_size") if not config.get(k)]
     if missing:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")
