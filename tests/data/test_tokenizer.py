@@ -281,6 +281,20 @@ def test_tokens_that_are_added_beside_a_vocabulary(tmp_path, files):
         bare.save(str(tmp_path / "tokenizer.json"))
 
 
+def test_a_space_before_the_first_word(tmp_path):
+    """Where tokenizer_config.json asks for one beside GPT-2's files."""
+    transformers = pytest.importorskip("transformers")
+    train("bpe", 300 + len(SPECIAL)).backend.model.save(str(tmp_path))
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": 300}))
+    said = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)("return it").input_ids
+    assert import_tokenizer(tmp_path).encode("return it") == theirs
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said | {"add_prefix_space": False}))
+    assert import_tokenizer(tmp_path).encode("return it") != theirs
+
+
 def write_ranks(path, extra=()):
     tokens = [bytes([b]) for b in range(256)] + [b"th", b"the", b" the", *extra]
     lines = [base64.b64encode(t) + b" " + str(i).encode() for i, t in enumerate(tokens)]

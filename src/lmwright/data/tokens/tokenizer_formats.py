@@ -172,10 +172,11 @@ def import_gpt2(folder: Path) -> TextTokenizer:
         backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     except Exception as e:  # the library raises bare Exception
         raise UserError(f"{vocab} and {merges} do not belong together: {e}") from None
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    config = read_json(folder / "tokenizer_config.json")
+    spaced = bool(config.get("add_prefix_space", False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     backend.decoder = decoders.ByteLevel()
-    config = read_json(folder / "tokenizer_config.json")
     roles = find_roles(backend, config)
     if set(roles) == {"eos"}:
         roles |= {"bos": roles["eos"], "pad": roles["eos"]}
