@@ -137,6 +137,15 @@ def test_all_errors_of_a_file_are_said_at_once(tmp_path):
         assert any(line.strip().startswith(start) for line in lines), start
 
 
+def test_sizes_of_a_family_are_not_to_come_from_a_preset_of_another(tmp_path):
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    with pytest.raises(UserError) as caught:
+        load_run(tmp_path / "run.toml", ["model.kind=gemma"])
+    said = str(caught.value)
+    assert "model.mlp_dim is missing; set it, or a preset of a gemma model" in said
+    assert "llama" not in said
+
+
 def test_a_field_that_is_there_under_a_misspelt_name_is_not_missing_too(tmp_path):
     text = RUN_FILE.replace('recipe = "quickstart"\n', "").replace("name", "nmae")
     path = tmp_path / "run.toml"

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from lmwright.errors import UserError
-from lmwright.evals.streamed import open_texts, write_lines
+from lmwright.evals.streamed import open_texts, refuse_existing, write_lines
 
 WORDS = [f"word {number}" for number in range(9)]
 WHOLE = [{"text": word} for word in WORDS]
@@ -68,3 +68,37 @@ def test_a_second_command_does_not_write_into_the_same_file(write, tmp_path):
 
     assert write(beside=second) == WHOLE
     assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
+
+
+class Count:
+    """A tally that counts nothing."""
+
+    def add(self, made):
+        pass
+
+
+def lines(rows):
+    for row in rows:
+        if row.text == "bad":
+            raise UserError("a bad row")
+        yield [json.dumps({"row": row.number}) + "\n"]
+
+
+@pytest.mark.parametrize(("texts", "left"), [(["bad"], 0), (["good", "bad"], 1)])
+def test_a_refused_command_leaves_what_it_can_go_on_from(tmp_path, texts, left):
+    (tmp_path / "a.txt").write_text("\n".join(texts) + "\n")
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(UserError, match="a bad row"):
+        write_lines(open_texts(str(tmp_path / "a.txt"), "text", None), lines, Count(), out, {})
+    part = tmp_path / "out.jsonl.part"
+    assert not out.exists() and part.exists() == bool(left)
+    assert (tmp_path / "out.jsonl.part.json").exists() == bool(left)
+    assert not left or len(part.read_text().splitlines()) == left
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):
+    refuse_existing(tmp_path / "new.jsonl", overwrite=False)
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        refuse_existing(tmp_path, overwrite=True)
+    with pytest.raises(UserError, match="none is no folder; make it"):
+        refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)

@@ -191,6 +191,11 @@ def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
 
 def _missing(keys: Keys, loc: Sequence[Any], where: Callable[[Keys], str]) -> str:
     section = join_keys([key for key in keys[:-1] if isinstance(key, str)])
+    if section == "model" and len(loc) > 2 and loc[1] != "llama":
+        return (
+            f"{where(keys[:-1])}: {join_keys(keys)} is missing; set it, or a preset of a {loc[1]} "
+            "model (`lmwright models` lists them)"
+        )
     name = f"{section}.{keys[-1]}" if section else str(keys[-1])
     fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
     inside = f" in [{section}]" if section else ""

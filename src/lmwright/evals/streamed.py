@@ -66,9 +66,15 @@ def open_texts(
 
 
 def refuse_existing(out: Path | None, overwrite: bool) -> None:
-    """Raises UserError where a file is there that is not to be replaced."""
-    if out is not None and out.exists() and not overwrite:
+    """Raises UserError where a file is there that is not to be replaced, or no folder for it."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise UserError(f"{out}: is a folder; name a file in it")
+    if out.exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    if not out.parent.is_dir():
+        raise UserError(f"{out}: {out.parent} is no folder; make it, or choose another name")
 
 
 def write_lines(
@@ -124,7 +130,13 @@ def _write_resumed(
             known = note.exists() and note.read_text("utf-8") == wishes
             done = _whole_lines(raw, tally if known else None)
             note.write_text(wishes, encoding="utf-8")
-            run(done, lambda text: (raw.write(text.encode()), raw.flush()))
+            try:
+                run(done, lambda text: (raw.write(text.encode()), raw.flush()))
+            except UserError:
+                if raw.tell() == 0:  # nothing to go on from
+                    part.unlink()
+                    note.unlink()
+                raise
             finish(part, out)
             note.unlink()
     except OSError as error:
