@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused(base, tmp_path):
         train(run, jax.devices()[ONE])
     assert not Path(run.dir).exists()  # a refusal leaves no run directory behind
     other = tuned(base, tmp_path, base / "hf", data={"dir": str(tmp_path / "other")})
-    with pytest.raises(UserError, match=r"data.tokenizer.path: .*set the path"):
+    with pytest.raises(UserError, match=r"data.tokenizer: .*set its path"):
         load_run(other, ["data.tokenizer.vocab_size=270"])
 
 
