@@ -10,7 +10,6 @@ written depends on how many workers ran or in which order the parts ended.
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -37,7 +36,7 @@ from lmwright.data.manifest import (
 from lmwright.data.progress import Progress
 from lmwright.data.workers import worker_pool
 from lmwright.errors import UserError
-from lmwright.guard.files import remove_leftovers, sync, write_whole
+from lmwright.guard.files import remove_leftovers, sync, try_lock, write_whole
 from lmwright.hardware.devices import cores_here
 
 Work = Callable[[Any, Path], dict[str, Any]]
@@ -333,12 +332,10 @@ def _lock(folder: Path) -> Iterator[None]:
         file = next(path for path in (folder, *folder.parents) if path.is_file())
         raise UserError(f"data.dir: {file} is a file, not a folder; choose another") from None
     with open(folder / ".lock", "a") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(f):
             raise UserError(
                 f"{folder}: another process is preparing this folder; wait for it or stop it"
-            ) from None
+            )
         yield
 
 

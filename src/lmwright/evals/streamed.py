@@ -5,7 +5,6 @@
 What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 """
 
-import fcntl
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
+from lmwright.guard.files import try_lock
 
 CHUNK = 1024  # texts that are packed together
 
@@ -126,7 +126,11 @@ def _write_resumed(
     try:
         wishes = json.dumps(asked)
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as raw:
-            _refuse_second(raw, part)
+            if not try_lock(raw):
+                raise UserError(
+                    f"{part}: is being written by another command; wait for it, or choose another "
+                    "--out"
+                )
             known = note.exists() and note.read_text("utf-8") == wishes
             done = _whole_lines(raw, tally if known else None)
             note.write_text(wishes, encoding="utf-8")
@@ -142,16 +146,6 @@ def _write_resumed(
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror or error})") from None
     return done
-
-
-def _refuse_second(raw: Any, part: Path) -> None:
-    """Raises UserError while another command writes the same file."""
-    try:
-        fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"{part}: is being written by another command; wait for it, or choose another --out"
-        ) from None
 
 
 def _whole_lines(raw: Any, tally: Tally | None) -> int:

@@ -1,10 +1,12 @@
 """Small files that are whole or not there, also after a kill or a power loss."""
 
 import errno
+import fcntl
 import os
 import re
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 # the last two are names of earlier versions
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp|\..+\.json\.\d+|metrics\.jsonl\.tmp")
@@ -43,3 +45,12 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Locks an open file until it is closed; False if another process has the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -36,11 +36,12 @@ Products = Callable[..., Array]
 for each expert of this device; times `shares` [M] if they are given."""
 
 
-@jax.custom_vjp
-def moved(x: Array, index: Array, back: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def moved(x: Array, index: Array, back: Array, all_there: bool = False) -> Array:
     """Rows of x [N, D] at `index` [M], zeros where it is N. `back` [N, C] gives the places in the
-    result to which each row went, M for none; the gradient sums those, in float32."""
-    return _taken(x, index)
+    result to which each row went, M for none; the gradient sums those, in float32. `all_there`: no
+    index is N, and no place M."""
+    return _at(x, index) if all_there else _taken(x, index)
 
 
 def _taken(x: Array, index: Array) -> Array:
@@ -52,48 +53,16 @@ def _at(x: Array, index: Array) -> Array:
     return x.at[index].get(mode="promise_in_bounds")
 
 
-def _moved_fwd(x: Array, index: Array, back: Array) -> tuple[Array, Array]:
-    return _taken(x, index), back
+def _moved_fwd(x: Array, index: Array, back: Array, all_there: bool) -> tuple[Array, Array]:
+    return moved(x, index, back, all_there), back
 
 
-def _moved_bwd(back: Array, g: Array) -> tuple[Array, None, None]:
-    sums = jnp.sum(_taken(g, back).astype(jnp.float32), axis=1)
-    return sums.astype(g.dtype), None, None
+def _moved_bwd(all_there: bool, back: Array, g: Array) -> tuple[Array, None, None]:
+    rows = _at(g, back) if all_there else _taken(g, back)
+    return jnp.sum(rows.astype(jnp.float32), axis=1).astype(g.dtype), None, None
 
 
 moved.defvjp(_moved_fwd, _moved_bwd)
-
-
-@jax.custom_vjp
-def _spread(x: Array, order: Array, place: Array) -> Array:
-    """[N k, D]: row i of x [N, D] where `place` [N, k] says, the inverse of `order` [N k]."""
-    return _at(x, order // place.shape[1])
-
-
-@jax.custom_vjp
-def _collected(y: Array, order: Array, place: Array) -> Array:
-    """[N, k, D]: rows of y [N k, D] at `place` [N, k], the inverse of `order` [N k]."""
-    return _at(y, place)
-
-
-def _spread_fwd(x: Array, order: Array, place: Array) -> tuple[Array, Array]:
-    return _spread(x, order, place), place
-
-
-def _spread_bwd(place: Array, g: Array) -> tuple[Array, None, None]:
-    return jnp.sum(_at(g, place).astype(jnp.float32), axis=1).astype(g.dtype), None, None
-
-
-def _collected_fwd(y: Array, order: Array, place: Array) -> tuple[Array, Array]:
-    return _at(y, place), order
-
-
-def _collected_bwd(order: Array, g: Array) -> tuple[Array, None, None]:
-    return _at(g.reshape(order.size, -1), order), None, None
-
-
-_spread.defvjp(_spread_fwd, _spread_bwd)
-_collected.defvjp(_collected_fwd, _collected_bwd)
 
 
 def _sorted(ids: Array) -> tuple[Array, Array]:
@@ -110,9 +79,10 @@ def apply_experts(
     and their weights w are cut over `ways` devices."""
     if ways == 1:
         here = Here.of(ids, num_experts)
-        rows = _spread(x, here.order, here.place)
-        y = _collected(products(rows, here.counts, w), here.order, here.place)
-        return _by_share(y, shares)
+        rows = moved(x, here.order // ids.shape[1], here.place, True)
+        y = products(rows, here.counts, w)
+        y = moved(y, here.place.reshape(-1), here.order[:, None], True)
+        return _by_share(y.reshape(*ids.shape, -1), shares)
     return _in_rounds(products, x, shares, w, Way.of(ids, num_experts, ways))
 
 
@@ -125,11 +95,7 @@ def _by_share(y: Array, shares: Array) -> Array:
     return jnp.sum(y.astype(jnp.float32) * shares[..., None], axis=1)
 
 
-def _register(*data: str) -> Callable[[type], type]:
-    return partial(jax.tree_util.register_dataclass, data_fields=data, meta_fields=())
-
-
-@_register("order", "place", "counts")
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Here:
     """k choices of each of N tokens of this device."""
@@ -149,7 +115,7 @@ class Here:
         return cls(order, place.reshape(ids.shape), jnp.sum(chosen, (0, 1), dtype=jnp.int32))
 
 
-@_register("here", "sent", "theirs", "to")
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Way:
     """The way of those choices to W devices, each of which has E/W experts, and back."""
@@ -168,30 +134,25 @@ class Way:
         here = Here.of(ids, num_experts)
         counts = here.counts.reshape(ways, -1)
         sent = jnp.sum(counts, axis=1)
-        return cls(here, sent, _swapped(counts), _swapped(jnp.cumsum(sent) - sent))
+        return cls(here, sent, _swapped(counts), _swapped(_starts(sent)))
+
+    @property
+    def most(self) -> int:
+        """Choices that one device may send to another in all rounds."""
+        (num, k), here = self.here.place.shape, self.theirs.shape[1]
+        return num * min(k, here)
 
     @property
     def slots(self) -> int:
         """C: choices that one device sends to another in a round."""
-        (num, k), (ways, here) = self.here.place.shape, self.theirs.shape
-        step = max(1, TILE // ways)
-        half = -(-num * k // (2 * ways * step)) * step
-        return min(half, num * min(k, here))
-
-    @property
-    def most_slots(self) -> int:
-        """Choices that one device may send to another in all rounds, rounded up to whole ones."""
-        (num, k), here = self.here.place.shape, self.theirs.shape[1]
-        return -(-num * min(k, here) // self.slots) * self.slots
+        step = max(1, TILE // self.sent.size)
+        half = -(-self.here.order.size // (2 * self.sent.size * step)) * step
+        return min(half, self.most)
 
     def rounds(self) -> Array:
         """Number of rounds, the same for all devices of the mesh."""
         axes = jax.sharding.get_abstract_mesh().axis_names
         return -(-lax.pmax(jnp.max(self.sent), axes) // self.slots)
-
-    def starts(self) -> Array:
-        """[W]: where in the order of `here` the choices for each device begin."""
-        return jnp.cumsum(self.sent) - self.sent
 
     def round(self, number: Array) -> "Round":
         """One of the rounds."""
@@ -204,7 +165,7 @@ class Way:
         """[W slots]: places in the order of `here` of the choices for each device from its number
         `first` on; N k and more where there are none."""
         at = first + jnp.arange(slots)
-        places = self.starts()[:, None] + at
+        places = _starts(self.sent)[:, None] + at
         nowhere = self.here.order.size + jnp.arange(places.size).reshape(places.shape)
         return jnp.where(at < self.sent[:, None], places, nowhere).reshape(-1)
 
@@ -231,7 +192,7 @@ class Round:
         if _is_ragged():
             empty = jnp.zeros((ways * slots, *rows.shape[1:]), rows.dtype)
             at = jnp.full(ways, lax.axis_index(AXIS) * slots)
-            starts = way.starts() + jnp.minimum(self.first, way.sent)
+            starts = _starts(way.sent) + jnp.minimum(self.first, way.sent)
             arrived = _ragged(rows, empty, starts, self._now(way.sent), at, self._now(self._all()))
         else:
             arrived = _swapped(_taken(rows, way.window(self.first, slots)))
@@ -254,6 +215,11 @@ class Round:
 
     def _now(self, all_rounds: Array) -> Array:
         return jnp.clip(all_rounds - self.first, 0, self.way.slots)
+
+
+def _starts(sizes: Array) -> Array:
+    """Where groups of these sizes begin that lie one after the other."""
+    return jnp.cumsum(sizes) - sizes
 
 
 def _swapped(a: Array) -> Array:
@@ -290,9 +256,9 @@ def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -
 
 
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
-    (num, k), ways = way.here.place.shape, way.sent.size
-    usual = math.ceil(UNEVEN * num * k / ways / way.slots)
-    with jax.named_scope(f"rounds_{usual}_{100 * num * k // (ways * usual * way.slots)}"):
+    choices, ways = way.here.order.size, way.sent.size
+    usual = math.ceil(UNEVEN * choices / ways / way.slots)
+    with jax.named_scope(f"rounds_{usual}_{100 * choices // (ways * usual * way.slots)}"):
         return lax.fori_loop(0, way.rounds(), one, carry)
 
 
@@ -304,7 +270,8 @@ def _in_rounds_fwd(
 
 def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     x, shares, w, way = saved
-    here, slots, most = way.here, way.slots, way.most_slots
+    here, slots = way.here, way.slots
+    most = -(-way.most // slots) * slots  # whole rounds
     token = here.order // shares.shape[1]
     rows, pulls = _at(_packed(x), token), _at(_packed(g.astype(x.dtype)), token)
     window = way.window(0, most)

@@ -363,15 +363,8 @@ def attending_bytes(layout: Layout) -> float:
     if m is None:
         return 0.0
     wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
-    again = layout.in_rounds  # in a loop of its own
-    kept = max(
-        (
-            layout.output_bytes(w)
-            for w in wide
-            if not again(w) and (w.is_expert or not layout.has_chunks)
-        ),
-        default=0.0,
-    )
+    there = [w for w in wide if not layout.in_rounds(w) and (w.is_expert or not layout.has_chunks)]
+    kept = max(map(layout.output_bytes, there), default=0.0)
     kept *= WIDE_KEPT + ADAPTED_ALIVE * any(w.adds_to for w in wide)
     width = layout.tokens * layout.kernel_width(m.head_dim) * size
     queries = width * m.num_heads / layout.ways("batch", "seq", "heads")

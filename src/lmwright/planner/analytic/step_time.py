@@ -343,9 +343,9 @@ def exchange_s(layout: Layout, machine: Machine) -> float:
     into = [w for w in layout.stock.model_weights if w.is_expert and w.param.inputs == ("mlp",)]
     if ways == 1:
         return 0.0
-    rows = sum(w.per_token * w.layers for w in into) * layout.tokens / layout.stages
-    passes = sum(5 if layout.in_rounds(w) else 4 for w in into) / max(1, len(into))
-    moved = passes * rows * layout.work.embed_dim * layout.activation_bytes * (ways - 1) / ways
+    passes = sum((5 if layout.in_rounds(w) else 4) * w.per_token * w.layers for w in into)
+    rows = passes * layout.tokens / layout.stages
+    moved = rows * layout.work.embed_dim * layout.activation_bytes * (ways - 1) / ways
     return moved / rate(machine, ways)
 
 
