@@ -244,6 +244,16 @@ LIBRARIES = {
 }  # fmt: skip
 
 
+def traced(ready: Ready, folder: Path) -> None:
+    """Leaves a trace of three steps of ours in a folder, for xprof and `jax.profiler`."""
+    import jax
+
+    with jax.profiler.trace(folder):
+        for _ in range(3):
+            last = ready.step()
+        float(last)  # waits
+
+
 def measure(ready: Ready, tokens: int, steps: int, rounds: int, began: float) -> dict[str, Any]:
     """Speed, memory and facts of a contestant whose process began then."""
     losses = [float(ready.step()), float(ready.step())]
@@ -278,8 +288,9 @@ def versions() -> dict[str, str]:
 
 
 def work(
-    name: str, contestant: str, device: str, tiny: bool, changes: Sequence[str], began: float
-) -> None:
+    name: str, contestant: str, device: str, tiny: bool, changes: Sequence[str],
+    traces: Path | None, began: float,
+) -> None:  # fmt: skip
     """A contestant's process: prints its record as one line of JSON."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print; our pipe stays clean
@@ -291,6 +302,8 @@ def work(
         where = {"gpu": "cuda"}.get(device, device)
         ready = LIBRARIES[library](row, where, *mode, **more)
         record = measure(ready, row.tokens, steps, rounds, began)
+        if traces and library == "lmwright":
+            traced(ready, traces / name)
     except Exception as error:
         lines = str(error).strip().splitlines()
         record = {"error": ": ".join([type(error).__name__, *lines[:1]])}

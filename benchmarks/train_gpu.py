@@ -123,6 +123,7 @@ class Bench:
         command = [sys.executable, os.path.abspath(__file__), "--worker", name, contestant]
         command += ["--device", self.args.device, *(["--tiny"] if self.args.tiny else [])]
         command += [word for change in self.args.set for word in ("--set", change)]
+        command += ["--traces", str(self.args.traces.resolve())] if self.args.traces else []
         with (
             tempfile.TemporaryDirectory(dir=self.folder) as caches,
             tempfile.TemporaryFile() as err,
@@ -237,6 +238,7 @@ def arguments() -> argparse.Namespace:
     add("--device", choices=("gpu", "cpu"), default="gpu")
     add("--tiny", action="store_true", help="tiny shapes, to try the script")
     add("--set", action="append", default=[], metavar="A.B=C", help="field of our run to change")
+    add("--traces", type=Path, help="folder for a trace of three steps of ours, of each row")
     add("--table", type=Path, help="print the tables of a file of records")
     add("--worker", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -247,7 +249,7 @@ def main() -> None:
     if args.worker:
         from gpu_steps import work
 
-        return work(*args.worker, args.device, args.tiny, args.set, BEGAN)
+        return work(*args.worker, args.device, args.tiny, args.set, args.traces, BEGAN)
     if args.wheel_names:
         return print(*wheel_names(args.only.split(",") if args.only else [*WHEELS]))
     if args.table:

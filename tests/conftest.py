@@ -22,9 +22,10 @@ gc.set_threshold(20_000, 20, 20)
 hypothesis.settings.register_profile("untimed", deadline=None)  # no time is asserted
 hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
-)
+if os.environ["JAX_PLATFORMS"] == "cpu":  # a card's programs as users have them
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
+    )
 # torch's threads wait for each other by spinning: two workers of two threads each on two cores
 # take ten times the CPU of one thread each
 os.environ.setdefault("OMP_NUM_THREADS", "1")

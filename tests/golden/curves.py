@@ -246,8 +246,9 @@ def read_curve(path: Path) -> Curve:
     return curve
 
 
-def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
-    """Trains the cases with the lmwright that this process imports."""
+def train_here(folder: Path, names: Sequence[str], changes: Sequence[str] = ()) -> dict[str, Curve]:
+    """Trains the cases, with fields of their run files changed, with the lmwright that this process
+    imports."""
     for module in ENTRIES:
         try:
             main = importlib.import_module(module).main
@@ -263,13 +264,13 @@ def train_here(folder: Path, names: Sequence[str]) -> dict[str, Curve]:
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
                 made = case if kind in PLAIN else {"data": kind}
-                ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)))
+                ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)), *changes)
                 prepared.add(kind)
         teacher = case.get("teacher")
         if teacher and not run_of(folder, teacher).exists():
-            ran(main, "train", str(run_file(folder, teacher, CASES[teacher])))
+            ran(main, "train", str(run_file(folder, teacher, CASES[teacher])), *changes)
         path = run_file(folder, name, case)
-        ran(main, "train", str(path))
+        ran(main, "train", str(path), *changes)
         curves[name] = read_curve(run_of(folder, name) / "metrics.jsonl")
     return curves
 
@@ -280,17 +281,21 @@ def ran(main, *words: str) -> None:
         sys.exit(f"lmwright {' '.join(words)}: exit code {code}")
 
 
-def train_apart(source: Path, names: Sequence[str], logs: Path | None = None) -> dict[str, Curve]:
-    """Trains the cases in a process of its own with the package that lies below `source`."""
+def train_apart(
+    source: Path, names: Sequence[str], changes: Sequence[str] = (), **variables: str
+) -> dict[str, Curve]:
+    """Trains the cases in a process of its own with the package that lies below `source`, with
+    fields changed and environment variables set."""
     from tests.quick_compile import FLAGS
 
     with tempfile.TemporaryDirectory(prefix="curves-") as folder:
         out = Path(folder, "curves.json")
         environment = os.environ | {
             "PYTHONPATH": str(source), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS,
-            "LMWRIGHT_SOURCE": str(source),
+            "LMWRIGHT_SOURCE": str(source), **variables,
         }  # fmt: skip
         command = [sys.executable, __file__, "here", folder, str(out), *names]
+        command += [word for change in changes for word in ("--set", change)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{source}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -356,6 +361,7 @@ def main(words: Iterable[str] | None = None) -> int:
     here = verbs.add_parser("here")
     here.add_argument("folder", type=Path)
     here.add_argument("out", type=Path)
+    here.add_argument("--set", action="append", default=[])
     make = verbs.add_parser("make", help="write the curves of the working tree, or of --source")
     make.add_argument("out", type=Path)
     make.add_argument("--source", type=Path, default=ROOT / "src")
@@ -365,7 +371,7 @@ def main(words: Iterable[str] | None = None) -> int:
         verb.add_argument("cases", nargs="*", default=list(CASES))
     args = parser.parse_args(words)
     if args.verb == "here":
-        curves = train_here(args.folder, args.cases)
+        curves = train_here(args.folder, args.cases, args.set)
         used = Path(sys.modules["lmwright"].__file__).resolve()
         if not used.is_relative_to(Path(os.environ["LMWRIGHT_SOURCE"]).resolve()):
             sys.exit(f"{used} was imported, not {os.environ['LMWRIGHT_SOURCE']}")
