@@ -103,7 +103,8 @@ def _line(row: str, record: Mapping[str, Any], our_speed: float | None) -> str:
     rounds, peak = record["tokens_per_s"], record["peak_bytes"] / 2**30
     spread = f"{min(rounds):,.0f} - {max(rounds):,.0f}"
     times = f"{our_speed / median:.2f}" if our_speed else ""
-    cells = (row, who, f"{median:,.0f}", spread, times, f"{peak:.1f}", f"{record['ready_s']:.0f}")
+    ready = "" if "beside" in record else f"{record['ready_s']:.0f}"
+    cells = (row, who, f"{median:,.0f}", spread, times, f"{peak:.1f}", ready)
     return f"| {' | '.join(cells)} |"
 
 

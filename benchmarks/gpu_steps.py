@@ -5,6 +5,7 @@ weights fp32 on both sides, frozen weights and those that generate bf16. Weights
 are tokens.
 """
 
+import fcntl
 import json
 import os
 import resource
@@ -25,6 +26,7 @@ PACKAGES = (
     "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "torch", "triton", "transformers",
     "peft", "liger-kernel", "unsloth",
 )  # fmt: skip
+MANY_TOKENS = 100_000
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -96,6 +98,7 @@ def _lmwright_texts(row: Row, model: Any) -> Step:
 
     from lmwright.core.param import init_weights
     from lmwright.data.tokens.tokenizer import TextTokenizer
+    from lmwright.evals.compute import decode_compute
     from lmwright.evals.generate import Sampling, generate
 
     w = jax.jit(lambda key: init_weights(model.spec(), key))(jax.random.key(0))
@@ -103,9 +106,11 @@ def _lmwright_texts(row: Row, model: Any) -> Step:
     plain = TextTokenizer(tokenizers.Tokenizer(words))
     prompts = random_rows(model.vocab_size, row.rows, PROMPT_TOKENS)["tokens"].tolist()
     settings = Sampling(max_new_tokens=row.seq_len - PROMPT_TOKENS)
+    compute = decode_compute(model, w, MANY_TOKENS)  # as it is chosen for many prompts
 
     def one() -> int:
-        return sum(len(text.tokens) for text in generate(model, w, plain, prompts, settings))
+        texts = generate(model, w, plain, prompts, settings, compute)
+        return sum(len(text.tokens) for text in texts)
 
     return one
 
@@ -254,10 +259,30 @@ def traced(ready: Ready, folder: Path) -> None:
         float(last)  # waits
 
 
-def measure(ready: Ready, tokens: int, steps: int, rounds: int, began: float) -> dict[str, Any]:
+class Turns:
+    """A lock that contestants share while they get ready; each is timed when it has it alone."""
+
+    def __init__(self, path: Path | None):
+        self._file = path.open("a") if path else None
+        self._take(fcntl.LOCK_SH)
+
+    def _take(self, how: int) -> None:
+        if self._file:
+            fcntl.flock(self._file, how)
+
+    def wait(self) -> None:
+        """Waits until all others are ready or done."""
+        self._take(fcntl.LOCK_UN)
+        self._take(fcntl.LOCK_EX)
+
+
+def measure(
+    ready: Ready, tokens: int, steps: int, rounds: int, began: float, turns: Turns
+) -> dict[str, Any]:
     """Speed, memory and facts of a contestant whose process began then."""
     losses = [float(ready.step()), float(ready.step())]
     ready_s = time.perf_counter() - began
+    turns.wait()
     for _ in range(min(REFRESH, steps)):
         losses.append(float(ready.step()))
     speeds = []
@@ -289,7 +314,7 @@ def versions() -> dict[str, str]:
 
 def work(
     name: str, contestant: str, device: str, tiny: bool, changes: Sequence[str],
-    traces: Path | None, began: float,
+    traces: Path | None, turn: Path | None, began: float,
 ) -> None:  # fmt: skip
     """A contestant's process: prints its record as one line of JSON."""
     out = os.fdopen(os.dup(1), "w")
@@ -300,8 +325,9 @@ def work(
     steps, rounds = (2, 2) if tiny else (1 if row.generates else 10, 3)
     try:
         where = {"gpu": "cuda"}.get(device, device)
+        turns = Turns(turn)
         ready = LIBRARIES[library](row, where, *mode, **more)
-        record = measure(ready, row.tokens, steps, rounds, began)
+        record = measure(ready, row.tokens, steps, rounds, began, turns)
         if traces and library == "lmwright":
             traced(ready, traces / name)
     except Exception as error:

@@ -8,7 +8,9 @@
 Each contestant has the card to itself, in its own process; a record of it is added to the file of
 `--results`. One that has a record there is not run again (unless `--again`), so the same command
 goes on where it stopped; give it the file of the last session where a rented card comes bare. The
-median of 3 x 10 steps counts, after those that compile.
+median of 3 x 10 steps counts, after those that compile. To save rented time, `--beside 3` lets
+three compile at once; each still has the card to itself while it is timed, and the time to its
+second step is left out of the tables.
 
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
 each contestant gets only its own, and of these only what is not installed. Fill it where there is
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,22 +76,30 @@ class Bench:
     def run(self, rows: list[str]) -> None:
         """Measures what has no record yet, in order of importance."""
         seen = {gpu_results.key(record) for record in gpu_results.read(self.args.results)}
-        for name in rows:
-            ends = time.perf_counter() + ROW_S
-            for contestant in self.chosen(name):
-                about = self.about(name, contestant)
-                if gpu_results.key(about) in seen and not self.args.again:
-                    continue
-                limit = min(self.left(), ends - time.perf_counter(), self.args.contestant_s)
-                if limit < min(LEAST_S, self.args.contestant_s):
-                    print(f"{name} {contestant}: no time left", flush=True)
-                    continue
-                record = self.measure(name, contestant, limit)
-                if record is None:
-                    print(f"{name} {contestant}: stopped, the time is up", flush=True)
-                    continue
-                gpu_results.append(self.args.results, about | record)
-                print(f"{name} {contestant}: {self.told(record)}", flush=True)
+        running = []
+        with ThreadPoolExecutor(self.args.beside) as beside:
+            for name in rows:
+                ends = time.perf_counter() + ROW_S
+                for contestant in self.chosen(name):
+                    about = self.about(name, contestant)
+                    if self.args.again or gpu_results.key(about) not in seen:
+                        self.install(contestant.split("-")[0])
+                        running.append(beside.submit(self.one, name, contestant, about, ends))
+        for each in running:
+            each.result()  # tells of our own mistakes
+
+    def one(self, name: str, contestant: str, about: dict[str, Any], ends: float) -> None:
+        """Measures a contestant of a row that is to end by then, and appends its record."""
+        limit = min(self.left(), ends - time.perf_counter(), self.args.contestant_s)
+        if limit < min(LEAST_S, self.args.contestant_s):
+            print(f"{name} {contestant}: no time left", flush=True)
+            return
+        record = self.measure(name, contestant, limit)
+        if record is None:
+            print(f"{name} {contestant}: stopped, the time is up", flush=True)
+            return
+        gpu_results.append(self.args.results, about | record)
+        print(f"{name} {contestant}: {self.told(record)}", flush=True)
 
     def chosen(self, name: str) -> Iterator[str]:
         """Contestants of a row that are asked for."""
@@ -101,6 +112,7 @@ class Bench:
         """The part of a record that is known before."""
         changes = self.args.set if contestant.startswith("lmwright") else []
         about = {"row": name, "contestant": contestant, "tiny": self.args.tiny}
+        about |= {"beside": self.args.beside} if self.args.beside > 1 else {}
         return about | {"changes": changes, "machine": self.machine}
 
     @staticmethod
@@ -123,6 +135,7 @@ class Bench:
         command = [sys.executable, os.path.abspath(__file__), "--worker", name, contestant]
         command += ["--device", self.args.device, *(["--tiny"] if self.args.tiny else [])]
         command += [word for change in self.args.set for word in ("--set", change)]
+        command += ["--turn", str(self.folder / "turn")] if self.args.beside > 1 else []
         command += ["--traces", str(self.args.traces.resolve())] if self.args.traces else []
         with (
             tempfile.TemporaryDirectory(dir=self.folder) as caches,
@@ -153,6 +166,8 @@ class Bench:
         said = {name: v for name, v in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
         # a user's JAX takes three quarters of the card; the largest rows may need more
         fixed = {"CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+        if self.args.beside > 1:
+            fixed["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         return fixed | said | {
             "PYTHONPATH": os.pathsep.join([*own, *_paths(said.get("PYTHONPATH", ""))]),
             "JAX_PLATFORMS": {"gpu": "cuda"}.get(self.args.device, self.args.device),
@@ -233,6 +248,8 @@ def arguments() -> argparse.Namespace:
     add("--again", action="store_true", help="also what has a record there")
     add("--budget-s", type=float, default=float("inf"), help="seconds, for all together")
     add("--contestant-s", type=float, default=240.0, help="seconds, for each contestant")
+    add("--beside", type=int, default=1, metavar="N", help="contestants that get ready together")
+    add("--turn", type=Path, help=argparse.SUPPRESS)
     add("--wheels", type=Path, help="folder of wheels that were brought along")
     add("--wheel-names", action="store_true", help="print what may lie there")
     add("--device", choices=("gpu", "cpu"), default="gpu")
@@ -249,7 +266,7 @@ def main() -> None:
     if args.worker:
         from gpu_steps import work
 
-        return work(*args.worker, args.device, args.tiny, args.set, args.traces, BEGAN)
+        return work(*args.worker, args.device, args.tiny, args.set, args.traces, args.turn, BEGAN)
     if args.wheel_names:
         return print(*wheel_names(args.only.split(",") if args.only else [*WHEELS]))
     if args.table:

@@ -1,5 +1,6 @@
 """Products with leaves that take no gradient, and with adapters beside them."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
@@ -11,6 +12,7 @@ from jax import Array, lax
 
 from lmwright.core.leaves import Int8, Lora, Quantized, column_norms, dequantize, merge
 from lmwright.core.param import letters
+from lmwright.core.sharding import platform
 from lmwright.core.weight import (
     Weight,
     compute_once,
@@ -55,7 +57,6 @@ def low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
         whole = merge(w, constant_norm=True).astype(x.dtype)
         return untyped_dot(eqn, jnp.float32, dropped(x, w), whole)
     x = compute_once(x)
-    y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     rows = "".join(letter for letter in x_letters if letter not in first[0])
     middle = f"{rows}{batch}r"
     a, b = (factor.astype(x.dtype) for _, factor in (first, second))
@@ -63,12 +64,57 @@ def low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
         narrow = name_result(
             untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, dropped(x, w), a)
         )
+    if joins(eqn, w, b):
+        return joint_product(eqn, x, narrow, w.base, b)
+    y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
     y = gradient_once(y)
     if w.magnitude is None:
         return y
     norms = lax.stop_gradient(column_norms(w))  # as the paper does, to spare memory
     return y * aligned(w.magnitude / norms, batch + outer, out)
+
+
+def joins(eqn: str, w: Lora, b: Array) -> bool:
+    """True where one product of both parts is faster: on a single GPU, which waits for memory,
+    where the result is at least as wide as the inputs."""
+    x_letters, w_letters, out = letters(eqn)
+    inner, outer = w_letters[: w.inputs], w_letters[w.inputs :]
+    plain = x_letters.endswith(inner) and out == x_letters[: -len(inner)] + outer
+    if platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not plain:
+        return False
+    late = isinstance(w.base, Int8) and _contracts_inputs(eqn, w.base)  # scales that come after
+    narrow = math.prod(w.base.shape) > math.prod(b.shape[1:]) ** 2
+    return not late and not narrow and w.magnitude is None and "v" not in w_letters
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def joint_product(eqn: str, x: Array, narrow: Array, base: Array | Quantized, b: Array) -> Array:
+    """`x base + narrow b` in the dtype of `x`, as the product of [x, narrow] with [base, b]: two
+    products would be written in float32, and read again to be added."""
+    wide = dequantize(base, x.dtype)
+    inner = wide.ndim - b.ndim + 1
+    rows = x.shape[: x.ndim - inner]
+    x = jnp.concatenate([x.reshape(*rows, -1), narrow], axis=-1)
+    w = jnp.concatenate([wide.reshape(x.shape[-1] - len(b), -1), b.reshape(len(b), -1)])
+    return matmul("btd,df->btf", x, w, x.dtype).reshape(*rows, *b.shape[1:])
+
+
+def _joint_fwd(eqn: str, x: Array, narrow: Array, base: Array | Quantized, b: Array) -> Any:
+    return joint_product(eqn, x, narrow, base, b), (narrow, base, b)
+
+
+def _joint_bwd(eqn: str, residuals: tuple[Array, Array | Quantized, Array], g: Array) -> Any:
+    narrow, base, b = residuals
+    dx, _ = _frozen_bwd(eqn, g.dtype.name, base, g)
+    rows, outer = narrow.shape[:-1], math.prod(b.shape[1:])
+    g, flat = g.reshape(*rows, outer), b.reshape(len(b), outer)
+    back = jax.vjp(partial(untyped_dot, "btr,rf->btf", g.dtype), narrow, flat)[1]
+    dnarrow, db = back(g)
+    return dx, dnarrow, None, db.reshape(b.shape)
+
+
+joint_product.defvjp(_joint_fwd, _joint_bwd)
 
 
 def dropped(x: Array, w: Lora) -> Array:

@@ -24,12 +24,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.config.registry import Registry
 from lmwright.core.compute import REMATS, Remat
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
+NARROW = Registry(__package__, {"gradients": "narrow_gradients.cast_as_gradients"})
 LONGEST_PATTERN = 16
 
 Aux = dict[str, Array]
@@ -54,9 +56,8 @@ def run_stack(
     stages, rows go in `num_microbatches` pieces."""
     layers = layers if (several := len(blocks) > 1) else {"0": layers}
     if unroll and num_stages() == 1:
-        if platform() == "gpu" and num_microbatches == 1:  # a sum over pieces does it by itself
-            (layers,) = joint_gradients(layers)  # stacked once, not in each pass that reads them
-        return _unrolled(_chained(blocks), layers, x, *side, remat=remat)
+        together = platform() == "gpu" and num_microbatches == 1  # a sum over pieces does it, too
+        return _unrolled(_chained(blocks), layers, x, *side, remat=remat, together=together)
     block = _chained([remat.apply(block, prevent_cse=several) for block in blocks], several)
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
@@ -64,16 +65,22 @@ def run_stack(
     return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
 
 
-def _unrolled(block: Block, layers: Tree, x: Array, *side: Any, remat: Remat) -> tuple[Array, Aux]:
+def _unrolled(
+    block: Block, layers: Tree, x: Array, *side: Any, remat: Remat, together: bool
+) -> tuple[Array, Aux]:
     """Stack without a loop, where fresh memory costs more than elementwise arithmetic: the backward
-    pass recomputes the slices of the weights and all results but those of matmuls."""
+    pass recomputes the slices of the weights and all results but those of matmuls. `together`:
+    gradients of all layers are stacked once, not in each pass that reads them."""
     leaves, tree = jax.tree.flatten(layers)
 
     def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
-        layer = [layer_of(index, *pair) for pair in zip(slots, leaves, strict=True)]
+        layer = [layer_of(index, a.dtype, a, b) for a, b in zip(slots, leaves, strict=True)]
         return block(jax.tree.unflatten(tree, layer), x, *side)
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
+    if platform() == "gpu":
+        leaves = NARROW["gradients"](block, layers, x, *side)
+    leaves = list(joint_gradients(*leaves)) if together else leaves
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
     slots = [list(layer) for layer in zip(*map(unstacked, leaves), strict=True)]
@@ -96,9 +103,9 @@ def unstacked(layers: Array) -> list[Array]:
     return list(lax.split(layers, [1] * layers.shape[0], axis=0))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def layer_of(index: int, slot: Array, layers: Array) -> Array:
-    """`layers[index]`, whose gradient goes to `slot`, one of `unstacked(layers)`.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def layer_of(index: int, dtype: jnp.dtype, slot: Array, layers: Array) -> Array:
+    """`layers[index]`, whose gradient goes to `slot`, one of `unstacked(layers.astype(dtype))`.
 
     The slot's own value is never read: a backward pass that computes this again takes the
     slice from the stack, and no copy of the layer lives in between.
@@ -107,12 +114,12 @@ def layer_of(index: int, slot: Array, layers: Array) -> Array:
     return lax.index_in_dim(layers, index, keepdims=False)
 
 
-def _layer_of_fwd(index: int, slot: Array, layers: Array) -> tuple[Array, None]:
-    return layer_of(index, slot, layers), None
+def _layer_of_fwd(index: int, dtype: jnp.dtype, slot: Array, layers: Array) -> tuple[Array, None]:
+    return layer_of(index, dtype, slot, layers), None
 
 
-def _layer_of_bwd(index: int, residuals: None, g: Array) -> tuple[Array, None]:
-    return g[None], None
+def _layer_of_bwd(index: int, dtype: jnp.dtype, residuals: None, g: Array) -> tuple[Array, None]:
+    return g[None].astype(dtype), None
 
 
 layer_of.defvjp(_layer_of_fwd, _layer_of_bwd)

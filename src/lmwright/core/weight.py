@@ -31,7 +31,7 @@ from lmwright.core.leaves import (
     merge,
 )
 from lmwright.core.param import Tree, letters
-from lmwright.core.sharding import batch_ways, by_platform, device_kind
+from lmwright.core.sharding import batch_ways, by_platform, device_kind, platform
 
 Weight = Array | Int8 | Int4 | Lora | Ternary | Rounded | Float8
 
@@ -142,18 +142,21 @@ def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> 
 
 
 def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
-    """float32 gradient of the weight of `eqn`, for activations and the gradient of the result."""
+    """Gradient of the weight of `eqn`, for activations and the gradient of the result: float32, or
+    on one GPU in their dtype."""
     on_cpu, default = partial(cpu.weight_gradient, eqn), partial(_weight_gradient, eqn)
     return by_platform(x, g, cpu=on_cpu, default=default)
 
 
 def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
     x_letters, w_letters, out = letters(eqn)
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh, dtype = jax.sharding.get_abstract_mesh(), jnp.float32
     if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
         if scatters(device_kind(), mesh.shape, batch_ways(mesh)):
             return scattered_gradient(eqn, x, g, mesh.shape["fsdp"])
-    return _einsum(f"{x_letters},{out}->{w_letters}", x, g)
+    elif platform() == "gpu":  # XLA would write it in float32, and round it in another pass
+        dtype = x.dtype
+    return _einsum(f"{x_letters},{out}->{w_letters}", x, g, dtype=dtype)
 
 
 def scatters(device_kind: str, sizes: Mapping[str, int], batch_ways: int) -> bool:

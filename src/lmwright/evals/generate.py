@@ -109,7 +109,8 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    compute = compute or _compute_for(model, w, settings.max_new_tokens)
+    steps = settings.max_new_tokens * -(-len(prompts) // batch_rows)
+    compute = compute or _compute_for(model, w, steps)
     run_batch = _run_batch
     if filling := _filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))

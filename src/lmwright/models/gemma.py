@@ -26,7 +26,7 @@ from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope, rope_tables
-from lmwright.nn.xent import soft_capped
+from lmwright.nn.soft_cap import soft_capped
 
 
 @section

@@ -36,7 +36,7 @@ from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
 from lmwright.nn.mlstm import empty, mlstm_from
 from lmwright.nn.norm import rms_norm
-from lmwright.nn.xent import soft_capped
+from lmwright.nn.soft_cap import soft_capped
 
 # how often a chunk's memory, its scores and what its tokens read are moved in a forward pass, by
 # what the TPU compiler says: in the kernel, of chunks of 256, and in products by themselves

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from lmwright.config.registry import Registry
 from lmwright.core.leaves import is_typed
 from lmwright.core.param import Tree
 from lmwright.core.sharding import (
@@ -25,11 +26,17 @@ from lmwright.core.sharding import (
     constrain,
     context_ways,
     join_chunks,
+    platform,
     token_chunks,
 )
 
 LogitsFn = Callable[[Tree, Array], Array]
+OneChunk = Callable[[tuple[Array, Array, Array]], tuple["Xent", Tree, Array]]
+"""Sums of a chunk, its gradient of the weights, and that of its inputs."""
 Extra = tuple[float, float, int]  # z_loss, smoothing, axis of the vocabulary
+
+APART = Registry(__package__, {"chunks": "xent_apart.one_by_one"})
+MOST_APART = 4  # chunks
 
 
 class Xent(NamedTuple):
@@ -44,7 +51,7 @@ class Xent(NamedTuple):
 def at_targets(logits: Array, targets: Array, axis: int = -1) -> Array:
     """bool [..., V]: where a logit is that of its token's target. The vocabulary lies along
     `axis`."""
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
+    ids = lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
     return ids == jnp.expand_dims(targets, axis)
 
 
@@ -77,7 +84,7 @@ def _in_pairs(axis: int, logits: Array, targets: Array) -> tuple[Array, Array, A
     chosen = jnp.sum(jnp.where(at_targets(logits, targets, axis), logits, 0), axis=axis)
     none = jnp.finfo(jnp.float32).min, jnp.float32(0)
     parts = logits, jnp.ones_like(logits)
-    top, total = jax.lax.reduce(parts, none, _joined, (axis % logits.ndim,))
+    top, total = lax.reduce(parts, none, _joined, (axis % logits.ndim,))
     return chosen, top, top + jnp.log(total)
 
 
@@ -86,25 +93,6 @@ def _joined(part: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Arra
     less = jnp.exp(-jnp.abs(top - tops))
     both = jnp.where(top >= tops, total + more * less, total * less + more)
     return jnp.maximum(top, tops), both
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def soft_capped(logits: Array, cap: float) -> Array:
-    """`cap * tanh(logits / cap)`, whose backward pass reads nothing but this result."""
-    return cap * jnp.tanh(logits / cap)
-
-
-def _soft_capped_fwd(logits: Array, cap: float) -> tuple[Array, Array]:
-    # without a barrier, TPUs keep the logits too and take the tangent again
-    capped = jax.lax.optimization_barrier(soft_capped(logits, cap))
-    return capped, capped
-
-
-def _soft_capped_bwd(cap: float, capped: Array, g: Array) -> tuple[Array]:
-    return (g * (1 - jnp.square(capped / cap)),)
-
-
-soft_capped.defvjp(_soft_capped_fwd, _soft_capped_bwd)
 
 
 def _sums(
@@ -188,7 +176,7 @@ def _xent(
         return jax.tree.map(jnp.add, sums, _sums(wide, tc, wc, *extra)[0]), None
 
     pieces = tuple(token_chunks(a, chunk) for a in (x, targets, weights))
-    return jax.lax.scan(body, Xent(*[jnp.zeros((), jnp.float32)] * 4), pieces)[0]
+    return lax.scan(body, Xent(*[jnp.zeros((), jnp.float32)] * 4), pieces)[0]
 
 
 def _xent_fwd(
@@ -198,30 +186,43 @@ def _xent_fwd(
     axis = extra[-1]
     plain = not any(map(is_typed, jax.tree.leaves(w, is_leaf=is_typed)))
     shards = TokenShards.of(x) if plain and sum_once else TokenShards()
-    read = jax.tree.map(lambda a: shards.repeat(a.astype(x.dtype)), w) if shards.count > 1 else w
+    pieces = tuple(token_chunks(a, chunk) for a in (x, targets, weights))
+    # a loop would pass over the weights' gradient once more for each
+    apart = platform() == "gpu" and plain and len(pieces[0]) <= MOST_APART
+    cast = shards.count > 1 or apart
+    read = jax.tree.map(lambda a: shards.repeat(a.astype(x.dtype)), w) if cast else w
 
-    def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
-        sums, dw = carry
+    def one(piece: tuple[Array, Array, Array]) -> tuple[Xent, Tree, Array]:
         xc, tc, wc = (shards.split(a) for a in piece)
         logits, pull_back = shards.vjp(logits_fn, read, xc)
         wide = jnp.moveaxis(logits.astype(jnp.float32), -1, axis)
-        wide = jax.lax.optimization_barrier(wide)
+        wide = lax.optimization_barrier(wide)
         new, log_z = _sums(wide, tc, wc, *extra)
         dlogits = logits_gradient(wide, log_z, tc, wc, *extra)
         if x.dtype == logits.dtype or not plain:  # otherwise the product does it, in few bytes
             # behind a barrier, or each of the two products computes it anew
-            dlogits = jax.lax.optimization_barrier(dlogits)
+            dlogits = lax.optimization_barrier(dlogits)
         dwc, dxc = pull_back(jnp.moveaxis(dlogits, axis, -1))
-        dw = jax.tree.map(lambda a, b: a + b.astype(a.dtype), dw, dwc)
-        return (jax.tree.map(jnp.add, sums, new), dw), shards.join(dxc)
+        return new, dwc, shards.join(dxc)
 
-    # summed in the weights' own precision
-    dw = jax.tree.map(lambda a: shards.repeat(jnp.zeros_like(a)), w)
-    zeros = (Xent(*[jnp.zeros((), jnp.float32)] * 4), dw)
-    pieces = tuple(token_chunks(a, chunk) for a in (x, targets, weights))
-    (sums, dw), dx = jax.lax.scan(body, zeros, pieces)
+    sums, dw, dx = APART["chunks"](one, w, pieces) if apart else _in_a_loop(one, shards, w, pieces)
     dw = jax.tree.map(shards.total, dw)
     return sums, (dw, join_chunks(dx), targets, weights)
+
+
+def _in_a_loop(
+    one: OneChunk, shards: TokenShards, w: Tree, pieces: tuple[Array, ...]
+) -> tuple[Xent, Tree, Array]:
+    """Sums over chunks, that of the gradients in the weights' own precision, and dx [C, ...]."""
+
+    def body(carry: tuple[Xent, Tree], piece: tuple[Array, Array, Array]):
+        new, dwc, dxc = one(piece)
+        dw = jax.tree.map(lambda a, b: a + b.astype(a.dtype), carry[1], dwc)
+        return (jax.tree.map(jnp.add, carry[0], new), dw), dxc
+
+    dw = jax.tree.map(lambda a: shards.repeat(jnp.zeros_like(a)), w)
+    (sums, dw), dx = lax.scan(body, (Xent(*[jnp.zeros((), jnp.float32)] * 4), dw), pieces)
+    return sums, dw, dx
 
 
 def _xent_bwd(logits_fn, chunk, extra, sum_once, residuals, cotangent: Xent):

@@ -1,0 +1,70 @@
+"""Which weights' gradients come in a narrower dtype than the weights themselves.
+
+`core.weight.dot` casts a float32 weight to the activations' bfloat16, so its gradient is made in
+bfloat16 and widened. Where gradients of layers are stacked, they are stacked before they are
+widened: a GPU otherwise writes and reads twice the bytes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend import core
+
+from lmwright.core.param import Tree
+
+SAME_NUMBERS = ("reshape", "transpose", "squeeze", "expand_dims", "copy")
+
+
+def cast_as_gradients(block: Callable[..., Any], layers: Tree, x: Array, *side: Any) -> list[Array]:
+    """Leaves of stacked `layers`, each in the dtype of the gradient that `block` of a layer gives:
+    what is stacked for them lies in this dtype."""
+    layer = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), layers)
+    dtypes = gradient_dtypes(block, layer, x, *side)
+    return [a.astype(dtype) for a, dtype in zip(jax.tree.leaves(layers), dtypes, strict=True)]
+
+
+def gradient_dtypes(block: Callable[..., Any], layer: Tree, x: Array, *side: Any) -> list[Any]:
+    """The dtype in which the gradient of each leaf of `layer` (shapes of one layer's weights) is
+    computed in the backward pass of `block(layer, x, *side)`."""
+    leaves, tree = jax.tree.flatten(layer)
+    wide = [i for i, leaf in enumerate(leaves) if leaf.dtype == jnp.float32]
+
+    def gradients(given: list[Array], x: Array, *side: Any) -> list[Array]:
+        def run(given: list[Array]) -> Any:
+            every = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+            for i, a in zip(wide, given, strict=True):
+                every[i] = a
+            return block(jax.tree.unflatten(tree, every), x, *side)
+
+        out, back = jax.vjp(run, given)
+        return back(jax.tree.map(jnp.ones_like, out))[0]
+
+    shapes = [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in wide]
+    traced = jax.make_jaxpr(gradients)(shapes, *map(_shapes_of, (x, *side))).jaxpr
+    found = [leaf.dtype for leaf in leaves]
+    for i, result in zip(wide, traced.outvars, strict=True):
+        found[i] = _made_in(traced, result)
+    return found
+
+
+def _shapes_of(tree: Tree) -> Tree:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)
+
+
+def _made_in(jaxpr: Any, result: Any) -> Any:
+    """The dtype that a result of a program had before it was widened for the last time."""
+    made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    while not isinstance(result, core.Literal) and (eqn := made_by.get(result)):
+        if eqn.primitive.name == "convert_element_type":
+            return eqn.invars[0].aval.dtype
+        if eqn.primitive.name in SAME_NUMBERS:
+            result = eqn.invars[0]
+        elif inner := eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr"):
+            inner = getattr(inner, "jaxpr", inner)
+            return _made_in(inner, inner.outvars[eqn.outvars.index(result)])
+        else:
+            break
+    return result.aval.dtype
