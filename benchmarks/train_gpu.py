@@ -135,7 +135,8 @@ class Bench:
         command = [sys.executable, os.path.abspath(__file__), "--worker", name, contestant]
         command += ["--device", self.args.device, *(["--tiny"] if self.args.tiny else [])]
         command += [word for change in self.args.set for word in ("--set", change)]
-        command += ["--turn", str(self.folder / "turn")] if self.args.beside > 1 else []
+        turn = self.args.turn or self.folder / "turn"
+        command += ["--turn", str(turn)] if self.args.beside > 1 else []
         command += ["--traces", str(self.args.traces.resolve())] if self.args.traces else []
         with (
             tempfile.TemporaryDirectory(dir=self.folder) as caches,

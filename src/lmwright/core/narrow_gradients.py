@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.extend import core
 
 from lmwright.core.param import Tree
+from lmwright.core.stack import unstacked
 
+LARGE_BYTES = 2**20  # of a layer's weight
 SAME_NUMBERS = ("reshape", "transpose", "squeeze", "expand_dims", "copy")
 
 
@@ -68,3 +70,32 @@ def _made_in(jaxpr: Any, result: Any) -> Any:
         else:
             break
     return result.aval.dtype
+
+
+def unstacked_for_gpus(layers: Array) -> list[Array]:
+    """`core.stack.unstacked`, by whichever way to stack the gradients is faster: large ones are
+    copied behind the products that follow them."""
+    large = layers.nbytes >= LARGE_BYTES * len(layers)
+    return unstacked_in_place(layers) if large else unstacked(layers)
+
+
+@jax.custom_vjp
+def unstacked_in_place(layers: Array) -> list[Array]:
+    """`core.stack.unstacked`, whose gradients are written into their stack one after the other."""
+    return list(lax.split(layers, [1] * layers.shape[0], axis=0))
+
+
+def _unstacked_fwd(layers: Array) -> tuple[list[Array], None]:
+    return unstacked_in_place(layers), None
+
+
+def _unstacked_bwd(_: None, gradients: list[Array]) -> tuple[Array]:
+    first = gradients[0]
+    # behind a barrier, or the first is padded, which takes as long as all the others
+    stack = lax.optimization_barrier(jnp.zeros((len(gradients), *first.shape[1:]), first.dtype))
+    for index in reversed(range(len(gradients))):
+        stack = lax.dynamic_update_slice_in_dim(stack, gradients[index], index, axis=0)
+    return (stack,)
+
+
+unstacked_in_place.defvjp(_unstacked_fwd, _unstacked_bwd)

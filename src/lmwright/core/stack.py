@@ -31,7 +31,13 @@ from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
-NARROW = Registry(__package__, {"gradients": "narrow_gradients.cast_as_gradients"})
+NARROW = Registry(
+    __package__,
+    {
+        "gradients": "narrow_gradients.cast_as_gradients",
+        "apart": "narrow_gradients.unstacked_for_gpus",
+    },
+)
 LONGEST_PATTERN = 16
 
 Aux = dict[str, Array]
@@ -83,7 +89,8 @@ def _unrolled(
     leaves = list(joint_gradients(*leaves)) if together else leaves
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
-    slots = [list(layer) for layer in zip(*map(unstacked, leaves), strict=True)]
+    apart = NARROW["apart"] if platform() == "gpu" else unstacked
+    slots = [list(layer) for layer in zip(*map(apart, leaves), strict=True)]
     # devices sum a layer's gradients behind products of the layer before
     late = int(batch_ways(jax.sharding.get_abstract_mesh()) > 1)
     for index in range(len(slots)):

@@ -8,6 +8,7 @@ A row's tokens depend on its own prompt, the seed and its number, not on the row
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -226,13 +227,18 @@ def _run_batch(
         np.int32(min(settings.top_k or model.vocab_size, model.vocab_size)),
         np.float32(settings.top_p or 1.0),
     )
-    step = 0
+    step, most = 0, max(row.limit for row in rows)
+    waiting: deque[Array] = deque()
+    ahead = 1 if jax.default_backend() == "cpu" else 2  # a card computes while the host reads
     while any(row.finish is None for row in rows):
-        new, logits, cache = _decode(
-            model, compute, steps, settings.method, w, logits, cache, keys, np.int32(step), knobs
-        )
-        step += steps
-        for row, row_tokens in zip(rows, np.asarray(new), strict=False):
+        while len(waiting) < ahead and step < most:
+            new, logits, cache = _decode(
+                model, compute, steps, settings.method, w, logits, cache, keys, np.int32(step),
+                knobs,
+            )  # fmt: skip
+            waiting.append(new)
+            step += steps
+        for row, row_tokens in zip(rows, np.asarray(waiting.popleft()), strict=False):
             _take(row, row_tokens.tolist(), settings, ends, on_text)
 
 

@@ -61,6 +61,13 @@ TPU_OPTIONS = {
     "xla_tpu_enable_latency_hiding_scheduler": "true",
 }
 
+GPU_OPTIONS = {
+    # devices sum each large gradient once it is there, not those of a layer together
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": "8388608",
+    # products of one input are not put into one, whose result would be cut again
+    "xla_disable_hlo_passes": "dot-merger",
+}
+
 
 def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kernels:
     """The set of kernels for devices of a platform; those of the CPU are for one device."""
@@ -78,8 +85,7 @@ def compiler_options(compute: Compute, device_kind: str = "") -> dict[str, str]:
         torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
         return TPU_OPTIONS | torus
     if compute.kernels in ("gpu", "early gpu"):
-        # devices sum each large gradient once it is there, not those of a layer together
-        return {"xla_gpu_reduce_scatter_combine_threshold_bytes": "8388608"}
+        return GPU_OPTIONS
     return cpu.compiler_options() if compute.kernels == "cpu" else {}
 
 
