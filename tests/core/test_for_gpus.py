@@ -1,5 +1,5 @@
-"""What programs for GPUs alone do, computed on a CPU: gradients that are stacked in bfloat16, chunks
-of a loss without a loop, an adapter's two products in one."""
+"""What programs for GPUs alone do, on a CPU: gradients stacked in bfloat16, chunks of a loss
+without a loop, an adapter and its base in one product."""
 
 import jax
 import jax.numpy as jnp

@@ -64,7 +64,7 @@ def low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
         narrow = name_result(
             untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, dropped(x, w), a)
         )
-    if joins(eqn, w, b):
+    if joins(eqn, w):
         return joint_product(eqn, x, narrow, w.base, b)
     y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
@@ -75,7 +75,7 @@ def low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
     return y * aligned(w.magnitude / norms, batch + outer, out)
 
 
-def joins(eqn: str, w: Lora, b: Array) -> bool:
+def joins(eqn: str, w: Lora) -> bool:
     """True where one product of both parts is faster: on a single GPU, which waits for memory,
     where the result is at least as wide as the inputs."""
     x_letters, w_letters, out = letters(eqn)
@@ -84,7 +84,7 @@ def joins(eqn: str, w: Lora, b: Array) -> bool:
     if platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not plain:
         return False
     late = isinstance(w.base, Int8) and _contracts_inputs(eqn, w.base)  # scales that come after
-    narrow = math.prod(w.base.shape) > math.prod(b.shape[1:]) ** 2
+    narrow = math.prod(w.a.shape[:-1]) > math.prod(w.b.shape[1:])
     return not late and not narrow and w.magnitude is None and "v" not in w_letters
 
 

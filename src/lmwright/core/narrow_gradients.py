@@ -17,6 +17,7 @@ from lmwright.core.param import Tree
 from lmwright.core.stack import unstacked
 
 LARGE_BYTES = 2**20  # of a layer's weight
+CALLS = ("jit", "pjit", "remat", "remat2", "checkpoint", "closed_call")
 SAME_NUMBERS = ("reshape", "transpose", "squeeze", "expand_dims", "copy")
 
 
@@ -64,8 +65,8 @@ def _made_in(jaxpr: Any, result: Any) -> Any:
             return eqn.invars[0].aval.dtype
         if eqn.primitive.name in SAME_NUMBERS:
             result = eqn.invars[0]
-        elif inner := eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr"):
-            inner = getattr(inner, "jaxpr", inner)
+        elif eqn.primitive.name in CALLS:
+            inner = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
             return _made_in(inner, inner.outvars[eqn.outvars.index(result)])
         else:
             break

@@ -20,7 +20,8 @@ from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach, in_place, zero_unseen
 
 # whose kernels and their gradients tokamax has in Mosaic; parts of JAX's names of devices
-CARDS = ("H100", "H200", "H800", "H20", "B100", "B200", "B300")
+HOPPER = ("H100", "H200", "H800", "H20")
+CARDS = (*HOPPER, "B100", "B200", "B300")
 
 
 class Kernels(NamedTuple):
@@ -71,6 +72,11 @@ def library() -> Kernels | None:
 def _is_not_about_tuning(record: logging.LogRecord) -> bool:
     """False for the line that each shape without tuned blocks gives."""
     return not str(record.msg).startswith("Autotuning cache miss")
+
+
+def is_hopper(device_kind: str) -> bool:
+    """True for cards of the Hopper generation."""
+    return any(card in device_kind for card in HOPPER)
 
 
 def fits(q: Array, k: Array, scoring: Scoring, device_kind: str) -> bool:
