@@ -16,7 +16,9 @@ from jax.extend import core
 from lmwright.core.param import Tree
 from lmwright.core.stack import unstacked
 
-LARGE_BYTES = 2**20  # of a layer's weight
+# of a layer's weight: on an H100 a 1B model took 2 % less time with copies of 32 MiB, a 135M
+# model 2 % more with those of 2 MiB
+LARGE_BYTES = 2**24
 CALLS = ("jit", "pjit", "remat", "remat2", "checkpoint", "closed_call")
 SAME_NUMBERS = ("reshape", "transpose", "squeeze", "expand_dims", "copy")
 
