@@ -1,15 +1,12 @@
 """`plan` for GPUs beside steps that were measured on one H100 (80 GB, JAX 0.11, November 2026).
 
     python benchmarks/plan_gpu.py               times by arithmetic
-    python benchmarks/plan_gpu.py --compile     and memory by the compiler for CUDA: half an hour
+    python benchmarks/plan_gpu.py --compile     and memory by the compiler for CUDA: minutes
     python benchmarks/plan_gpu.py --shapes      memory of many steps, by it and by arithmetic
 
-The measured steps had cuDNN's attention, layers unrolled by a scan that recomputes nothing, one
-document a row, AdamW, bf16 products and fp32 weights. None of them set a rate of the plan. Our own
-attention kernels are not measured.
-
-The layers of today recompute what is elementwise, so the compiler is asked twice: about a program
-as the measured one (with our attention kernels), and about that of today.
+The measured steps are rows of `benchmarks/train_gpu.py`: AdamW, bf16 products and fp32 weights,
+one document a row by cuDNN's attention or 14 by our kernels, `train.remat` left to us. None of
+them set a rate of the plan, which takes packed rows for rows of one document.
 """
 
 import sys
@@ -17,13 +14,12 @@ import tempfile
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from lmwright.config.run import Run
 from lmwright.formats.open import load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
-from lmwright.planner.compiler.compile import CHILD, compile_for
+from lmwright.planner.compiler.compile import compile_for
 
 RUN = """
 name = "measured"
@@ -46,14 +42,16 @@ LLAMA_1B = (
     "model.vocab_size=128256", "model.embed_dim=2048", "model.mlp_dim=8192", "model.num_layers=16",
     "model.num_heads=32", "model.num_kv_heads=8", "model.head_dim=64", "model.seq_len=2048",
 )  # fmt: skip
-# milliseconds of a step, GiB at its peak where that was measured
-MEASURED: dict[str, tuple[float, float | None, tuple[str, ...]]] = {
-    "135M, 8 x 2,048": (59.8, 12.7, ("model.seq_len=2048",)),
-    "135M, 2 x 8,192": (89.0, None, ("model.seq_len=8192", "train.global_batch_size=2")),
-    "1B, 4 x 2,048": (137.9, 30.4, (*LLAMA_1B, "train.global_batch_size=4")),
-    "1B, 8 x 2,048": (255.6, None, LLAMA_1B),
+ONE_DOCUMENT = "data.pack.attention=row"
+# milliseconds of a step, GiB at its peak
+MEASURED: dict[str, tuple[float, float, tuple[str, ...]]] = {
+    "135M, 8 x 2,048": (56.06, 9.201, ("model.seq_len=2048", ONE_DOCUMENT)),
+    "135M, 2 x 8,192, 14 documents": (
+        57.84, 7.575, ("model.seq_len=8192", "train.global_batch_size=2"),
+    ),
+    "1B, 4 x 2,048": (135.3, 24.07, (*LLAMA_1B, "train.global_batch_size=4", ONE_DOCUMENT)),
     "1B, LoRA rank 16, 4 x 2,048": (
-        113.5, 15.9, (*LLAMA_1B, "train.global_batch_size=4", "lora.rank=16"),
+        104.4, 11.82, (*LLAMA_1B, "train.global_batch_size=4", "lora.rank=16", ONE_DOCUMENT),
     ),
 }  # fmt: skip
 # vocabulary, width, mlp, layers, heads, kv heads, head dim, tokens of a row, rows
@@ -90,24 +88,7 @@ FIELDS = (
     "model.vocab_size", "model.embed_dim", "model.mlp_dim", "model.num_layers", "model.num_heads",
     "model.num_kv_heads", "model.head_dim", "model.seq_len", "train.global_batch_size",
 )  # fmt: skip
-AS_MEASURED = "--as-measured"
 GIB = 2**30
-
-
-def as_measured() -> None:
-    """The child process of the compiler, with layers unrolled as they were measured."""
-    import jax
-
-    from lmwright.core import stack
-    from lmwright.planner.compiler import child
-
-    def unrolled(block: Any, layers: Any, x: Any, *side: Any, remat: Any) -> Any:
-        x, aux = jax.lax.scan(lambda x, w: block(w, x, *side), x, layers, unroll=True)
-        return x, jax.tree.map(lambda a: a.sum(0), aux)
-
-    stack._unrolled = unrolled
-    sys.argv = [sys.argv[0], *sys.argv[2:]]
-    child.main()
 
 
 def times(path: Path, machine: Machine) -> None:
@@ -124,18 +105,16 @@ def times(path: Path, machine: Machine) -> None:
 
 def peaks(path: Path, machine: Machine) -> None:
     """Prints the measured peaks of memory beside those of compiled programs."""
-    columns = f"{'measured':>10} {'compiled':>10} {'ratio':>6} {'today':>10} {'--quick':>10}"
-    print(f"\n{'GiB at the peak':<29} {columns}")
+    print(
+        f"\n{'GiB at the peak':<29} {'measured':>10} {'compiled':>10} {'ratio':>6} {'--quick':>10}"
+    )
     for name, (_, measured, changes) in MEASURED.items():
-        if measured is None:
-            continue
         run = load_run(path, changes)
-        programs = [(str(Path(__file__).resolve()), AS_MEASURED), CHILD]
-        then, now = (compile_for(run, machine, program=p).peak_bytes / GIB for p in programs)
+        compiled = compile_for(run, machine).peak_bytes / GIB
         quick = Quick.of(run, machine).memory.peak / GIB
         print(
-            f"{name:<29} {measured:>10.2f} {then:>10.2f} {measured / then:>6.2f} {now:>10.2f} "
-            f"{quick:>10.2f}",
+            f"{name:<29} {measured:>10.3f} {compiled:>10.3f} {measured / compiled:>6.3f} "
+            f"{quick:>10.3f}",
             flush=True,
         )
 
@@ -188,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    as_measured() if AS_MEASURED in sys.argv else main()
+    main()

@@ -1,39 +1,11 @@
-"""dots: products of the same activations with several weights, such as those of q, k and v.
-
-Under tensor parallelism every device computes a part of each gradient of the input. It adds its
-parts up before they travel to the devices that hold the tokens; left to itself, the partitioner
-sends each one alone:
-
-    dx = reduce_scatter(g_q w_q' + g_k w_k' + g_v w_v')
-"""
-
-from functools import partial, reduce
+"""dots: products of the same activations with several weights, such as those of q, k and v."""
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax import Array
 
 from lmwright.core.leaves import TYPED
-from lmwright.core.param import letters
-from lmwright.core.sharding import ACTIVATIONS, constrain, partition
-from lmwright.core.weight import (
-    PRODUCTS,
-    Weight,
-    as_array,
-    dot,
-    name_of,
-    name_result,
-    product,
-    untyped_dot,
-    weight_gradient,
-)
-
-AXIS = "tensor"
-NAMES = {
-    "b": "batch", "t": "seq", "d": "embed", "n": "heads", "k": "kv_heads", "h": "head_dim",
-    "e": "experts", "f": "mlp", "g": "gate_up",
-}  # fmt: skip
+from lmwright.core.sharding import constrain
+from lmwright.core.weight import PRODUCTS, Weight, as_array, dot, name_of, name_result
 
 
 def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> tuple[Array, ...]:
@@ -42,69 +14,11 @@ def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> t
     names = [product[2] if len(product) > 2 else name_of(product[0]) for product in products]
     mesh = jax.sharding.get_abstract_mesh()
     typed = any(isinstance(w, TYPED) for w in weights)
-    if mesh.empty or mesh.shape[AXIS] == 1 or typed:
+    if mesh.empty or mesh.shape["tensor"] == 1 or typed:
         narrow = PRODUCTS["narrow"](x, weights) if typed else [None] * len(weights)
         each = zip(eqns, weights, names, narrow, strict=True)
         return tuple(dot(eqn, x, w, name=name, narrow=xa) for eqn, w, name, xa in each)
     x = constrain(x, "batch stream embed")  # which is what the backward pass keeps
-    outputs = _fan(tuple(eqns), x, tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights))
+    cast = tuple(as_array(w, x.dtype).astype(x.dtype) for w in weights)
+    outputs = PRODUCTS["fan"](tuple(eqns), x, cast)
     return tuple(name_result(y, name) for y, name in zip(outputs, names, strict=True))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fan(eqns: tuple[str, ...], x: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
-    x = _gathered(x)
-    return tuple(untyped_dot(eqn, x.dtype, x, w) for eqn, w in zip(eqns, weights, strict=True))
-
-
-def _fan_fwd(eqns: tuple[str, ...], x: Array, weights: tuple[Array, ...]):
-    return _fan(eqns, x, weights), (x, weights)
-
-
-def _fan_bwd(
-    eqns: tuple[str, ...], residuals: tuple[Array, tuple[Array, ...]], gs: tuple[Array, ...]
-):
-    # one gather with the forward pass, where that runs again
-    x, weights = _gathered(residuals[0]), residuals[1]
-    gradients = tuple(
-        weight_gradient(eqn, x, g).astype(w.dtype)
-        for eqn, g, w in zip(eqns, gs, weights, strict=True)
-    )
-    return _input_gradient(eqns, gs, weights), gradients
-
-
-_fan.defvjp(_fan_fwd, _fan_bwd)
-
-
-def _gathered(x: Array) -> Array:
-    return constrain(x, "batch seq embed")
-
-
-def _input_gradient(
-    eqns: tuple[str, ...], gs: tuple[Array, ...], weights: tuple[Array, ...]
-) -> Array:
-    """[B, T, D], cut along tokens as the residual stream is."""
-    sides = [letters(eqn) for eqn in eqns]
-
-    def local(gs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-        parts = [
-            product(f"{out},{w_letters}->{x_letters}", g, w)
-            for (x_letters, w_letters, out), g, w in zip(sides, gs, weights, strict=True)
-        ]
-        total = reduce(jnp.add, parts).astype(gs[0].dtype)
-        return lax.psum_scatter(total, AXIS, scatter_dimension=1, tiled=True)
-
-    return jax.shard_map(
-        local,
-        mesh=jax.sharding.get_abstract_mesh(),
-        in_specs=(
-            tuple(_spec(out) for _, _, out in sides),
-            tuple(_spec(w_letters) for _, w_letters, _ in sides),
-        ),
-        out_specs=partition(("batch", "stream", "embed"), ACTIVATIONS),
-        check_vma=False,
-    )(gs, weights)
-
-
-def _spec(axes: str) -> PartitionSpec:
-    return partition(tuple(NAMES[letter] for letter in axes), ACTIVATIONS)

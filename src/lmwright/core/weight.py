@@ -43,12 +43,12 @@ PRODUCTS = Registry(
     __package__,
     {
         "Int8": "frozen.product", "Int4": "frozen.product", "Lora": "frozen.low_rank",
-        "narrow": "frozen.narrow_products",
+        "narrow": "frozen.narrow_products", "fan": "fan.fan",
         "Ternary": "ternary.product", "Rounded": "rounded.product", "Float8": "float8.product",
     },
 )  # fmt: skip
 """Product functions `(eqn, x, w, narrow)` by leaf type; "narrow" computes the part that Lora leaves
-of one x share. Imported when first used: most steps have no typed leaf."""
+of one x share, "fan" several products under tensor parallelism. Imported when first used."""
 
 
 def name_result(x: Array, name: str = MATMUL) -> Array:
@@ -68,7 +68,7 @@ def dot(
     """einsum of activations with a weight, e.g. `dot("btd,dnh->btnh", x, w)`.
 
     An array is cast to the dtype of `x`; quantized leaves, and the base of `Lora`, take no
-    gradient. Letters as in `core.fanout.NAMES`, and v for vocab. `name` is what rematerialization
+    gradient. Letters as in `core.fan.NAMES`, and v for vocab. `name` is what rematerialization
     policies know the result by, if not by its width. `narrow` is a Lora's part of
     `narrow_products`.
     """

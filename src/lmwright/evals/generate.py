@@ -292,17 +292,9 @@ def _prefill(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(6,))
 def _decode(
-    model: Decoder,
-    compute: Compute,
-    steps: int,
-    method: Method,
-    w: Tree,
-    logits: Array,
-    cache: Tree,
-    keys: Array,
-    first: Array,
-    knobs: tuple[Array, Array, Array],
-) -> tuple[Array, Array, Tree]:
+    model: Decoder, compute: Compute, steps: int, method: Method, w: Tree, logits: Array,
+    cache: Tree, keys: Array, first: Array, knobs: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Tree]:  # fmt: skip
     """`steps` new tokens [B, steps], the logits [B, V] after them and the longer cache."""
 
     def one(carry: tuple[Array, Tree], step: Array) -> tuple[tuple[Array, Tree], Array]:

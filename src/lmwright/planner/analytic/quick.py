@@ -42,8 +42,8 @@ MEMORY_ERROR_SHARE = 0.2
 `benchmarks/plan_quick.py`."""
 
 ON_CARD_SHARE = 0.05
-"""Most that a step on a GPU takes beyond what the compiler says of its program: 2 to 4 % on the
-three that were measured (`benchmarks/plan_gpu.py --compile`)."""
+"""Most that a step on a GPU takes beyond what the compiler says of its program: 4 % of earlier
+programs, 0.3 % of four of today's (`benchmarks/plan_gpu.py --compile`)."""
 
 
 @dataclass(frozen=True)
