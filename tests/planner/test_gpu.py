@@ -180,15 +180,15 @@ def test_the_longest_rows_are_confirmed_by_the_compiler(own, asked, capsys):
 
 
 def test_the_interval_around_a_step_widens_with_attention(tmp_path):
-    """Our attention kernels were not measured; products were, on one kind of card."""
+    """Packed rows count as one document each; steps were measured on one kind of card."""
     found = []
     for tokens, rows in ((2048, 8), (8192, 2)):
         words = (f"model.seq_len={tokens}", "train.remat=none")
         run = run_of(tmp_path, *words, preset="llama-135m", batch=rows)
         share = {n: Quick.of(run, parse_machine(f"gpu:{n}x1")).error_share for n in GPUS}
-        assert 0.25 < share["h100"] and min(share["a100"], share["l4"]) >= 0.75
+        assert 0.25 < share["h100"] < 0.75 <= min(share["a100"], share["l4"])
         found.append(share["h100"])
-    assert found[0] < 0.75 < found[1]
+    assert found[0] < 0.45 < found[1]
 
 
 def test_a_ring_holds_scores(tmp_path):
