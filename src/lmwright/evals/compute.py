@@ -17,7 +17,8 @@ from lmwright.program.plan import MAX_UNROLLED
 
 Kernels = Literal["platform", "reference"]
 
-# what compiling a layer by itself costs, and by kernels, copying a layer out of a stack
+# what compiling a layer by itself costs, and by kernels, copying a layer out of a stack; a 135M on
+# an H100 says 0.17 s and 5e11
 COMPILE_S = 0.2
 COPIED_BYTES_S = {"cpu": 15e9, "gpu": 5e11, "early gpu": 1.5e11}
 
