@@ -40,8 +40,7 @@ def _fan_bwd(
     # one gather with the forward pass, where that runs again
     x, weights = _gathered(residuals[0]), residuals[1]
     gradients = tuple(
-        weight_gradient(eqn, x, g).astype(w.dtype)
-        for eqn, g, w in zip(eqns, gs, weights, strict=True)
+        weight_gradient(eqn, x, g, w.dtype) for eqn, g, w in zip(eqns, gs, weights, strict=True)
     )
     return _input_gradient(eqns, gs, weights), gradients
 

@@ -131,7 +131,7 @@ def _dot_bwd(
     g = lax.optimization_barrier(g) if wide else g  # narrowed once for both products
     x_letters, w_letters, out = letters(eqn)
     dx = untyped_dot(f"{out},{w_letters}->{x_letters}", x.dtype, g, w)
-    return dx, weight_gradient(eqn, x, g).astype(w.dtype)
+    return dx, weight_gradient(eqn, x, g, w.dtype)
 
 
 untyped_dot.defvjp(_dot_fwd, _dot_bwd)
@@ -141,22 +141,22 @@ def _einsum(eqn: str, x: Array, w: Array, *, dtype: jnp.dtype = jnp.float32) -> 
     return jnp.einsum(eqn, x, w, preferred_element_type=dtype)
 
 
-def weight_gradient(eqn: str, x: Array, g: Array) -> Array:
-    """Gradient of the weight of `eqn`, for activations and the gradient of the result: float32, or
-    on one GPU in their dtype."""
-    on_cpu, default = partial(cpu.weight_gradient, eqn), partial(_weight_gradient, eqn)
-    return by_platform(x, g, cpu=on_cpu, default=default)
+def weight_gradient(eqn: str, x: Array, g: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+    """Gradient of the weight of `eqn`, for activations and the gradient of the result: a sum in
+    float32, rounded to `dtype`."""
+    on_cpu, default = partial(cpu.weight_gradient, eqn), partial(_weight_gradient, eqn, dtype)
+    return by_platform(x, g, cpu=on_cpu, default=default).astype(dtype)
 
 
-def _weight_gradient(eqn: str, x: Array, g: Array) -> Array:
+def _weight_gradient(eqn: str, dtype: jnp.dtype, x: Array, g: Array) -> Array:
     x_letters, w_letters, out = letters(eqn)
-    mesh, dtype = jax.sharding.get_abstract_mesh(), jnp.float32
+    mesh, equation = jax.sharding.get_abstract_mesh(), f"{x_letters},{out}->{w_letters}"
+    if platform() == "gpu" and mesh.size == 1:  # XLA would round it in a pass of its own
+        return _einsum(equation, x, g, dtype=dtype)
     if not mesh.empty and mesh.size > 1 and x_letters[0] == "b" and "d" in w_letters:
         if scatters(device_kind(), mesh.shape, batch_ways(mesh)):
             return scattered_gradient(eqn, x, g, mesh.shape["fsdp"])
-    elif platform() == "gpu":  # XLA would write it in float32, and round it in another pass
-        dtype = x.dtype
-    return _einsum(f"{x_letters},{out}->{w_letters}", x, g, dtype=dtype)
+    return _einsum(equation, x, g)
 
 
 def scatters(device_kind: str, sizes: Mapping[str, int], batch_ways: int) -> bool:
