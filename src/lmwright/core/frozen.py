@@ -57,6 +57,7 @@ def low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
         whole = merge(w, constant_norm=True).astype(x.dtype)
         return untyped_dot(eqn, jnp.float32, dropped(x, w), whole)
     x = compute_once(x)
+    y = None if joins(eqn, w) else _frozen_dot(eqn, x.dtype.name, x, w.base)
     rows = "".join(letter for letter in x_letters if letter not in first[0])
     middle = f"{rows}{batch}r"
     a, b = (factor.astype(x.dtype) for _, factor in (first, second))
@@ -64,9 +65,8 @@ def low_rank(eqn: str, x: Array, w: Lora, narrow: Array | None) -> Array:
         narrow = name_result(
             untyped_dot(f"{x_letters},{first[0]}->{middle}", x.dtype, dropped(x, w), a)
         )
-    if joins(eqn, w):
+    if y is None:
         return joint_product(eqn, x, narrow, w.base, b)
-    y = _frozen_dot(eqn, x.dtype.name, x, w.base)
     y += untyped_dot(f"{middle},{second[0]}->{out}", jnp.float32, narrow, b)
     y = gradient_once(y)
     if w.magnitude is None:
