@@ -24,7 +24,7 @@ class FakeHub(ThreadingHTTPServer):
         self.repo, self.files, self.asked = repo, files, []
         self.kind, self.token, self.given = kind, token, set()
         self.sha, self.before = SHA, {}
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -180,7 +180,7 @@ class WritableHub(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.bodies: list[bytes] = []
         self.before_commit = lambda repo: None
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def url(self) -> str:

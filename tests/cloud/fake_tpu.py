@@ -42,7 +42,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, answer):
         self.answer = answer
         super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def address(self):

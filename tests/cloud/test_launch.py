@@ -11,6 +11,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 from lmwright.cli.main import main
 from lmwright.cloud import checks, remote, roles
 from lmwright.cloud.book import begin, id_of, label_of
+from lmwright.cloud.slices import Slices
 from lmwright.cloud.spec import Cloud, Spec, job_names, load_spec, save_spec
 from lmwright.cloud.target import refuse_local_places
 from lmwright.cloud.tpu_api import NO_CREDENTIALS, Tpus
@@ -18,7 +19,7 @@ from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from tests.cloud import fake_tpu
 from tests.cloud.fake_tpu import MEMBER
-from tests.cloud.played import offer
+from tests.cloud.played import QUICK, offer
 
 ZONE = "us-central2-b"
 ON_BUCKET = ("roles/storage.objectAdmin", "roles/storage.legacyBucketReader")
@@ -263,6 +264,7 @@ def test_a_launch_that_was_killed_before_its_job_was_written(spec, tpu, capsys):
 def test_launch_ends_at_once_without_quota(run, tpu, tmp_path, monkeypatch, capsys):
     tpu.quota = dict.fromkeys(tpu.quota, False)
     monkeypatch.setattr(remote, "stage", lambda root: f"{root}/c")
+    monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
     assert launched(tmp_path) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "Quota limit 'TPUV4CoresPerProject' is 0" in err

@@ -171,7 +171,7 @@ def test_an_answer_that_is_none_ends_nothing(monkeypatch, answer):
             self.wfile.write(answer)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Broken) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("GCE_METADATA_HOST", "{}:{}".format(*server.server_address))
         assert metadata.notice() is None
         server.shutdown()

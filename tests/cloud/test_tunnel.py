@@ -37,7 +37,7 @@ def notebook():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_port
     server.shutdown()
 

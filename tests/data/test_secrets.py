@@ -43,7 +43,7 @@ def host(tmp_path, monkeypatch):
         return Guarded(*args, directory=str(tmp_path / "far"))
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"me:hunter2secret@127.0.0.1:{server.server_port}"
     server.shutdown()
 

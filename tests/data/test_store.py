@@ -227,7 +227,7 @@ def test_http_reads_only_the_ranges_it_needs(written):
     pytest.importorskip("aiohttp", reason="fsspec's http needs aiohttp")
     handler = functools.partial(RangeHandler, directory=str(written))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         store = TokenStore.open(f"http://127.0.0.1:{server.server_port}")
         RangeHandler.sent = 0
         same(store.batch(5, 16), TokenStore.open(written).batch(5, 16))

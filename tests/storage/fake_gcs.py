@@ -179,9 +179,11 @@ def served():
     command = [str(wrapper._get_binary_path()), "-scheme", "http", "-backend", "memory"]
     command += ["-host", "127.0.0.1", "-port", str(proxy.upstream), "-external-url", url]
     command += ["-public-host", f"127.0.0.1:{proxy.port}", "-log-level", "error"]
+    env = {**os.environ, "GOMAXPROCS": "1", "GOGC": "1000"}  # it holds little, for a few minutes
     # a pipe that nobody reads would fill and stop the server
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    out = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen(command, env=env, **out)
+    threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
     try:
         _wait(f"http://127.0.0.1:{proxy.upstream}/_internal/healthcheck")
         os.environ.update(variables(url))
