@@ -42,6 +42,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_cache.name, "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+COMPUTE_MODELS = ("adapters", "evals", "formats", "models", "objectives", "parity")
 MOST_BYTES = 3 * 2**30  # of a worker
 LONG = tomllib.loads(Path(__file__).with_name("long_cases.toml").read_text())
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -97,6 +98,22 @@ def each_step_compiled_once():
     """Runs of this process share the train steps that are the same, and programs a context."""
     share_steps()
     share_context()
+
+
+@pytest.fixture(autouse=True)
+def only_the_branch_of_cpus_is_traced(request, monkeypatch):
+    """Without a mesh JAX traces and differentiates what each platform computes, and compiles one of
+    them. Models are computed without one in these rooms: they take the CPU's at once, as runs do,
+    which have a mesh. In `core`, `nn` and `kernels` the compiler chooses."""
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    if room in COMPUTE_MODELS and "jax" in sys.modules:
+        lax = sys.modules["jax"].lax
+        monkeypatch.setattr(lax, "platform_dependent", branch_of_cpus)
+
+
+def branch_of_cpus(*args, default, **branches):
+    """`lax.platform_dependent` on CPUs."""
+    return branches.get("cpu", default)(*args)
 
 
 @pytest.fixture(scope="session")
