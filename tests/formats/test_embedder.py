@@ -232,8 +232,9 @@ def test_held_out_pairs_are_ranked(run, capsys):
     (loss,) = opened.held_out.losses(opened.weights)
     model, w = run.objective.exported(run.model, opened.weights)
     store, found = TokenStore.open(run.data.dir), []
+    vectors = jax.jit(lambda w, batch: model.vectors(w, batch, opened.plan.compute, 12)[0][0])
     for batch in store.eval_batches("pairs", 1):
-        made = model.vectors(w, batch_of(batch), opened.plan.compute, 12)[0][0]
+        made = vectors(w, batch_of(batch))
         found += list(np.asarray(made)[: batch["segment_ids"].max()])
     unit = np.array(found) / np.linalg.norm(found, axis=1, keepdims=True)
     a, p = unit[::2], unit[1::2]

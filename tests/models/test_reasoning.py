@@ -96,7 +96,8 @@ def test_all_experts_are_as_many_chosen():
     model = replace(PLAIN, reasoning=HOW)
     w = jax.tree.map(lambda a: a + 0.1, init_weights(model.spec(), jax.random.key(0)))
     chosen = replace(PLAIN, reasoning=replace(HOW, experts_per_token=5))
-    a, b = (m.hidden(w, batch(), Compute())[0] for m in (model, chosen))
+    hidden = jax.jit(lambda m, w: m.hidden(w, batch(), Compute())[0], static_argnums=0)
+    a, b = (np.asarray(hidden(m, w)) for m in (model, chosen))
     real = np.asarray(batch().segment_ids) > 0  # padding is sent to no expert
     np.testing.assert_allclose(a[real], b[real], rtol=1e-4, atol=1e-5)
 
