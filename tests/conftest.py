@@ -73,6 +73,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    """Ends a worker at once, whose results are known: Orbax's threads of saves that failed, as they
+    should, would keep it for minutes, and xdist waits ten seconds before it kills one."""
+    if hasattr(config, "workerinput"):
+        os._exit(0)
+
+
 @pytest.fixture(autouse=True)
 def no_mesh_left():
     """A mesh set for good by one test would be every later test's of the same worker."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lmwright.cli.main import main
+from tests.resume.conftest import one_device  # noqa: F401
 
 HERE = Path(__file__).parent
 # What that commit logged when the runs continued, in float32 on a CPU.
@@ -34,7 +35,8 @@ def archive(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def inside(archive, monkeypatch):
+def inside(archive, one_device, monkeypatch):  # noqa: F811
+    """In their folder, on one device as they were."""
     monkeypatch.chdir(archive)
 
 

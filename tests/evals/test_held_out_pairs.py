@@ -6,6 +6,7 @@ import json
 import pytest
 
 from lmwright.cli.main import main
+from tests.resume.conftest import one_device  # noqa: F401
 
 ROWS = {
     "dpo": ("preference", ({"chosen": "yes it is", "rejected": "no"},)),
@@ -55,6 +56,7 @@ sources = [{{{source}/a.jsonl"}}, {{{source}/b.jsonl", use = "eval"}}]
 
 
 @pytest.mark.parametrize("kind", ["dpo", pytest.param("kto", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("one_device")
 def test_eval_compares_with_the_base_as_training_does(kind, tmp_path, capsys):
     path = make_run(tmp_path, kind)
     assert main(["train", path]) == 0

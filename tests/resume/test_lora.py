@@ -48,6 +48,7 @@ def runs(small_run, tmp_path_factory):
         return replace(
             small_run,
             dir=str(root / (folder or f"run-{names}")),
+            model=replace(small_run.model, num_layers=1),
             lora=replace(lora, **changes),
             train=replace(small_run.train, global_batch_size=rows),
         )
