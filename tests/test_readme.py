@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from lmwright.cli.main import main
+from tests.resume.conftest import one_device  # noqa: F401
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 # The page trains for hours; the lines stay as they are but for these words at their end.
 SHORTER = (
-    "train.steps=2", "train.global_batch_size=8", "model.vocab_size=8064", "model.num_layers=1",
+    "train.steps=2", "train.global_batch_size=1", "model.vocab_size=8064", "model.num_layers=1",
 )  # fmt: skip
 
 
@@ -40,6 +41,7 @@ def write_texts(folder, documents):
             out.write(json.dumps({"text": text}) + "\n")
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("documents", [1, pytest.param(18, marks=pytest.mark.slow)])
 def test_the_page_runs_as_printed(tmp_path, monkeypatch, capsys, documents):
     monkeypatch.chdir(tmp_path)
