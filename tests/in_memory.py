@@ -21,7 +21,7 @@ def abstract_weights(spec: Tree, dtype: jnp.dtype = jnp.float32) -> Tree:
 
 def to_hf(model: HfModel, w: Tree) -> dict[str, np.ndarray]:
     """All weights (or gradients), on the host, under their Hugging Face names."""
-    return dict(HfTensors(model, w))
+    return dict(HfTensors(model, jax.tree.map(np.asarray, w)))
 
 
 def export_hf(

@@ -103,7 +103,7 @@ def test_a_block_of_the_whole_row_is_masked_diffusion():
     """The same masks, the same loss, whatever the clean row says."""
     batch, draws = rows(3, 33, 6), drawn(3)
     losses = [
-        each.loss(MODEL, W, batch, draws, Compute())
+        jax.jit(lambda w, each=each: each.loss(MODEL, w, batch, draws, Compute()))(W)
         for each in (PLAIN, replace(PLAIN, block_tokens=T))
     ]
     np.testing.assert_allclose(losses[0].total, losses[1].total, rtol=1e-6)
@@ -113,7 +113,8 @@ def test_a_block_of_the_whole_row_is_masked_diffusion():
 def test_blocks_of_one_token_are_the_chain_of_likelihoods():
     """As a causal model of the same weights has them: all before, and a mask."""
     batch = packed()
-    found = replace(PLAIN, block_tokens=1).loss(MODEL, W, batch, drawn(2), Compute())
+    objective, draws = replace(PLAIN, block_tokens=1), drawn(2)
+    found = jax.jit(lambda w: objective.loss(MODEL, w, batch, draws, Compute()))(W)
     shared = {f.name: getattr(MODEL, f.name) for f in fields(Llama) if hasattr(MODEL, f.name)}
     shared.pop("kind")
     causal = Llama(**shared)
@@ -127,14 +128,14 @@ def test_blocks_of_one_token_are_the_chain_of_likelihoods():
         logits = causal.logits(W, causal.hidden(W, one, Compute())[0])[0, place]
         return jax.nn.log_softmax(logits)[row.tokens[place]]
 
-    each = jax.vmap(lambda row: jax.vmap(partial(chance, row))(at))(batch)
+    each = jax.jit(jax.vmap(lambda row: jax.vmap(partial(chance, row))(at)))(batch)
     np.testing.assert_allclose(found.total, -jnp.sum(each * batch.loss_weight), rtol=1e-5)
 
 
 def test_blocks_have_exact_counts_and_times_of_their_own():
     batch, draws = packed(), drawn(2)
     block = replace(PLAIN, block_tokens=8).blocks(batch)
-    masked, weights = map(np.asarray, mask_rows(batch, draws, block))
+    masked, weights = map(np.asarray, jax.jit(mask_rows)(batch, draws, block))
     learned, start = np.asarray(batch.loss_weight) > 0, np.asarray(block.start)
     counts = []
     for row in range(2):
@@ -151,7 +152,8 @@ def test_blocks_have_exact_counts_and_times_of_their_own():
 def test_complementary_views_mask_each_token_once(size):
     batch, draws = rows(16, 33, 6), drawn(16)
     block = replace(PLAIN, block_tokens=size).blocks(batch)
-    first, second = complementary(batch, mask_rows(batch, draws, block), block)
+    views = lambda *a: complementary(a[0], mask_rows(*a), a[2])  # noqa: E731
+    first, second = jax.jit(views)(batch, draws, block)
     learned = np.asarray(batch.loss_weight) > 0
     np.testing.assert_array_equal(first.masked ^ second.masked, learned)
     assert not np.any(first.masked & second.masked)

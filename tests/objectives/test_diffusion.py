@@ -48,7 +48,7 @@ def drawn(count, seed=1):
 def test_each_row_has_its_count_of_masks_and_weighs_as_many_tokens_as_it_has():
     for real, prompt in ((T, 1), (33, 9), (7, 1), (2, 1), (1, 1)):
         batch, draws = rows(64, real, prompt), drawn(64)
-        masked, weights = map(np.asarray, mask_rows(batch, draws))
+        masked, weights = map(np.asarray, jax.jit(mask_rows)(batch, draws))
         learned = np.asarray(batch.loss_weight) > 0
         assert not masked[~learned].any() and np.all((weights > 0) == masked)
         count = real - prompt
@@ -101,7 +101,7 @@ def test_the_loss_is_the_weighted_cross_entropy_at_the_masks():
     w, batch, draws = init_weights(MODEL.spec(), jax.random.key(0)), rows(3, 31, 6), drawn(3)
     compute = Compute(loss_chunk_tokens=5)
     found = jax.jit(lambda w: objective.loss(MODEL, w, batch, draws, compute))(w)
-    masked, weights = mask_rows(batch, draws)
+    masked, weights = jax.jit(mask_rows)(batch, draws)
     seen = replace(batch, tokens=jnp.where(masked, MASK, batch.tokens))
     logits = jax.jit(lambda w: MODEL.logits(w, MODEL.hidden(w, seen, Compute())[0]))(w)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens)

@@ -56,7 +56,8 @@ BATCH = batch_of()
 
 def weights_of(model, seed):
     """Weights whose logits are far from even."""
-    return jax.tree.map(lambda a: 2 * a, init_weights(model.spec(), jax.random.key(seed)))
+    fresh = init_weights(model.spec(), jax.random.key(seed))
+    return jax.tree.map(lambda a: 2 * np.asarray(a), fresh)
 
 
 def logits_of(model, w):

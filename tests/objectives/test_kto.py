@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_rotated_rows_hold_the_same_prompts_with_other_answers():
 def test_what_follows_an_answer_moves_with_it():
     batch = packed(conversations())
     weight = batch.loss_weight.at[0, 8].set(0.0)  # the last token of the first answer
-    moved = rotate(Batch(batch.tokens, batch.segment_ids, batch.positions, weight))
+    moved = jax.jit(rotate)(Batch(batch.tokens, batch.segment_ids, batch.positions, weight))
     # prompt 2 begins after prompt 1 and answer 3, and has the first answer
     begins = 4 + 8
     learned = np.asarray(moved.loss_weight)[0, begins + 6 : begins + 6 + 5]

@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_those_of_the_composition(layers, ours, record_pr
     arrays = {k: v.numpy() for k, v in other.state_dict().items()}
     w = from_hf(model, arrays | {POSITIONS: positions.detach().numpy()})
     batch, masking = packed(LENGTHS), OBJECTIVE.masking
-    hidden = masking.hide(batch, V, KEYS)
+    hidden = jax.jit(lambda batch: masking.hide(batch, V, KEYS))(batch)
 
     def loss(w):
         result = masking.loss(model, w, batch, KEYS, Compute(loss_chunk_tokens=4))
