@@ -266,6 +266,7 @@ def test_launch_ends_at_once_without_quota(run, tpu, tmp_path, monkeypatch, caps
     monkeypatch.setattr(remote, "stage", lambda root: f"{root}/c")
     monkeypatch.setattr(remote, "Slices", lambda spec, tell, _: Slices(spec, tell, QUICK))
     assert launched(tmp_path) == 2
+    assert sum(call[0] == "POST" for call in tpu.calls) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "Quota limit 'TPUV4CoresPerProject' is 0" in err
     assert "lmwright jobs start j" in err
