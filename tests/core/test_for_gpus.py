@@ -8,7 +8,7 @@ import pytest
 
 from lmwright.core import frozen, sharding, stack, weight
 from lmwright.core.compute import REMATS
-from lmwright.core.leaves import Lora
+from lmwright.core.leaves import LANES, Lora
 from lmwright.core.narrow_gradients import gradient_dtypes
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
@@ -127,3 +127,18 @@ def test_an_adapter_beside_its_base_in_one_product(eqn, size, outputs, on_gpus):
     undo()
     near(got, wanted, share=1e-5)
     assert "stablehlo.concatenate" in text
+
+
+def test_several_adapters_do_not_copy_their_base(on_gpus):
+    """Lanes of adapters beside one base, as a step computes them."""
+    pretend, undo = on_gpus
+    rng = np.random.default_rng(4)
+    base, a, b = normal(rng, 6, 9), normal(rng, 3, 6, 2), normal(rng, 3, 2, 9)
+    x = normal(rng, 3, 2, 5, 6)
+    one = lambda x, a, b: dot("btd,df->btf", x, Lora(base, a, b))  # noqa: E731
+    lanes = jax.jit(jax.vmap(jax.checkpoint(one), axis_name=LANES))
+    pretend()
+    text, got = lanes.lower(x, a, b).as_text(), lanes(x, a, b)
+    undo()
+    near(got, jnp.einsum("lbtd,ldf->lbtf", x, base + a @ b), share=1e-5)
+    assert "stablehlo.concatenate" not in text

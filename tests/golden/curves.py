@@ -263,7 +263,8 @@ def train_here(folder: Path, names: Sequence[str], changes: Sequence[str] = ()) 
         case, data = CASES[name], CASES[name].get("data", "text")
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
-                made = case if kind in PLAIN else {"data": kind}
+                own = kind in PLAIN or (changes and kind == data)
+                made = case if own else {"data": kind}
                 ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)), *changes)
                 prepared.add(kind)
         teacher = case.get("teacher")

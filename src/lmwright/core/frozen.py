@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.core.leaves import Int8, Lora, Quantized, column_norms, dequantize, merge
+from lmwright.core.leaves import LANES, Int8, Lora, Quantized, column_norms, dequantize, merge
 from lmwright.core.param import letters
 from lmwright.core.sharding import platform
 from lmwright.core.weight import (
@@ -81,11 +81,20 @@ def joins(eqn: str, w: Lora) -> bool:
     x_letters, w_letters, out = letters(eqn)
     inner, outer = w_letters[: w.inputs], w_letters[w.inputs :]
     plain = x_letters.endswith(inner) and out == x_letters[: -len(inner)] + outer
-    if platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not plain:
+    if platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not plain or in_lanes():
         return False
     late = isinstance(w.base, Int8) and _contracts_inputs(eqn, w.base)  # scales that come after
     narrow = math.prod(w.a.shape[:-1]) > math.prod(w.b.shape[1:])
     return not late and not narrow and w.magnitude is None and "v" not in w_letters
+
+
+def in_lanes() -> bool:
+    """True in a loss that is computed for several adapters at once, each of which would join a copy
+    of the base."""
+    try:
+        return lax.axis_size(LANES) > 0
+    except NameError:  # no such axis
+        return False
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -64,6 +64,9 @@ class Int4:
     outputs: int = field(metadata={"static": True})
 
 
+LANES = "lanes"  # JAX's name of the axis over which several adapters are computed at once
+
+
 @_leaf
 class Lora:
     """base + a b, where the base takes no gradient.
