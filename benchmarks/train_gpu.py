@@ -64,6 +64,8 @@ class Bench:
     """For what is installed and compiled; empty at the start."""
     installed: dict[str, str] = field(default_factory=dict)
     """By library: why its wheels could not be installed; empty where they could."""
+    ends: dict[str, float] = field(default_factory=dict)
+    """By row that has begun: when it is to end."""
 
     @cached_property
     def machine(self) -> dict[str, Any]:
@@ -79,17 +81,17 @@ class Bench:
         running = []
         with ThreadPoolExecutor(self.args.beside) as beside:
             for name in rows:
-                ends = time.perf_counter() + ROW_S
                 for contestant in self.chosen(name):
                     about = self.about(name, contestant)
                     if self.args.again or gpu_results.key(about) not in seen:
                         self.install(contestant.split("-")[0])
-                        running.append(beside.submit(self.one, name, contestant, about, ends))
+                        running.append(beside.submit(self.one, name, contestant, about))
         for each in running:
             each.result()  # tells of our own mistakes
 
-    def one(self, name: str, contestant: str, about: dict[str, Any], ends: float) -> None:
-        """Measures a contestant of a row that is to end by then, and appends its record."""
+    def one(self, name: str, contestant: str, about: dict[str, Any]) -> None:
+        """Measures a contestant of a row and appends its record."""
+        ends = self.ends.setdefault(name, time.perf_counter() + ROW_S)
         limit = min(self.left(), ends - time.perf_counter(), self.args.contestant_s)
         if limit < min(LEAST_S, self.args.contestant_s):
             print(f"{name} {contestant}: no time left", flush=True)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from argparse import Namespace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # as its command does
 import gpu_results
+import gpu_steps
 import train_gpu
 from contestants import random_rows
 from gpu_rows import ROWS
@@ -69,7 +71,7 @@ def test_the_table_says_medians_and_goals():
 def bench(tmp_path, monkeypatch, **options):
     """A benchmark whose contestants are asked for and do not run: the seconds each may take."""
     given = dict(device="cpu", tiny=True, results=tmp_path / "r.jsonl", only=None, again=False,
-                 budget_s=float("inf"), contestant_s=240.0, wheels=None, set=[])  # fmt: skip
+                 budget_s=float("inf"), contestant_s=240.0, wheels=None, set=[], beside=1)  # fmt: skip
     run = train_gpu.Bench(Namespace(**(given | options)), tmp_path)
     asked = []
 
@@ -94,6 +96,20 @@ def test_what_has_a_record_is_not_run_again(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert len(bench(tmp_path, monkeypatch, again=True, only="lmwright")) == 2
     assert bench(tmp_path, monkeypatch, again=True, budget_s=1.0) == []
+    together = bench(tmp_path, monkeypatch, beside=3, again=True)
+    assert sorted(names(together)) == sorted(names(first))
+
+
+def test_a_contestant_is_timed_when_no_other_works(tmp_path):
+    """Two get ready; the one that is ready waits for the other."""
+    here, there = gpu_steps.Turns(tmp_path / "turn"), gpu_steps.Turns(tmp_path / "turn")
+    timed = threading.Thread(target=here.wait)
+    timed.start()
+    timed.join(0.2)
+    assert timed.is_alive()
+    there.close()
+    timed.join(10)
+    assert not timed.is_alive()
 
 
 def test_only_a_contestants_own_wheels_are_installed(tmp_path, monkeypatch):
