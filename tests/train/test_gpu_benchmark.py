@@ -71,7 +71,8 @@ def test_the_table_says_medians_and_goals():
 def bench(tmp_path, monkeypatch, **options):
     """A benchmark whose contestants are asked for and do not run: the seconds each may take."""
     given = dict(device="cpu", tiny=True, results=tmp_path / "r.jsonl", only=None, again=False,
-                 budget_s=float("inf"), contestant_s=240.0, wheels=None, set=[], beside=1)  # fmt: skip
+                 budget_s=float("inf"), contestant_s=240.0, wheels=None, set=[],
+                 beside=1)  # fmt: skip
     run = train_gpu.Bench(Namespace(**(given | options)), tmp_path)
     asked = []
 
