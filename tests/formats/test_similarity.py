@@ -8,6 +8,7 @@ from scipy import stats
 from lmwright.cli.main import main
 from lmwright.core.compute import Compute
 from lmwright.core.param import walk
+from lmwright.data.prepare import prepare_command
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
@@ -128,3 +129,19 @@ def test_a_row_of_one_text_is_refused(tmp_path):
     rows = [*ROWS[:5], {"text": "alone", "label": 1}, *ROWS[6:]]
     with pytest.raises(UserError, match=r"texts.jsonl:6 has no second text; give it in a column"):
         prepared_run(tmp_path, EuroBert(mlp_dim=24, **SIZES), Similarity(), rows, rows="labeled")
+
+
+@pytest.mark.parametrize("compares", ["numbers", "order"])
+def test_numbers_that_no_cosine_reaches_are_told(compares, tmp_path, capsys):
+    """Ratings from 0 to 5, as STS-B has them; what is between -1 and 1 needs no word."""
+    rows = [{**row, "label": 5 * (i % 6) / 5} for i, row in enumerate(ROWS)]
+    run = prepared_run(
+        tmp_path, EuroBert(mlp_dim=24, **SIZES), Similarity(compares=compares), rows, rows="labeled"
+    )
+    capsys.readouterr()
+    prepare_command(run)
+    said = capsys.readouterr().out.splitlines()
+    beyond = [line for line in said if "numbers beyond 1" in line]
+    assert [line.split(":")[0] for line in beyond] == (
+        ["texts (train)", "held (eval)"] if compares == "numbers" else []
+    )

@@ -56,6 +56,18 @@ def _other_lengths(tokenized: Manifest) -> Iterator[str]:
         yield f"data.sources: {name}: {left:,} of {left + docs:,} documents have other lengths"
 
 
+def _beyond_a_cosine(summary: Summary) -> Iterator[str]:
+    """Sources with numbers that are not between -1 and 1, as the mean of their squares tells."""
+    for record in summary.rows():
+        numbers = record.get("numbers")
+        if numbers and numbers["squares"] > numbers["count"]:
+            yield (
+                f"{visible(record['source'], lines=False)} ({record['split']}): has numbers beyond "
+                "1, which no cosine reaches; divide them by the largest that there can be, or set "
+                'objective.compares = "order"'
+            )
+
+
 def notes(run: Run, summary: Summary) -> Iterator[str]:
     """Things a user should know before training on the prepared data."""
     from lmwright.data.tokens.vocabulary import note_unused
@@ -66,6 +78,8 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
             yield note
     if tokenized := summary.stages.get("tokenize"):
         yield from _other_lengths(tokenized)
+    if getattr(run.objective, "compares", None) == "numbers":
+        yield from _beyond_a_cosine(summary)
     packed = summary.stages.get("pack")
     if packed and packed.facts.get("related") and "labels" not in packed.facts:
         counts = packed.counts["sources"].get("train", {}).values()
