@@ -20,7 +20,7 @@ SMALL = (
     "train.global_batch_size=8",
 )  # fmt: skip
 
-HOPPER = ("gpu:h100x1", "gpu:h100x8", "gpu:b200x1")
+TRITON = "__gpu$xla.gpu.triton"
 has_tokamax = importlib.util.find_spec("tokamax") is not None
 has_cudnn = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cudnn"))
 
@@ -41,8 +41,7 @@ def test_a_step_compiles_with_the_kernels(name, tmp_path):
     given = found.weights_bytes + found.optimizer_bytes
     assert given < found.peak_bytes < given + 2**30
     # of two layers: forward, again for the backward pass, and its two
-    tokamax = has_tokamax and name in HOPPER
-    assert calls(found, "mosaic_gpu_v2" if tokamax else "__gpu$xla.gpu.triton") == 2 * 4
+    assert calls(found, TRITON) == 2 * 4
     assert not re.search(r"\[(\d+,)+1024,1024\]", found.hlo)  # no scores of all pairs
     if machine.num_devices > 1:
         assert "all-gather" in found.hlo or "all-reduce" in found.hlo
@@ -121,7 +120,6 @@ def operands_of_products(block):
         yield tuple(types[name] for name in pair)
 
 
-ATTENTION = "mosaic_gpu_v2" if has_tokamax else "__gpu$xla.gpu.triton"
 # devices along the axes of a mesh of 8, collectives beside those of fsdp, kernels of attention
 MESHES = {
     "fsdp": (("mesh.fsdp=8",), ("all-gather", "reduce-scatter"), 8),
@@ -154,7 +152,13 @@ def test_meshes_of_several_cards(axes, tmp_path):
     assert found.fits and found.mesh == found.mesh | sizes_of(words)
     for name in collectives:
         assert re.search(rf" {name}(-start)?\(", found.hlo), name
-    assert calls(found, ATTENTION, "_attention") == kernels
+    assert calls(found, TRITON, "_attention") == kernels
+
+
+@pytest.mark.skipif(not has_tokamax, reason="needs tokamax")
+def test_wide_heads_take_tokamax_on_hopper(tmp_path):
+    run = run_of(tmp_path, *SMALL, "model.head_dim=128", "train.remat=block")
+    assert calls(aot.compile_for(run, parse_machine("gpu:h100x1")), "mosaic_gpu_v2") == 2 * 4
 
 
 def sizes_of(words):

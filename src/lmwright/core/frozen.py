@@ -80,7 +80,8 @@ def joins(eqn: str, w: Lora) -> bool:
     where the result is at least as wide as the inputs."""
     x_letters, w_letters, out = letters(eqn)
     inner, outer = w_letters[: w.inputs], w_letters[w.inputs :]
-    plain = x_letters.endswith(inner) and out == x_letters[: -len(inner)] + outer
+    rows = x_letters[: -len(inner)]
+    plain = x_letters.endswith(inner) and out == rows + outer and len(rows) == 2
     if platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not plain or in_lanes():
         return False
     late = isinstance(w.base, Int8) and _contracts_inputs(eqn, w.base)  # scales that come after

@@ -110,7 +110,7 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    steps = settings.max_new_tokens * -(-len(prompts) // batch_rows)
+    steps = -(-len(prompts) // batch_rows) * settings.max_new_tokens
     compute = compute or _compute_for(model, w, steps)
     run_batch = _run_batch
     if filling := _filling_for(model, filling, settings):
@@ -333,7 +333,8 @@ def generate_command(
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
-    compute = _compute_for(model, w, max_new_tokens, precision, kernels)
+    steps = -(-len(prompts) // BATCH_ROWS) * max_new_tokens
+    compute = _compute_for(model, w, steps, precision, kernels)
     how = _filling_for(model, Filling(**filling) if filling else None, settings)
     asked, end_ids = list(prompts), loaded.end_ids
     if chat:

@@ -190,7 +190,8 @@ def _xent_fwd(
     # a loop would pass over the weights' gradient once more for each
     apart = platform() == "gpu" and plain and len(pieces[0]) <= MOST_APART
     cast = shards.count > 1 or apart
-    read = jax.tree.map(lambda a: shards.repeat(a.astype(x.dtype)), w) if cast else w
+    narrow = lambda a: a.astype(x.dtype) if a.ndim > 1 else a  # noqa: E731  # biases stay wide
+    read = jax.tree.map(lambda a: shards.repeat(narrow(a)), w) if cast else w
 
     def one(piece: tuple[Array, Array, Array]) -> tuple[Xent, Tree, Array]:
         xc, tc, wc = (shards.split(a) for a in piece)
