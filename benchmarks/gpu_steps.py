@@ -275,11 +275,6 @@ class Turns:
         self._take(fcntl.LOCK_UN)
         self._take(fcntl.LOCK_EX)
 
-    def close(self) -> None:
-        """Lets the others go on, as the end of a process does."""
-        if self._file:
-            self._file.close()
-
 
 def measure(
     ready: Ready, tokens: int, steps: int, rounds: int, began: float, turns: Turns

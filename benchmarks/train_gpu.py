@@ -10,7 +10,7 @@ Each contestant has the card to itself, in its own process; a record of it is ad
 goes on where it stopped; give it the file of the last session where a rented card comes bare. The
 median of 3 x 10 steps counts, after those that compile. To save rented time, `--beside 3` lets
 three compile at once; each still has the card to itself while it is timed, and the time to its
-second step is left out of the tables.
+second step is left out of the tables. The wait for its turn counts in `--contestant-s`.
 
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
 each contestant gets only its own, and of these only what is not installed. Fill it where there is

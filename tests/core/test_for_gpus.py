@@ -8,8 +8,8 @@ import pytest
 
 from lmwright.core import frozen, sharding, stack, weight
 from lmwright.core.compute import REMATS
-from lmwright.core.leaves import LANES, Lora
-from lmwright.core.narrow_gradients import gradient_dtypes
+from lmwright.core.gpu_slots import gradient_dtypes
+from lmwright.core.leaves import ADAPTER_AXIS, Lora
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
 from lmwright.nn import xent
@@ -147,7 +147,7 @@ def test_several_adapters_do_not_copy_their_base(on_gpus):
     base, a, b = normal(rng, 6, 9), normal(rng, 3, 6, 2), normal(rng, 3, 2, 9)
     x = normal(rng, 3, 2, 5, 6)
     one = lambda x, a, b: dot("btd,df->btf", x, Lora(base, a, b))  # noqa: E731
-    lanes = jax.jit(jax.vmap(jax.checkpoint(one), axis_name=LANES))
+    lanes = jax.jit(jax.vmap(jax.checkpoint(one), axis_name=ADAPTER_AXIS))
     pretend()
     text, got = lanes.lower(x, a, b).as_text(), lanes(x, a, b)
     undo()

@@ -1,5 +1,6 @@
 """The benchmark of one GPU: its rows and records, and one row of tiny shapes on this CPU."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -102,13 +103,13 @@ def test_what_has_a_record_is_not_run_again(tmp_path, monkeypatch):
 
 
 def test_a_contestant_is_timed_when_no_other_works(tmp_path):
-    """Two get ready; the one that is ready waits for the other."""
-    here, there = gpu_steps.Turns(tmp_path / "turn"), gpu_steps.Turns(tmp_path / "turn")
-    timed = threading.Thread(target=here.wait)
-    timed.start()
-    timed.join(0.2)
-    assert timed.is_alive()
-    there.close()
+    """Two get ready; the one that is ready waits until the other has ended."""
+    timed = threading.Thread(target=gpu_steps.Turns(tmp_path / "turn").wait)
+    with (tmp_path / "turn").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        timed.start()
+        timed.join(0.2)
+        assert timed.is_alive()
     timed.join(10)
     assert not timed.is_alive()
 

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.core.leaves import LANES, Int8, Lora, Quantized, column_norms, dequantize, merge
+from lmwright.core.leaves import (
+    ADAPTER_AXIS,
+    Int8,
+    Lora,
+    Quantized,
+    column_norms,
+    dequantize,
+    merge,
+)
 from lmwright.core.param import letters
 from lmwright.core.sharding import platform
 from lmwright.core.weight import (
@@ -19,6 +27,7 @@ from lmwright.core.weight import (
     gradient_once,
     name_result,
     untyped_dot,
+    weight_gradient,
 )
 from lmwright.core.weight import product as matmul
 
@@ -93,7 +102,7 @@ def in_lanes() -> bool:
     """True in a loss that is computed for several adapters at once, each of which would join a copy
     of the base."""
     try:
-        return lax.axis_size(LANES) > 0
+        return lax.axis_size(ADAPTER_AXIS) > 0
     except NameError:  # no such axis
         return False
 
@@ -119,8 +128,8 @@ def _joint_bwd(eqn: str, residuals: tuple[Array, Array | Quantized, Array], g: A
     dx, _ = _frozen_bwd(eqn, g.dtype.name, base, g)
     rows, outer = narrow.shape[:-1], math.prod(b.shape[1:])
     g, flat = g.reshape(*rows, outer), b.reshape(len(b), outer)
-    back = jax.vjp(partial(untyped_dot, "btr,rf->btf", g.dtype), narrow, flat)[1]
-    dnarrow, db = back(g)
+    dnarrow = untyped_dot("btf,rf->btr", g.dtype, g, flat)
+    db = weight_gradient("btr,rf->btf", narrow, g, b.dtype)
     return dx, dnarrow, None, db.reshape(b.shape)
 
 

@@ -64,7 +64,7 @@ class Int4:
     outputs: int = field(metadata={"static": True})
 
 
-LANES = "lanes"  # JAX's name of the axis over which several adapters are computed at once
+ADAPTER_AXIS = "adapters"  # JAX's name of the axis over which several are computed at once
 
 
 @_leaf

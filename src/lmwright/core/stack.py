@@ -31,13 +31,7 @@ from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
-NARROW = Registry(
-    __package__,
-    {
-        "gradients": "narrow_gradients.cast_as_gradients",
-        "apart": "narrow_gradients.unstacked_for_gpus",
-    },
-)
+SLOTS = Registry(__package__, {"gpu": "gpu_slots.slots_of"})
 LONGEST_PATTERN = 16
 
 Aux = dict[str, Array]
@@ -62,8 +56,8 @@ def run_stack(
     stages, rows go in `num_microbatches` pieces."""
     layers = layers if (several := len(blocks) > 1) else {"0": layers}
     if unroll and num_stages() == 1:
-        together = platform() == "gpu" and num_microbatches == 1  # a sum over pieces does it, too
-        return _unrolled(_chained(blocks), layers, x, *side, remat=remat, together=together)
+        summed = num_microbatches > 1
+        return _unrolled(_chained(blocks), layers, x, *side, remat=remat, summed=summed)
     block = _chained([remat.apply(block, prevent_cse=several) for block in blocks], several)
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
@@ -72,11 +66,11 @@ def run_stack(
 
 
 def _unrolled(
-    block: Block, layers: Tree, x: Array, *side: Any, remat: Remat, together: bool
+    block: Block, layers: Tree, x: Array, *side: Any, remat: Remat, summed: bool
 ) -> tuple[Array, Aux]:
     """Stack without a loop, where fresh memory costs more than elementwise arithmetic: the backward
-    pass recomputes the slices of the weights and all results but those of matmuls. `together`:
-    gradients of all layers are stacked once, not in each pass that reads them."""
+    pass recomputes the slices of the weights and all results but those of matmuls. `summed`:
+    gradients are added up over microbatches."""
     leaves, tree = jax.tree.flatten(layers)
 
     def one(index: int, slots: list[Array], leaves: list[Array], x: Array, *side: Any):
@@ -84,13 +78,13 @@ def _unrolled(
         return block(jax.tree.unflatten(tree, layer), x, *side)
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
-    if platform() == "gpu":
-        leaves = NARROW["gradients"](block, layers, x, *side)
-    leaves = list(joint_gradients(*leaves)) if together else leaves
     aux: Aux = {}
     policy = REMATS["dots"] if remat.everything else remat
-    apart = NARROW["apart"] if platform() == "gpu" else unstacked
-    slots = [list(layer) for layer in zip(*map(apart, leaves), strict=True)]
+    if platform() == "gpu":
+        apart = SLOTS["gpu"](block, layers, x, *side, summed=summed)
+    else:
+        apart = map(unstacked, leaves)
+    slots = [list(layer) for layer in zip(*apart, strict=True)]
     # devices sum a layer's gradients behind products of the layer before
     late = int(batch_ways(jax.sharding.get_abstract_mesh()) > 1)
     for index in range(len(slots)):

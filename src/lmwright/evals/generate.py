@@ -110,8 +110,8 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    steps = -(-len(prompts) // batch_rows) * settings.max_new_tokens
-    compute = compute or _compute_for(model, w, steps)
+    batches = -(-len(prompts) // batch_rows)
+    compute = compute or _compute_for(model, w, batches * settings.max_new_tokens)
     run_batch = _run_batch
     if filling := _filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
@@ -333,8 +333,8 @@ def generate_command(
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter)
     tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
-    steps = -(-len(prompts) // BATCH_ROWS) * max_new_tokens
-    compute = _compute_for(model, w, steps, precision, kernels)
+    batches = -(-len(prompts) // BATCH_ROWS)
+    compute = _compute_for(model, w, batches * max_new_tokens, precision, kernels)
     how = _filling_for(model, Filling(**filling) if filling else None, settings)
     asked, end_ids = list(prompts), loaded.end_ids
     if chat:

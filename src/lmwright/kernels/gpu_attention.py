@@ -1,6 +1,7 @@
 """Attention on GPUs, on each device's own rows and heads, by the first that takes the call:
 
 gpu_cudnn       cuDNN's, where a row is one document (`data.pack.attention = "row"`)
+gpu_blocks      ours in Triton, of packed rows with heads up to 64 on Hopper
 gpu_tokamax     tokamax's kernels in Mosaic, on Hopper and Blackwell
 gpu_blocks      ours in Triton, from Ampere on
 gpu_chunks      XLA alone

@@ -25,7 +25,7 @@ import optax
 from jax import Array
 
 from lmwright.core.contract import Batch, Loss
-from lmwright.core.leaves import LANES
+from lmwright.core.leaves import ADAPTER_AXIS
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved, num_stages
 from lmwright.core.sharding import batch_sharding, batch_ways
@@ -72,7 +72,7 @@ class Lanes:
         num, of = len(self.trainees), jnp.array(self.trainees)
         count = max(self.trainees) + 1
         cut = jax.tree.map(lambda a: a.reshape(-1, num, *a.shape[1:]).swapaxes(0, 1), rows)
-        losses = jax.vmap(loss, axis_name=LANES)(
+        losses = jax.vmap(loss, axis_name=ADAPTER_AXIS)(
             stacked, cut, *(jnp.stack(own)[of] for own in each)
         )
         sums = jax.tree.map(lambda a: jax.ops.segment_sum(a, of, num_segments=count), losses)

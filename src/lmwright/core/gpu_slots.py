@@ -1,8 +1,7 @@
-"""Which weights' gradients come in a narrower dtype than the weights themselves.
+"""Slots for the gradients of unrolled layers on GPUs, which wait for memory.
 
 `core.weight.dot` casts a float32 weight to the activations' bfloat16, so its gradient is made in
-bfloat16 and widened. Where gradients of layers are stacked, they are stacked before they are
-widened: a GPU otherwise writes and reads twice the bytes.
+bfloat16 and widened. Gradients of layers are stacked before they are widened, in half the bytes.
 """
 
 from collections.abc import Callable
@@ -14,17 +13,25 @@ from jax import Array, lax
 from jax.extend import core
 
 from lmwright.core.param import Tree
-from lmwright.core.stack import unstacked
+from lmwright.core.stack import joint_gradients, unstacked
 
 # of a layer's weight: on an H100 a 1B model took 2 % less time with copies of 32 MiB, a 135M
 # model 2 % more with those of 2 MiB
 LARGE_BYTES = 2**24
-DIFFERENTIATED = (
-    "JVPTracer",
-    "LinearizeTracer",
-)  # what JAX calls arrays that gradients are asked of
+# what JAX calls arrays that gradients are asked of
+DIFFERENTIATED = ("JVPTracer", "LinearizeTracer")
 CALLS = ("jit", "pjit", "remat", "remat2", "checkpoint")
 SAME_NUMBERS = ("reshape", "transpose", "squeeze", "expand_dims", "copy")
+
+
+def slots_of(
+    block: Callable[..., Any], layers: Tree, x: Array, *side: Any, summed: bool
+) -> list[list[Array]]:
+    """For each leaf of stacked `layers` its slices [1, ...], whose gradients are stacked in the
+    dtype in which `block` makes them: once, not in each pass that reads them, unless they are
+    `summed` over microbatches, which does so by itself."""
+    leaves = cast_as_gradients(block, layers, x, *side)
+    return [_unstacked(leaf) for leaf in (leaves if summed else joint_gradients(*leaves))]
 
 
 def cast_as_gradients(block: Callable[..., Any], layers: Tree, x: Array, *side: Any) -> list[Array]:
@@ -82,7 +89,7 @@ def _made_in(jaxpr: Any, result: Any) -> Any:
     return result.aval.dtype
 
 
-def unstacked_for_gpus(layers: Array) -> list[Array]:
+def _unstacked(layers: Array) -> list[Array]:
     """`core.stack.unstacked`, by whichever way to stack the gradients is faster: large ones are
     copied behind the products that follow them."""
     large = layers.nbytes >= LARGE_BYTES * len(layers)
@@ -92,7 +99,7 @@ def unstacked_for_gpus(layers: Array) -> list[Array]:
 @jax.custom_vjp
 def unstacked_in_place(layers: Array) -> list[Array]:
     """`core.stack.unstacked`, whose gradients are written into their stack one after the other."""
-    return list(lax.split(layers, [1] * layers.shape[0], axis=0))
+    return unstacked(layers)
 
 
 def _unstacked_fwd(layers: Array) -> tuple[list[Array], None]:
