@@ -36,7 +36,7 @@ dir = "data"
 [train]
 steps = 10
 global_batch_size = 8
-remat = "none"
+remat = "dots"
 """
 LLAMA_1B = (
     "model.vocab_size=128256", "model.embed_dim=2048", "model.mlp_dim=8192", "model.num_layers=16",

@@ -79,6 +79,23 @@ def test_gradients_stacked_before_they_are_widened(remat, num_microbatches, on_g
     assert sum("-> tensor<4x6x4xf32>" in line for line in joined) == 1
 
 
+@pytest.mark.parametrize(("remat", "casts"), [("none", 1), ("dots", 2)])
+def test_weights_are_cast_once_where_everything_is_kept(remat, casts, on_gpus):
+    pretend, undo = on_gpus
+    rng = np.random.default_rng(5)
+    layers, x = layers_of(rng, 4), normal(rng, 2, 3, 6, dtype=jnp.bfloat16)
+    codes = {"codes": layers.pop("codes")}
+
+    def total(layers, x):
+        out, _ = run_stack([block], layers | codes, x, remat=REMATS[remat], unroll=True)
+        return jnp.sum(out.astype(jnp.float32))
+
+    pretend()
+    text = jax.jit(jax.grad(total, (0, 1))).lower(layers, x).as_text()
+    undo()
+    assert text.count("(tensor<6x9xf32>) -> tensor<6x9xbf16>") == 4 * (casts + 1)  # and gradients
+
+
 @pytest.mark.parametrize("chunk", [4, 5, 16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_without_a_loop(chunk, dtype, on_gpus):

@@ -116,14 +116,14 @@ def test_every_axis_counts(tmp_path):
 
 def test_unrolled_layers_free_what_they_saved(tmp_path):
     """On a GPU the gradients of all layers and what these saved are not there at once, and `none`
-    is `dots`; compiled by XLA for an H100 (`benchmarks/plan_gpu.py --shapes`)."""
+    keeps inputs of products; compiled by XLA for an H100 (`benchmarks/plan_gpu.py --shapes`)."""
     gpu = parse_machine("gpu:h100x1")
     words = ("model.seq_len=2048", "model.num_layers=8", "model.vocab_size=49152")
-    compiled = {"none": 4.518, "dots": 4.518, "block": 3.248}  # GiB
+    compiled = {"none": 5.152, "dots": 4.443, "block": 3.173}  # GiB
     for remat, want in compiled.items():
         run = run_of(tmp_path, *words, f"train.remat={remat}", preset="llama-135m", batch=8)
         assert Quick.of(run, gpu).memory.peak == pytest.approx(want * 2**30, rel=0.03)
-    wide = run_of(tmp_path, "train.remat=none", "data.pack.seq_len=256", preset="llama-1b", batch=1)
+    wide = run_of(tmp_path, "train.remat=dots", "data.pack.seq_len=256", preset="llama-1b", batch=1)
     found = memory(Layout.of(on_paper(wide, gpu)))  # gradients are the most there
     (layout,) = Layout.of(on_paper(wide, gpu))
     assert found.saved == found.cast == 0.0 and saved_bytes(layout) > 0

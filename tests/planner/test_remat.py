@@ -31,8 +31,8 @@ def answer(step_s, gib, limit=100.0):
     )
 
 
-def test_the_leanest_within_two_percent_of_the_fastest():
-    a, b, c = answer(1.0, 80), answer(1.019, 60), answer(1.021, 40)
+def test_the_leanest_within_one_percent_of_the_fastest():
+    a, b, c = answer(1.0, 80), answer(1.009, 60), answer(1.011, 40)
     assert remat.leanest_of_fastest([a, b, c]) is b
     assert remat.leanest_of_fastest([a, c]) is a
     # the fastest is that of those that fit, with room for what no estimate counts
@@ -62,7 +62,7 @@ def test_the_card_decides_by_its_memory(tmp_path):
         assert room or name == "block"
         assert ("none fits" in choice.note) == (not room)
         assert f"remat {name}: chosen for gpu:h100x1, the leanest" in choice.note
-    assert found[0] == "dots" and found[-1] == "block" and len(set(found)) > 2
+    assert found[0] == "none" and found[-1] == "block" and len(set(found)) > 2
     order = list(REMATS)
     assert found == sorted(found, key=order.index)
     for name in REMATS:
@@ -74,7 +74,7 @@ def test_a_big_model_keeps_less(tmp_path):
     words = ("model.seq_len=4096",)
     small = run_of(tmp_path, *words, preset="llama-135m", batch=4)
     big = run_of(tmp_path, *words, preset="llama-8b", batch=8)
-    assert chosen(small) == "dots"
+    assert chosen(small) == "none"
     assert chosen(big) == "block" and "none fits" in remat.settled(big, H100).note
     assert chosen(big, parse_machine("gpu:h100x8")) != "block"  # a row each, states cut
 
@@ -134,7 +134,7 @@ def test_a_known_card_is_found_by_what_jax_calls_it(name):
 def test_an_unknown_card_counts_with_its_memory(tmp_path):
     run = run_of(tmp_path, "model.seq_len=2048", preset="llama-135m", batch=16)
     found = [remat.settled_here(run, card("NVIDIA RTX 9090", gib)) for gib in (60, 6, None)]
-    assert [c.run.train.remat for c in found] == ["dots", "block", "block"]
+    assert [c.run.train.remat for c in found] == ["none", "block", "block"]
     assert found[2].note == "remat block: the memory of NVIDIA RTX 9090 is not known"
     with pytest.raises(UserError, match="no bf16"):  # as where the run is resolved
         Quick.of(run, remat.machine_here(card("Tesla T4", 12)))
@@ -149,8 +149,8 @@ def test_plan_says_what_was_chosen(tmp_path, capsys):
     words.append("model.seq_len=2048")
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "remat dots: chosen for gpu:h100x1, the leanest of the fastest that fit" in out
-    assert "tokens a step, remat dots" in out
+    assert "remat none: chosen for gpu:h100x1, the leanest of the fastest that fit" in out
+    assert "tokens a step, remat none" in out
     assert main([*words, "--json", "train.remat=gate"]) == 0
     assert json.loads(capsys.readouterr().out)["remat"] == "gate"
 

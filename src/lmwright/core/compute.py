@@ -26,6 +26,8 @@ GATE = "gate"  # as wide as they are
 ATTENTION = "attention"  # the output of a kernel and the log of its softmax sum
 HEADS = "heads"  # queries, keys and values as a kernel reads them
 BLOCK_INPUT = "block input"  # the residual stream
+OPERAND = "operand"  # what products read: a norm's result, gated activations
+CAST = "cast weight"  # as products read it
 
 HOST_MEMORY = "pinned_host"  # JAX's name of the host's memory that devices read
 
@@ -88,6 +90,18 @@ REMATS: dict[RematName, Remat] = {
     "block": Remat(frozenset()),
 }
 """Policies of rematerialization, in the order of the memory that they take, the most first."""
+
+
+def unrolled(remat: Remat, platform: str, num_devices: int) -> Remat:
+    """The policy for layers without a loop, which never keep results that have no name: to compute
+    them again takes less than to keep them. Several devices would keep whole weights."""
+    if not remat.everything:
+        return remat
+    kept = REMATS["dots"].kept
+    if platform == "gpu":
+        kept |= {OPERAND, CAST} if num_devices < 2 else {OPERAND}
+    return replace(REMATS["dots"], kept=kept)
+
 
 OFFLOADS: dict[OffloadName, frozenset[str]] = {
     "none": frozenset(),

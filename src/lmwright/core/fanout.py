@@ -3,6 +3,7 @@
 import jax
 from jax import Array
 
+from lmwright.core.compute import OPERAND
 from lmwright.core.leaves import TYPED
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import PRODUCTS, Weight, as_array, dot, name_of, name_result
@@ -12,7 +13,7 @@ def dots(x: Array, *products: tuple[str, Weight] | tuple[str, Weight, str]) -> t
     """`dot(eqn, x, w)` for each (eqn, w) or (eqn, w, name); x [B, T, D]."""
     eqns, weights = [product[0] for product in products], [product[1] for product in products]
     names = [product[2] if len(product) > 2 else name_of(product[0]) for product in products]
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh, x = jax.sharding.get_abstract_mesh(), name_result(x, OPERAND)
     typed = any(isinstance(w, TYPED) for w in weights)
     if mesh.empty or mesh.shape["tensor"] == 1 or typed:
         narrow = PRODUCTS["narrow"](x, weights) if typed else [None] * len(weights)

@@ -108,8 +108,11 @@ def _unstacked_fwd(layers: Array) -> tuple[list[Array], None]:
 
 def _unstacked_bwd(_: None, gradients: list[Array]) -> tuple[Array]:
     first = gradients[0]
-    # behind a barrier, or the first is padded, which takes as long as all the others
-    stack = lax.optimization_barrier(jnp.zeros((len(gradients), *first.shape[1:]), first.dtype))
+    shape = (len(gradients), *first.shape[1:])
+    if jax.sharding.get_abstract_mesh().size < 2:
+        stack = lax.empty(shape, first.dtype)
+    else:  # zeros are sharded as gradients are; without a barrier the first would be padded
+        stack = lax.optimization_barrier(jnp.zeros(shape, first.dtype))
     for index in reversed(range(len(gradients))):
         stack = lax.dynamic_update_slice_in_dim(stack, gradients[index], index, axis=0)
     return (stack,)

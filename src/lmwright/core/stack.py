@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.config.registry import Registry
-from lmwright.core.compute import REMATS, Remat
+from lmwright.core.compute import REMATS, Remat, unrolled
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
@@ -79,14 +79,15 @@ def _unrolled(
 
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
-    policy = REMATS["dots"] if remat.everything else remat
+    mesh = jax.sharding.get_abstract_mesh()
+    policy = unrolled(remat, platform(), mesh.size)
     if platform() == "gpu":
         apart = SLOTS["gpu"](block, layers, x, *side, summed=summed)
     else:
         apart = map(unstacked, leaves)
     slots = [list(layer) for layer in zip(*apart, strict=True)]
     # devices sum a layer's gradients behind products of the layer before
-    late = int(batch_ways(jax.sharding.get_abstract_mesh()) > 1)
+    late = int(batch_ways(mesh) > 1)
     for index in range(len(slots)):
         again = policy.apply(partial(one, index), prevent_cse=True, place=2)
         if (tied := index + late) < len(slots):

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from lmwright.config.registry import Registry
 from lmwright.core import cpu
-from lmwright.core.compute import MATMUL, WIDE_MATMUL
+from lmwright.core.compute import CAST, MATMUL, WIDE_MATMUL
 from lmwright.core.leaves import (
     TYPED,
     Float8,
@@ -79,8 +79,12 @@ def dot(
     if isinstance(w, TYPED):
         out = PRODUCTS[type(w).__name__](eqn, x, w, narrow)
     else:
-        out = untyped_dot(eqn, out_dtype or x.dtype, x, w.astype(x.dtype))
+        out = untyped_dot(eqn, out_dtype or x.dtype, x, _cast(w, x.dtype))
     return name_result(out.astype(out_dtype or x.dtype), name)
+
+
+def _cast(w: Array, dtype: jnp.dtype) -> Array:
+    return w if w.dtype == dtype else name_result(w.astype(dtype), CAST)
 
 
 def _heads_as_one(eqn: str) -> str | None:

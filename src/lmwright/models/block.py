@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from jax import Array
 
-from lmwright.core.compute import GATE
+from lmwright.core.compute import GATE, OPERAND
 from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain, tensor_ways
@@ -139,6 +139,7 @@ def _feed_forward(
     if not fused:
         h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
     h = h if sub_norm is None else sub_norm.apply(h, w[sub_norm.weight])
+    h = h if fused else name_result(h, OPERAND)
     return _normed(norm, w, with_bias(product("btf,fd->btd", h, w["down"]), w, "down"))
 
 

@@ -14,7 +14,7 @@ from functools import cache, cached_property, lru_cache
 from jax.sharding import AbstractMesh
 
 from lmwright.config.run import Run, seq_len_of
-from lmwright.core.compute import LANES, MATMUL, Remat, remat_of
+from lmwright.core.compute import LANES, MATMUL, Remat, remat_of, unrolled
 from lmwright.core.contract import Attention, Work
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
@@ -167,20 +167,16 @@ class Layout:
     @property
     def remat(self) -> Remat:
         train = self.run.train
-        name = "dots" if self.is_fused else train.fixed_remat
-        return remat_of(name, train.offload, train.block_inputs)
+        policy = remat_of(train.fixed_remat, train.offload, train.block_inputs)
+        if not self.is_unrolled:
+            return policy
+        return unrolled(policy, self.kernels.split()[-1], math.prod(self.sizes.values()))
 
     @property
     def is_unrolled(self) -> bool:
         """True if layers are unrolled (`core.stack`)."""
         few = self.work.num_layers <= MAX_UNROLLED
         return self.kernels in UNROLLED and few and self.stages == 1
-
-    @property
-    def is_fused(self) -> bool:
-        """True if `none` and `dots` are one program: unrolled layers never keep what is
-        elementwise."""
-        return self.is_unrolled and self.run.train.fixed_remat in ("none", "dots")
 
     @property
     def weights(self) -> tuple[Weight, ...]:

@@ -27,6 +27,7 @@ from lmwright.kernels import gpu_attention
 from lmwright.kernels.ring_attention import QUERIES
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.stock import Weight
+from lmwright.planner.analytic.unrolled import beside_products
 from lmwright.planner.units import memory_size
 
 BEFORE_NORM = " before its norm"
@@ -178,7 +179,8 @@ def saved_results(layout: Layout) -> list[Saved]:
         if remat.keeps(MATMUL)
     ]
     inputs = Saved("block input", block_input_bytes(layout), BLOCK_INPUT in remat.offloaded)
-    return [inputs, *([attention] if keeps_attention(layout) else []), *products]
+    more = [Saved(name, size) for name, size in beside_products(layout).items()]
+    return [inputs, *([attention] if keeps_attention(layout) else []), *products, *more]
 
 
 def block_input_bytes(layout: Layout) -> float:

@@ -21,7 +21,7 @@ from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.units import memory_size
 
-SAME_SHARE = 0.02  # of a step, by which a leaner policy may be slower
+SAME_SHARE = 0.01  # of a step, by which a leaner policy may be slower
 ROOM_SHARE = 0.9  # of the usable memory that is filled by estimate
 GIVEN_SHARE = 0.9  # of the usable memory of its kind; a card that gives less counts with that
 LEANEST: RematName = "block"
@@ -97,7 +97,7 @@ def machine_here(devices: Sequence[jax.Device]) -> Machine | None:
 
 
 def leanest_of_fastest(answers: Sequence[Quick]) -> Quick:
-    """Of the answers that fit with some room, the one with the least memory that takes at most 2 %
+    """Of the answers that fit with some room, the one with the least memory that takes at most 1 %
     longer than the fastest; the one with the least memory where none fits."""
     fitting = [answer for answer in answers if _fits(answer)]
     if not fitting:

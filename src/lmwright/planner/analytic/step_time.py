@@ -19,7 +19,7 @@ from functools import reduce
 from itertools import product
 
 from lmwright.config.run import Run
-from lmwright.core.compute import ATTENTION
+from lmwright.core.compute import ATTENTION, GATE
 from lmwright.core.contract import Attention
 from lmwright.core.weight import scatters
 from lmwright.hardware.chips import CHIPS
@@ -43,6 +43,7 @@ from lmwright.planner.analytic.memory import (
 )
 from lmwright.planner.analytic.stock import Weight, stocks_of
 from lmwright.planner.analytic.timing import Timing
+from lmwright.planner.analytic.unrolled import spared_bytes
 from lmwright.planner.compiler.kernel_cost import (
     row_attention_cycles,
     splash_s,
@@ -233,7 +234,7 @@ def _heads(layout: Layout) -> float:
 
 def vector_bytes(layout: Layout) -> float:
     """Bytes that everything but products moves through a device's memory in a step."""
-    train, pieces = layout.run.train, layout.run.train.num_microbatches
+    pieces = layout.run.train.num_microbatches
     heads, wide, vocab = (layout.ways("batch", "seq", n) for n in ("heads", "mlp", "vocab"))
     element = layout.tokens * layout.activation_bytes
     per_layer = (
@@ -243,8 +244,9 @@ def vector_bytes(layout: Layout) -> float:
         + SCORE_PASSES * score_bytes(layout) * scores_share(layout)
     )
     more = layout.extra_passes
-    again = not (layout.is_fused or train.fixed_remat == "none")
-    per_layer *= 1 + RECOMPUTED * (more + again)
+    whole = layout.remat.everything or (layout.is_unrolled and GATE in layout.remat.kept)
+    per_layer *= 1 + RECOMPUTED * (more + (not whole))
+    per_layer -= spared_bytes(layout)
     logits = predicted_share(layout) * layout.tokens * layout.work.vocab_size / vocab
     logits *= LOGITS_PASSES * 4 * (1 + more / 3)
     held = layout.held["trained"]
