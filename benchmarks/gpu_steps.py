@@ -92,21 +92,31 @@ def by_lmwright(row: Row, device: str, mode: str = "", changes: Sequence[str] = 
 
 
 def _lmwright_texts(row: Row, model: Any) -> Step:
-    """Texts by what `lmwright generate` calls once its files are read."""
-    import jax
+    """Texts by what `lmwright generate` calls, with weights that come from the host as its files
+    do: in its precision, and each layer by itself."""
+    import jax.numpy as jnp
+    import numpy as np
     import tokenizers
 
-    from lmwright.core.param import init_weights
+    from lmwright.core.param import Param, map_params
     from lmwright.data.tokens.tokenizer import TextTokenizer
     from lmwright.evals.compute import decode_compute
     from lmwright.evals.generate import Sampling, generate
+    from lmwright.models.cached import layers_apart
 
-    w = jax.jit(lambda key: init_weights(model.spec(), key))(jax.random.key(0))
+    rng = np.random.default_rng(0)
+
+    def made(p: Param) -> Any:
+        host = rng.standard_normal(p.shape, np.float32) / 50 if p.fill is None else p.fill
+        return jnp.asarray(np.broadcast_to(host, p.shape).astype(jnp.bfloat16))
+
+    w = map_params(made, model.spec())
     words = tokenizers.models.WordLevel({"a": 0}, unk_token="a")
     plain = TextTokenizer(tokenizers.Tokenizer(words))
     prompts = random_rows(model.vocab_size, row.rows, PROMPT_TOKENS)["tokens"].tolist()
     settings = Sampling(max_new_tokens=row.seq_len - PROMPT_TOKENS)
     compute = decode_compute(model, w, MANY_TOKENS)  # as it is chosen for many prompts
+    w = layers_apart(model, w, free=True) if compute.unroll else w
 
     def one() -> int:
         texts = generate(model, w, plain, prompts, settings, compute)

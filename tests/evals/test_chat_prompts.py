@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_an_answer_ends_where_the_template_goes_on(name, stop):
 class Loaded:
     """Stands in for a model that was read."""
 
-    weights = model = None
+    model = SimpleNamespace(spec=dict)
     path, tokenizer = "here", PLAIN
     prompt_prefix, end_ids = (), (3,)
 
@@ -61,7 +62,8 @@ def test_the_command_asks_in_the_template_and_shows_the_message(monkeypatch, cap
     monkeypatch.setattr(generation, "load_model", lambda *_: Loaded)
     monkeypatch.setattr(generation, "generate", answers)
     monkeypatch.setattr(generation, "_print_speed", lambda *_: None)
-    monkeypatch.setattr(generation, "_compute_for", lambda *_: None)
+    monkeypatch.setattr(generation, "text_compute", lambda *_: None)
+    monkeypatch.setattr(generation, "weights_of", lambda *_: None)
     monkeypatch.setattr(generation, "_filling_for", lambda *_: None)
     with pytest.raises(UserError, match=re.escape("--chat: the tokenizer of here has no chat")):
         generation.generate_command("x", ["who?"], chat=True)

@@ -2,6 +2,7 @@
 on nothing but its prompt, the seed and its number."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,13 +10,17 @@ import pytest
 
 from lmwright.config.run import Tokenizer
 from lmwright.core.compute import Compute
-from lmwright.core.param import map_params
+from lmwright.core.param import count_params, map_params
 from lmwright.core.sharding import AXES, make_mesh, weight_shardings
+from lmwright.core.weight import nbytes
 from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, pad_prompts
+from lmwright.formats.card import Facts
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import logits
+from lmwright.models import cached
 from tests.evals.small_model import GREEDY, MODEL, PROMPTS, SAMPLED
 from tests.in_memory import to_hf
 
@@ -77,6 +82,29 @@ def test_cached_equals_uncached(weights, greedy):
     for row, (prompt, one) in enumerate(zip(PROMPTS, greedy, strict=True)):
         first = len(prompt) - 1
         assert best[row, first : first + 45].tolist() == list(one.tokens)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_the_command_holds_the_weights_once(unroll, weights, tokenizer, greedy, monkeypatch):
+    """Of float32 files: in the precision that computes, layers apart, no stack of them left."""
+    tensors = to_hf(MODEL, weights)
+    loaded = LoadedModel(MODEL, tensors, None, Facts("x"), Path("x"))
+    stacks = []
+    split = cached.as_list
+    monkeypatch.setattr(
+        cached,
+        "as_list",
+        lambda w, **free: (stacks.extend(jax.tree.leaves(w)), split(w, **free))[1],
+    )
+    before = {id(a) for a in jax.live_arrays()}
+    compute = Compute(precision="bf16", kernels="cpu", unroll=unroll)
+    w = module.weights_of(loaded, compute)
+    assert bool(stacks) == unroll and all(stack.is_deleted() for stack in stacks)
+    alive = sum(a.nbytes for a in jax.live_arrays() if id(a) not in before)
+    assert alive == 2 * count_params(MODEL.spec()) == nbytes(w)
+    again = generate(MODEL, w, tokenizer, PROMPTS, GREEDY, compute)
+    plain = generate(MODEL, weights, tokenizer, PROMPTS, GREEDY, compute)
+    assert again == plain and not any(leaf.is_deleted() for leaf in jax.tree.leaves(w))
 
 
 def test_bf16_runs_in_bf16(weights, tokenizer, greedy):

@@ -1,7 +1,7 @@
 """Compute settings of evaluation outside of a run: the platform's kernels and fastest precision."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -62,6 +62,16 @@ def decode_compute(
     # CPUs and GPUs copy a layer out of a stack before they read it, unless each is compiled alone
     copying_s = new_tokens * nbytes(w) / rate
     return replace(compute, unroll=copying_s > COMPILE_S * model.num_layers)
+
+
+def text_compute(
+    model: Any, w: Tree, new_tokens: int, precision: str | None = None,
+    kernels: Kernels = "platform",
+) -> Compute:  # fmt: skip
+    """`decode_compute`, or for a model that fills in masks, `row_compute`."""
+    if model.fills_masks:
+        return row_compute(precision, kernels)
+    return decode_compute(model, w, new_tokens, precision, kernels)
 
 
 def refuse_encoder(model: Model) -> None:

@@ -25,15 +25,16 @@ from jax.sharding import use_abstract_mesh
 from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.leaves import cast
-from lmwright.core.param import Tree
+from lmwright.core.param import Tree, map_params
 from lmwright.core.sharding import NO_MESH
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute
+from lmwright.evals.compute import Kernels, compute_text, text_compute
 from lmwright.evals.fill import Filling, fill_rows, mask_of
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
 from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tokenizer_files import prompt_prefix
 from lmwright.guard.terminal import visible
 from lmwright.models import cached
@@ -111,7 +112,7 @@ def generate(
     Raises UserError for a prompt that leaves no room in the context.
     """
     batches = -(-len(prompts) // batch_rows)
-    compute = compute or _compute_for(model, w, batches * settings.max_new_tokens)
+    compute = compute or text_compute(model, w, batches * settings.max_new_tokens)
     run_batch = _run_batch
     if filling := _filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
@@ -134,16 +135,6 @@ def generate(
     return [
         Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish) for row in rows
     ]
-
-
-def _compute_for(
-    model: Any, w: Tree, new_tokens: int, precision: str | None = None,
-    kernels: Kernels = "platform",
-) -> Compute:  # fmt: skip
-    """Compute settings for decoding token by token, or for whole rows whose masks are filled in."""
-    if model.fills_masks:
-        return row_compute(precision, kernels)
-    return decode_compute(model, w, new_tokens, precision, kernels)
 
 
 def _filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
@@ -332,9 +323,10 @@ def generate_command(
         raise UserError("prompt: missing; add --prompt TEXT")
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter)
-    tokenizer, model, w = loaded.tokenizer, loaded.model, loaded.weights
+    tokenizer, model = loaded.tokenizer, loaded.model
     batches = -(-len(prompts) // BATCH_ROWS)
-    compute = _compute_for(model, w, batches * max_new_tokens, precision, kernels)
+    shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
+    compute = text_compute(model, shapes, batches * max_new_tokens, precision, kernels)
     how = _filling_for(model, Filling(**filling) if filling else None, settings)
     asked, end_ids = list(prompts), loaded.end_ids
     if chat:
@@ -344,18 +336,12 @@ def generate_command(
     on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
     if on_text:
         _print(prompts[0])
+    prefix, w = loaded.prompt_prefix, weights_of(loaded, compute)
+    del loaded  # what a run directory holds is float32
     texts = generate(
-        model,
-        w,
-        tokenizer,
-        asked,
-        settings,
-        compute,
-        on_text,
-        prefix=loaded.prompt_prefix,
-        end_ids=end_ids,
-        filling=how,
-    )
+        model, w, tokenizer, asked, settings, compute, on_text,
+        prefix=prefix, end_ids=end_ids, filling=how,
+    )  # fmt: skip
     if on_text:
         print()
     else:
@@ -363,6 +349,13 @@ def generate_command(
             _print(f"{prompt}{generation.text}\n\n")
     _print_speed(texts, time.monotonic() - began, compute)
     return texts
+
+
+def weights_of(loaded: LoadedModel, compute: Compute) -> Tree:
+    """The weights as `generate` reads them, once and in its precision. Those of a run directory
+    cannot be read from `loaded` any more."""
+    w = loaded.load(dtype=DTYPES[compute.precision])
+    return cached.layers_apart(loaded.model, w, free=True) if compute.unroll else w
 
 
 def _in_template(

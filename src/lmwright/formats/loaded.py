@@ -12,6 +12,7 @@ import numpy as np
 
 from lmwright.config.section import with_overrides
 from lmwright.core.contract import HfModel
+from lmwright.core.leaves import cast
 from lmwright.core.param import Tree, first_difference
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
@@ -62,7 +63,7 @@ class LoadedModel:
         if isinstance(self.tensors, HfTensors):
             w = self.tensors.weights
             if dtype is not None:
-                w = jax.tree.map(lambda leaf: leaf.astype(dtype), w)
+                w = cast(w, dtype)
             return w if shardings is None else jax.device_put(w, shardings)
         return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
 

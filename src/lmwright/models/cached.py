@@ -43,9 +43,14 @@ def new_cache(model: Decoder, batch_size: int, length: int, compute: Compute) ->
     }
 
 
-def layers_apart(model: Decoder, w: Tree) -> Tree:
-    """The weights with each span's layers as a list, for `extend` with `compute.unroll`."""
-    return w | {span.name: as_list(w[span.name]) for span in model.spans}
+def layers_apart(model: Decoder, w: Tree, *, free: bool = False) -> Tree:
+    """The weights with each span's layers as a list, for `extend` with `compute.unroll`; those that
+    are lists stay. `free` gives back the memory of each stack once its layers are copied."""
+    stacks = {span.name: w[span.name] for span in model.spans}
+    return w | {
+        name: layers if isinstance(layers, list) else as_list(layers, free=free)
+        for name, layers in stacks.items()
+    }
 
 
 def extend(
