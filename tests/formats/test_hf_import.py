@@ -297,3 +297,21 @@ def test_null_fields_take_their_defaults(folder):
     shutil.copytree(folder, copy)
     set_config(head_dim=None)(copy)
     assert import_hf(copy)[0] == model
+
+
+def test_a_mistral_with_types_of_layers_is_a_ministral(tmp_path):
+    """As transformers' AutoConfig takes it: some layers have no window."""
+    transformers = pytest.importorskip("transformers")
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {
+        "vocab_size": 61, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64, "sliding_window": 7, "layer_types": types,
+    }  # fmt: skip
+    named = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | named))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert theirs.model_type == "ministral" and theirs.layer_types == types
+    assert open_place(tmp_path).model.kinds == ("local", "global", "local")
+    (tmp_path / "config.json").write_text(json.dumps(sizes | named | {"layer_types": None}))
+    assert set(open_place(tmp_path).model.kinds) == {"local"}

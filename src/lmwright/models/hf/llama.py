@@ -30,6 +30,8 @@ def _write_act(model: Any, architecture: str, family: str) -> Json:
 def _read_window(config: Json, fields: Json, where: str) -> Json:
     architecture, num_layers = config["architectures"][0], fields["num_layers"]
     window = config.get("sliding_window", 4096)
+    if architecture == "MistralForCausalLM" and "layer_types" in config:
+        architecture = "MinistralForCausalLM"  # as transformers' AutoConfig takes it
     if architecture == "MistralForCausalLM":
         return window_fields(window, ["local"] * num_layers)
     if architecture not in LAYER_TYPES:
