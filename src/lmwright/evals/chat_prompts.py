@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_ends import answer_end
 from lmwright.data.text.chat_template import ChatTemplate
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.sampling import Sampling
-
-ANSWER = "ok"  # of a conversation that shows what the template writes behind it
 
 
 def encode_chats(
@@ -36,16 +35,7 @@ def ending_answers(
 ) -> tuple[Sampling, tuple[int, ...]]:
     """Settings that also stop at what the template writes behind an answer, and its id where it is
     one special token."""
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        turns = template.turns({"messages": said})
-    except UnusableError:
-        return settings, ()
-    turn = turns.text[slice(*turns.turns[-1])] if turns.turns else ""
-    end = turn.rpartition(ANSWER)[2].strip()
-    if not end:
-        return settings, ()
-    first, *_ = tokenizer.encode(end, parse_special=True)
-    if first in tokenizer.special_tokens.values():
-        return settings, (first,)
-    return replace(settings, stop=(*settings.stop, end)), ()
+    end, token = answer_end(template, tokenizer)
+    if token is not None:
+        return settings, (token,)
+    return (replace(settings, stop=(*settings.stop, end)) if end else settings), ()

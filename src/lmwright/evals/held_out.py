@@ -86,6 +86,7 @@ class HeldOut:
         run = self._plan.run
         if not run.eval.prompts or jax.process_count() > 1:
             return []
+        from lmwright.data.text.chat_ends import end_ids
         from lmwright.data.tokens.tokenizer import load_tokenizer
         from lmwright.evals.generate import Sampling, generate
 
@@ -102,6 +103,7 @@ class HeldOut:
             replace(self._plan.compute, unroll=False),  # a few tokens: not worth the compilation
             lambda _row, _text: beat("eval"),
             prefix=(tokenizer.bos_id,) if starts else (),
+            end_ids=end_ids(tokenizer) if run.eval.prompt_format == "chat" else (),
         )
         return [
             {"prompt": prompt, "text": generation.text}

@@ -60,12 +60,12 @@ def export_loaded(
         "overwrite": overwrite,
         "source": loaded.source,
     }
-    write: Callable[..., Proof] = write_gguf
+    write: Callable[..., Proof] = partial(write_gguf, end_ids=loaded.end_ids)
     if Path(out).suffix == ".gguf":
         if max_shard_bytes is not None:
             raise UserError("max_shard_bytes: a GGUF file is one file; leave it out")
     else:
-        write = partial(write_hf, suffix=loaded.suffix)
+        write = partial(write_hf, suffix=loaded.suffix, generation=loaded.generation)
         options["max_shard_bytes"] = MAX_SHARD_BYTES if max_shard_bytes is None else max_shard_bytes
     with sending(out, overwrite=overwrite) as local:
         proof = write(

@@ -8,7 +8,7 @@ proof, beside the file. Matrices take the type asked for; vectors stay F32, as l
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ def write_gguf(
     dtype: str,
     facts: Facts | None = None,
     prefix: tuple[int, ...] | None = None,
+    end_ids: tuple[int, ...] = (),
     overwrite: bool = False,
     source: Source | None = None,
 ) -> Proof:
@@ -105,6 +106,7 @@ def write_gguf(
         tensors = TernaryValues(model, tensors)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
+    keys |= _ends(tokenizer, end_ids)
     with being_written(out, ".gguf") as hidden:
         _write(hidden, name, keys, entries, tensors, config, arch)
         kinds = Counter(entry.kind for entry in entries)
@@ -214,6 +216,14 @@ def _keys(
     if model.both_ways and tokenizer.mask_id is not None:
         keys["tokenizer.ggml.mask_token_id"] = tokenizer.mask_id
     return keys | metadata_of_tokenizer(tokenizer, model.vocab_size, bos, where)
+
+
+def _ends(tokenizer: Any, end_ids: Sequence[int]) -> dict[str, int]:
+    """Keys of the ids that end a text, beside the tokenizer's own, for which there are two."""
+    if tokenizer is None:
+        return {}
+    others = [i for i in dict.fromkeys(end_ids) if i != tokenizer.eos_id]
+    return {f"tokenizer.ggml.{n}_token_id": i for n, i in zip(("eot", "eom"), others, strict=False)}
 
 
 def _write(

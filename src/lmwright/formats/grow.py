@@ -66,6 +66,7 @@ def grow_command(
             dtype=dtype or stored_dtype(model, tensors),
             facts=loaded.facts,
             prefix=loaded.prefix,
+            generation=loaded.generation,
             overwrite=overwrite,
         )
     before, after = (count_params(m.spec()) for m in (loaded.model, model))

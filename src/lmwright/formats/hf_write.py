@@ -31,6 +31,7 @@ from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
 from lmwright.guard.files import sync
 from lmwright.models.embedder import Embedder
 
+GENERATION = "generation_config.json"
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -47,6 +48,7 @@ def write_hf(
     facts: Facts | None = None,
     prefix: tuple[int, ...] | None = None,
     suffix: tuple[int, ...] = (),
+    generation: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     source: Source | None = None,
 ) -> Proof:
@@ -55,9 +57,9 @@ def write_hf(
     `tensors` gives the weights by Hugging Face name, `load` the same as our tree, for the
     proof. `dtype` is one of `FOLDER_TYPES`; `prefix` are the ids that began the documents in
     training and `suffix` those that ended them, where known (the tokenizer's own file has the say
-    otherwise); `source` is the
-    original, where transformers may read it. Tensors stream through one shard of host memory; the
-    proof then holds the source and the result once, one after the other.
+    otherwise); `generation` are settings of generation_config.json beside the tokenizer's ids;
+    `source` is the original, where transformers may read it. Tensors stream through one shard of
+    host memory; the proof then holds the source and the result once, one after the other.
     Raises UserError, leaving nothing behind, if `out` is a folder with something in it
     (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
     the format; RuntimeError where the proof fails.
@@ -69,7 +71,7 @@ def write_hf(
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     with new_folder(Path(out), overwrite) as folder:
         _write_weights(folder, model, tensors, encoding, max_shard_bytes)
-        _write_config(folder, model, tokenizer, encoding)
+        _write_config(folder, model, tokenizer, encoding, generation or {})
         if isinstance(model, Embedder):
             write_modules(folder, model)
         if tokenizer_dir is not None:
@@ -159,7 +161,9 @@ def checked_tokenizer(model: HfModel, tokenizer_dir: Path | None) -> Any:
     return tokenizer
 
 
-def _write_config(folder: Path, model: HfModel, tokenizer: Any, encoding: Encoding) -> None:
+def _write_config(
+    folder: Path, model: HfModel, tokenizer: Any, encoding: Encoding, generation: Mapping[str, Any]
+) -> None:
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = dict.fromkeys(names)
     if tokenizer is not None:
@@ -170,4 +174,13 @@ def _write_config(folder: Path, model: HfModel, tokenizer: Any, encoding: Encodi
     # torch_dtype is what transformers before 4.56 reads
     config = model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
     write_json(folder / "config.json", config | encoding.config)
-    write_json(folder / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+    known = {name: value for name, value in ids.items() if value is not None}
+    write_json(folder / GENERATION, {**generation, **known} | _ends(ids, generation))
+
+
+def _ends(ids: Mapping[str, int | None], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """`eos_token_id` of generation_config.json: a list where several ids end a text."""
+    others = generation.get("eos_token_id") or []
+    others = others if isinstance(others, list) else [others]
+    ends = [each for each in dict.fromkeys((ids["eos_token_id"], *others)) if each is not None]
+    return {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lmwright.config.rows import PLAIN
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.text.chat_ends import begins_with_bos, end_ids
 from lmwright.errors import UserError
 from lmwright.formats.card import facts_of_run
 from lmwright.formats.document_tokenizer import fit_tokenizer
@@ -22,6 +24,9 @@ from lmwright.formats.tokenizer_files import (
 from lmwright.formats.weights import load_codes, load_run_at
 from lmwright.models.over import OverEncoder
 from lmwright.storage.hub import PREFIX
+
+CHATS = ("sft", "dpo", "orpo", "kto")
+"""Kinds of objectives that learn from conversations."""
 
 
 def load_model(
@@ -63,7 +68,18 @@ def _load_run(place: Origin, adapter: str | None, part: str | None) -> LoadedMod
     tensors = HfTensors(model, w)
     if run.qat is not None:
         tensors = HfTensors(model, w, load_codes(path, place.step, adapter), run.qat.weights)
-    return LoadedModel(model, tensors, tokenizer_dir, facts, path, prefix, suffix, step=step)
+    ends = end_ids(open_tokenizer(tokenizer_dir)) if any(_chats(run)) else ()
+    return LoadedModel(
+        model, tensors, tokenizer_dir, facts, path, prefix, suffix, end_ids=ends, step=step
+    )
+
+
+def _chats(run: Any) -> list[bool]:
+    """For each source of a run whether its rows are conversations; where none is named, by what the
+    objective learns from."""
+    if run.data.sources:
+        return [source.rows not in PLAIN for source in run.data.sources]
+    return [run.objective.kind in CHATS]
 
 
 def prompted(run: Any, model: Any) -> Any:
@@ -99,8 +115,9 @@ def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:
     """The tokenizer kept in the run directory, else that of the prepared data, and the ids that
     began each document."""
     folder, prefix = _run_tokenizer(run, path), ()
-    if run.data.tokenize.prepend == "bos":
-        prefix = (open_tokenizer(folder).bos_id,)
+    tokenizer = open_tokenizer(folder)
+    if run.data.tokenize.prepend == "bos" or (all(_chats(run)) and begins_with_bos(tokenizer)):
+        prefix = (tokenizer.bos_id,)
     return folder, prefix
 
 

@@ -48,6 +48,8 @@ class LoadedModel:
     """Ids that ended each document in training, of a model that reads whole documents."""
     end_ids: tuple[int, ...] = ()
     """Ids that end a text, beside the tokenizer's own."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of generation that lie beside the weights, by transformers' names."""
     step: int | None = None
     """Step of the checkpoint in a run directory; None for any other place."""
     reference: Path | None = None
@@ -106,6 +108,11 @@ class LoadedModel:
         return replace(self, model=model, origin=self.source)
 
     @property
+    def generation(self) -> dict[str, Any]:
+        """Settings of generation, with all ids that end a text."""
+        return {**self.settings, "eos_token_id": list(self.end_ids)}
+
+    @property
     def prompt_prefix(self) -> tuple[int, ...]:
         """Ids that begin every prompt."""
         return prompt_prefix(self.tokenizer) if self.prefix is None else self.prefix
@@ -142,6 +149,7 @@ def _open_folder(place: Origin) -> LoadedModel:
         ),
         path,
         end_ids=_end_ids(path),
+        settings=_settings(path),
         reference=path,
     )
 
@@ -171,6 +179,14 @@ def _open_gguf(place: Origin) -> LoadedModel:
         reference=path,
         temporary=temporary,
     )
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """generation_config.json of a folder, without what a release of transformers writes there for
+    itself."""
+    said = read_json(folder / "generation_config.json")
+    own = ("_from_model_config", "transformers_version")
+    return {name: value for name, value in said.items() if name not in own}
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:

@@ -139,6 +139,7 @@ def vocab_command(
             dtype=dtype or stored_dtype(model, tensors),
             facts=loaded.facts,
             prefix=loaded.prefix,
+            generation=loaded.generation,
             overwrite=overwrite,
         )
     _say(out, loaded.model.vocab_size, surgery, unchanged, proof)

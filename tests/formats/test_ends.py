@@ -1,0 +1,101 @@
+"""Where texts end, and begin, beside what the tokenizer's own file says: by
+generation_config.json, and by a chat template."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
+from lmwright.data.prepare import prepare
+from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.formats import proof, reference
+from lmwright.formats.convert import export_command, import_command
+from lmwright.formats.hf_write import GENERATION
+from lmwright.formats.load import load_model
+from lmwright.formats.vocab import vocab_command
+from lmwright.models.llama import Llama
+from lmwright.objectives.sft import Sft
+from tests.in_memory import export_hf
+from tests.saved_run import save_run, tiny_run, weights_at
+
+MODEL = Llama(
+    vocab_size=320, embed_dim=32, mlp_dim=32, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=16, seq_len=48,
+)  # fmt: skip
+MARKS = ("<|endoftext|>", "<start_of_turn>", "<end_of_turn>")
+
+
+@pytest.fixture(autouse=True)
+def without_transformers(monkeypatch):
+    """As on a machine that has no transformers, whose comparison is tested elsewhere."""
+    found = reference.Reference(None, reference.NOT_INSTALLED)
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: found)
+
+
+def settings_of(folder):
+    return json.loads((folder / GENERATION).read_text())
+
+
+def test_settings_of_generation_survive(tmp_path):
+    """Gemma's and Llama 3's name several ids that end a text; without them text goes on and on."""
+    made = train_tokenizer(["a cat sat on the mat"] * 9, Tokenizer(special_tokens=MARKS))
+    save_tokenizer(made, tmp_path / "tokenizer")
+    first = tmp_path / "first"
+    export_hf(MODEL, weights_at(0, MODEL.spec()), tmp_path / "tokenizer", first)
+    assert settings_of(first)["eos_token_id"] == made.eos_id  # one is a number, as it was
+    ends = [made.eos_id, made.special_tokens["<end_of_turn>"]]
+    said = {"eos_token_id": ends, "top_k": 64, "do_sample": True}
+    (first / GENERATION).write_text(json.dumps(said | {"transformers_version": "4.0"}))
+    import_command(first, tmp_path / "second")
+    vocab_command(tmp_path / "second", tmp_path / "third", multiple=64)
+    for name in ("second", "third"):
+        assert said.items() <= settings_of(tmp_path / name).items()
+        assert "transformers_version" not in settings_of(tmp_path / name)
+    theirs = pytest.importorskip("transformers").GenerationConfig.from_pretrained(
+        tmp_path / "third"
+    )
+    assert (theirs.eos_token_id, theirs.top_k) == (ends, 64)
+    pytest.importorskip("gguf")
+    export_command(tmp_path / "third", tmp_path / "model.gguf")
+    assert set(load_model(tmp_path / "model.gguf").end_ids) == set(ends)
+
+
+@pytest.fixture(scope="module")
+def chat_run(tmp_path_factory) -> Path:
+    """A run on conversations in Gemma's template, which writes bos and its own end of a turn."""
+    root = tmp_path_factory.mktemp("chats")
+    said = [{"role": "user", "content": "a cat?"}, {"role": "assistant", "content": "sat here"}]
+    rows = "".join(json.dumps({"messages": said, "id": i}) + "\n" for i in range(9))
+    (root / "chats.jsonl").write_text(rows)
+    run = tiny_run(root)
+    data = Data(
+        dir=str(root / "chats"),
+        workers=1,
+        sources=(Source(path=str(root / "chats.jsonl"), rows="messages"),),
+        tokenizer=Tokenizer(vocab_size=320, special_tokens=MARKS),
+        chat=Chat(template="gemma"),
+        pack=Pack(seq_len=32, method="best-fit"),
+    )
+    prepare(data, 32)
+    return save_run(replace(run, data=data, objective=Sft()))
+
+
+def test_a_chat_model_ends_its_answers_where_it_learned_to(chat_run, tmp_path):
+    loaded = load_model(chat_run)
+    end = loaded.tokenizer.special_tokens["<end_of_turn>"]
+    assert loaded.end_ids == (end,) and loaded.tokenizer.eos_id != end
+    export_command(chat_run, tmp_path / "out")
+    assert settings_of(tmp_path / "out")["eos_token_id"] == [loaded.tokenizer.eos_id, end]
+    assert load_model(tmp_path / "out").end_ids == (loaded.tokenizer.eos_id, end)
+
+
+def test_a_chat_model_begins_texts_as_its_template_does(chat_run, tmp_path):
+    loaded = load_model(chat_run)
+    assert loaded.prompt_prefix == (loaded.tokenizer.bos_id,)
+    export_command(chat_run, tmp_path / "out")
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "out")
+    said = [{"role": "user", "content": "a cat?"}]
+    asked = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert theirs("a cat")["input_ids"][0] == asked[0] == loaded.tokenizer.bos_id
