@@ -182,6 +182,46 @@ def test_a_call_that_is_written_in_part(call, says, tokenizer):
         ChatTemplate(source, tokenizer).turns({"messages": chat})
 
 
+def test_arguments_written_as_json_are_those_of_the_object(tokenizer):
+    """As OpenAI's files have them; templates with `tojson` would teach a model to quote them."""
+    roles = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
+    function = {"name": NAME, "arguments": json.dumps({"c": ARGUMENT})}
+    said = [CALLING[0], {**CALLING[1], "tool_calls": [CALL | {"function": function}]}]
+    seen = 0
+    for name, source in templates().items():
+        text = rendered(source, CALLING, None, roles)
+        if "strftime_now" in source or text is None or text.count(ARGUMENT) != 1:
+            continue
+        turns = ChatTemplate(source, tokenizer).turns({"messages": said})
+        assert turns.text == text, name
+        seen += rendered(source, said, None, roles) != text
+    assert seen > 5
+    call = "{{ c.function.name }}: {{ c.function.arguments }}"
+    plain = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}" + call + "{% else %}"
+        "{{ m.content }}{% endfor %}</s>{% endfor %}"
+    )
+    raw = ChatTemplate(plain, tokenizer).turns({"messages": said})  # which takes it as it is
+    assert raw.text == f"{ASKED}</s>{NAME}: {function['arguments']}</s>"
+
+
+@pytest.mark.parametrize(
+    "more", [{"reasoning_content": "zqhmm"}, {"content": "<think>zqhmm</think>zqtold"}]
+)
+def test_thoughts_that_a_template_drops_are_refused(more, tokenizer):
+    drops = "{% for m in messages %}<s>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
+    answer = {"role": "assistant", "content": TOLD, **more}
+    said = [CALLING[0], answer]
+    with pytest.raises(UnusableError, match=r"message 2: .* leaves out its thoughts"):
+        ChatTemplate(drops, tokenizer).turns({"messages": said})
+    without = {"messages": [CALLING[0], {**answer, "weight": 0}]}  # not learned anyway
+    assert "zqhmm" not in ChatTemplate(drops, tokenizer).turns(without).text
+    keeps = ChatTemplate((FOLDER / "qwen3.jinja").read_text(), tokenizer)
+    assert "zqhmm" in learned(keeps, tokenizer, said)
+    earlier = {"messages": [*said, *said]}  # of turns before the last, it drops them
+    assert keeps.turns(earlier).text.count("zqhmm") == 1
+
+
 def test_the_turns_of_mistral_begin_and_end_where_they_do(tokenizer):
     template = ChatTemplate(MISTRAL, tokenizer)
     found = template.turns({"messages": TWO, "tools": TOOLS})

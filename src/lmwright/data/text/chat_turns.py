@@ -10,7 +10,8 @@ answer (thoughts that it opens, say) and the token that ends it. Templates with
 `{% generation %}` say it themselves.
 
 Calls of tools, tools and their results are changed in the same way, one by one: what changes
-nothing in the text is not in it, and such a conversation is refused.
+nothing in the text is not in it, and such a conversation is refused. So are thoughts of the last
+turn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.data.text.chat_calls import (
+    STAND_INS,
+    alter_calls,
+    other_call,
+    other_tools,
+    quotes_arguments,
+    with_objects,
+)
 from lmwright.data.text.chat_render import BEGIN, END, Message, Renderer, UnusableError
 
-# What stands in for what is said: neither begins or ends as the other does, so that one of
-# them shows where the words differ.
-STAND_INS = ("Xq5vJr7Wk", "7hZk2pN4b")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of messages for what the assistant thought before it said something."""
 
 Span = tuple[int, int]
 
@@ -51,13 +59,28 @@ class TurnFinder:
         of it, or where a turn cannot be told from the rest.
         """
         messages, tools = conversation["messages"], conversation.get("tools")
-        text = self.renderer.text(messages, tools)
+        messages, text = self._rendered(messages, tools)
         refuse_dropped(self.renderer, text, messages, tools)
         first = conversation.get("first", 0)
         marked = self.renderer.marked
         spans = (self._marked if marked else self._told)(text, messages, tools, first)
         self._refuse_misplaced(text, spans, messages, tools, first)
         return text, spans
+
+    def _rendered(self, messages: Sequence[Message], tools: Any) -> tuple[Sequence[Message], str]:
+        """Messages and their text. Arguments of calls that are JSON, as OpenAI writes them, become
+        objects where the template wants these: where it would quote the JSON, or refuses it."""
+        parsed = with_objects(messages)
+        if parsed == messages:
+            return messages, self.renderer.text(messages, tools)
+        try:
+            text = self.renderer.text(messages, tools)
+        except UnusableError:
+            return parsed, self.renderer.text(parsed, tools)
+        if quotes_arguments(text, messages):
+            with suppress(UnusableError):
+                return parsed, self.renderer.text(parsed, tools)
+        return messages, text
 
     def _told(self, text: str, messages: Sequence[Message], tools: Any, first: int) -> list[Span]:
         """Spans of the turns, found by what changes in the text with the words of a turn."""
@@ -159,9 +182,9 @@ class TurnFinder:
         calls = messages[number]["tool_calls"]
         spans = []
         for words in STAND_INS:
-            other = [_other_call(call, words, "arguments") for call in calls]
+            other = [other_call(call, words, "arguments") for call in calls]
             if other == calls:  # a name may be written in the result's turn, too
-                other = [_other_call(call, words, "name") for call in calls]
+                other = [other_call(call, words, "name") for call in calls]
             message = {**messages[number], "tool_calls": other}
             spans.append(self.renderer.text(_with(messages, number, message), tools))
         return _differing(text, spans)
@@ -248,7 +271,7 @@ def refuse_dropped(renderer: Renderer, text: str, messages: Sequence[Message], t
             other = {**message, "content": STAND_INS[0]}
             if same(_with(messages, i, other), tools):
                 raise UnusableError(_name_dropped(f"message {i + 1}", "a tool's result"))
-        altered = _alter_calls(message.get("tool_calls"))
+        altered = alter_calls(message.get("tool_calls"))
         for key in ("function_call",) if altered else ("tool_calls", "function_call"):
             without = {k: v for k, v in message.items() if k != key}
             if message.get(key) and same(_with(messages, i, without), tools):
@@ -265,8 +288,14 @@ def refuse_dropped(renderer: Renderer, text: str, messages: Sequence[Message], t
             raise UnusableError(
                 _name_dropped(f"message {i + 1}", f"{what}its tool call {call + 1}")
             )
-    if tools and same(messages, _other_tools(tools)):
+    if tools and same(messages, other_tools(tools)):
         raise UnusableError(_name_dropped("the row", "its tools"))
+    if any(same([*messages[:-1], other], tools) for other in _without_thoughts(messages[-1])):
+        raise UnusableError(
+            f"message {len(messages)}: the chat template leaves out its thoughts, so that they "
+            "would not be learned; use one that writes them, such as data.chat.template = "
+            "'qwen3', or remove them from the data"
+        )
 
 
 def _name_dropped(where: str, what: str) -> str:
@@ -276,42 +305,20 @@ def _name_dropped(where: str, what: str) -> str:
     )
 
 
+def _without_thoughts(message: Message) -> Iterator[Message]:
+    """Copies of a message of the assistant that is learned without its thoughts: without the keys
+    that hold them, and with others in its content."""
+    if message["role"] != "assistant" or message.get("weight") == 0:
+        return
+    if any(str(message.get(key) or "").strip() for key in THOUGHTS):
+        yield {key: value for key, value in message.items() if key not in THOUGHTS}
+    before, mark, after = message["content"].partition("</think>")
+    if mark and before.removeprefix("<think>").strip():
+        yield {**message, "content": f"<think>{STAND_INS[0]}{mark}{after}"}
+
+
 def _with(messages: Sequence[Message], number: int, message: Message) -> list[Message]:
     return [*messages[:number], message, *messages[number + 1 :]]
-
-
-def _alter_calls(calls: Any) -> list[tuple[int, str, list[Any]]]:
-    """Copies of the calls with one part of one of them changed: its number, the part, all calls."""
-    copies = []
-    for number, call in enumerate(calls if isinstance(calls, list) else ()):
-        for part in ("name", "arguments"):
-            other = _other_call(call, STAND_INS[0], part)
-            if other != call:
-                copies.append((number, part, [*calls[:number], other, *calls[number + 1 :]]))
-    return copies
-
-
-def _other_call(call: Any, word: str, part: str) -> Any:
-    """Call, or tool, of the same shape that has `word` in its name or in its arguments."""
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _other_call(call["function"], word, part)}
-    changed = {}
-    for key in ("name",) if part == "name" else ("arguments", "parameters"):
-        if isinstance(call.get(key), str):  # arguments may be written as JSON
-            changed[key] = word if part == "name" else f'{{"{word}": "{word}"}}'
-        elif isinstance(call.get(key), dict):
-            changed[key] = {word: word}
-    return {**call, **changed}
-
-
-def _other_tools(tools: Any) -> Any:
-    """Tools under other names; None, as if there were none, if they have no names."""
-    if not isinstance(tools, list):
-        return None
-    other = [_other_call(tool, STAND_INS[0], "name") for tool in tools]
-    return other if other != tools else None
 
 
 def _differing(text: str, others: Sequence[str]) -> Span:
