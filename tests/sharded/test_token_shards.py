@@ -125,3 +125,21 @@ def test_shards_are_split_and_joined():
         np.testing.assert_array_equal(parts[1], x[: B // 2, T // 4 : T // 2])
         np.testing.assert_array_equal(jax.jit(shards.join)(parts), x)
     assert TokenShards.of(x).count == 1
+
+
+@pytest.mark.parametrize("sum_once", [False, True])
+def test_any_number_of_tokens_over_devices_that_share_rows(sum_once):
+    """As masked language modeling picks them: 13 of a row, on four devices."""
+    *_, w, _, x = problem("loss")
+    rng = np.random.default_rng(1)
+    x, targets = x[:, :13], jnp.asarray(rng.integers(0, V, (B, 13)), jnp.int32)
+    weights = jnp.asarray(rng.integers(0, 2, (B, 13)), jnp.float32)
+    mesh = make_mesh(dict.fromkeys(AXES, 1) | {"fsdp": 2, "context": 4}, jax.devices()[:8])
+    ours = lambda w, x: loss(w, x, targets, weights, 8, sum_once)  # noqa: E731
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(w, x)
+    theirs = jax.value_and_grad(whole_loss, argnums=(0, 1))(w, x, targets, weights)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()),
+        jax.tree.map(np.asarray, found), theirs,
+    )  # fmt: skip

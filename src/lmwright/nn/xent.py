@@ -149,7 +149,7 @@ def in_chunks(chunk: int, *arrays: Array) -> tuple[int, tuple[Array, ...]]:
     """(tokens of a chunk, arrays [B, T, ...] filled up with zeros to whole chunks); each device
     has its share of a chunk where `context` cuts the rows."""
     ways = context_ways()
-    local = arrays[0].shape[1] // ways
+    local = -(-arrays[0].shape[1] // ways)  # as many of each, of any number of masked tokens
     chunk = min(-(-chunk // ways), local)
     size = -(-local // chunk) * chunk
     return chunk * ways, tuple(_padded(a, ways, size) for a in arrays)
@@ -157,6 +157,8 @@ def in_chunks(chunk: int, *arrays: Array) -> tuple[int, tuple[Array, ...]]:
 
 def _padded(a: Array, ways: int, size: int) -> Array:
     """[B, T, ...] with each of its pieces along T filled up with zeros to `size`."""
+    if missing := -a.shape[1] % ways:
+        a = jnp.pad(a, [(0, missing) if i == 1 else (0, 0) for i in range(a.ndim)])
     local = a.shape[1] // ways
     if local == size:
         return a
