@@ -20,7 +20,8 @@ from lmwright.program.state import RECENT
 from lmwright.program.step import LEAST_SPREAD, SPIKE, spike
 from lmwright.train.feed import Feed
 from lmwright.train.hooks import Hook
-from tests.resume.small_runs import in_dir, logged
+from lmwright.train.passed import PassedSteps
+from tests.resume.small_runs import in_dir, logged, losses
 from tests.resume.test_memory import Kill, Killed
 from tests.resume.test_skips import Undo, assert_equal, trained
 
@@ -161,7 +162,7 @@ def test_states_in_memory_that_are_passed_over(long_run, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     exaggerate(monkeypatch, 84)
     rolling = replace(long_run, train=replace(long_run.train, skip_spikes="rollback"))
-    _, want = trained(rolling, tmp_path / "whole")
+    whole, want = trained(rolling, tmp_path / "whole")
     policy = replace(rolling.checkpoint, memory_every_steps=2)
     rolling = replace(rolling, checkpoint=policy)
     with pytest.raises(Killed):
@@ -169,3 +170,14 @@ def test_states_in_memory_that_are_passed_over(long_run, tmp_path, monkeypatch):
     run, got = trained(rolling, tmp_path / "run")
     assert_equal(got, want)
     assert [row["step"] for row in logged(run, "resume")] == [80]
+    unwritten = {85: losses(whole)[85]}
+    assert losses(run) | unwritten == losses(whole)  # those of the passed steps stay
+    assert logged(run, "rollback")[0]["step"] == 85
+
+
+def test_where_the_lines_of_a_resumed_run_end(tmp_path):
+    """Passed steps are not done again, so their lines stay; one range may follow another."""
+    passed = PassedSteps(tmp_path)
+    passed.add(81, 85)
+    passed.add(86, 90)
+    assert [passed.reached(step) for step in (79, 80, 85, 90)] == [79, 90, 90, 90]

@@ -43,6 +43,12 @@ class PassedSteps:
         """The last step of the range that a step begins; None for a step that is done."""
         return max((last for first, last in self.ranges if first == step), default=None)
 
+    def reached(self, step: int) -> int:
+        """The step, or the last of the passed steps that follow it, whose lines stay."""
+        while last := self.last(step + 1):
+            step = last
+        return step
+
     def within(self, step: int) -> bool:
         """True if a state after this step has the effect of steps that are passed over."""
         return any(first <= step < last for first, last in self.ranges)

@@ -84,7 +84,7 @@ def train(
         start, counts = int(meta.get("step", 0)), counts_of(state)
         beat("restore", step=start, saved=start)
         stack.enter_context(jax.set_mesh(plan.mesh))
-        metrics = stack.enter_context(MetricsWriter(path, run, start or None))
+        metrics = stack.enter_context(MetricsWriter(path, run, passed.reached(start) or None))
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
         _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts = _facts(run, stores, frozen)
