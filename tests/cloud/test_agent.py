@@ -140,9 +140,15 @@ def test_supervisors_that_look_at_once_start_one_agent(monkeypatch, tmp_path):
 
 def test_an_agent_is_known_after_the_clock_was_set(monkeypatch, tmp_path):
     spec = spec_here(monkeypatch, tmp_path)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, **__: child)
+    popen, children = subprocess.Popen, []
+
+    def waiting(*_, **options):
+        words, note = [sys.executable, "-c", "input()"], options["preexec_fn"]
+        children.append(popen(words, stdin=subprocess.PIPE, preexec_fn=note))
+
+    monkeypatch.setattr(local.subprocess, "Popen", waiting)
     local._start(spec, 0)
+    (child,) = children
     at = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: at(process) + 3600)
     assert local.agent(spec, 0).pid == child.pid

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -110,6 +111,24 @@ def test_a_dead_agent_and_its_rank_are_replaced_together(job):
     os.kill(agent(spec, 0).pid, signal.SIGSTOP)  # the leader with it
     local.supervise(spec)
     assert read_state(spec)["status"] == "done"
+
+
+def test_a_supervisor_that_is_killed_as_an_agent_starts_leaves_its_number(job, monkeypatch):
+    """Another one would start a second agent, and each would take the host from the other."""
+    start, started = subprocess.Popen.__init__, []
+
+    def killed(process, *words, **options):
+        start(process, *words, **options)
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", killed)
+    spec = job([["wait"]])
+    for _ in range(2):  # the second finds the first one's
+        with suppress(KeyboardInterrupt):
+            local.keep_agent(spec, 0)
+    assert [process.pid for process in started] == [agent(spec, 0).pid]
+    assert local.agent(spec, 0) is not None
 
 
 def test_an_agent_that_is_told_to_end_lets_all_save_and_is_replaced(job):

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from lmwright.cloud.spec import OVER, Spec, read_state
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.guard.files import write_whole
 from lmwright.guard.processes import began_at, start_of
 
@@ -106,15 +106,27 @@ def end_agent(spec: Spec, host: int) -> None:
 
 
 def _start(spec: Spec, host: int) -> None:
+    """Starts an agent, which notes its number before its program begins. Until then it has the lock
+    of the one who started it, who may be killed at any time."""
+    file = _pid_file(spec, host)
+
+    def note() -> None:
+        write_whole(file, f"{os.getpid()} {start_of(os.getpid())}")
+
     with open(spec.folder / "logs" / f"agent-{host}.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lmwright.cloud.agent", spec.name, str(host)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    write_whole(_pid_file(spec, host), f"{process.pid} {start_of(process.pid)}")
+        try:
+            subprocess.Popen(
+                [sys.executable, "-m", "lmwright.cloud.agent", spec.name, str(host)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=note,
+            )
+        except subprocess.SubprocessError as error:  # says nothing of what `note` raised
+            raise StorageError(
+                f"{file}: cannot be written; free some space, or make the folder writable"
+            ) from error
 
 
 def agent(spec: Spec, host: int) -> psutil.Process | None:
