@@ -1,6 +1,7 @@
 """A sweep: every combination is checked first, trained in its own folder, and compared."""
 
 import fcntl
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,8 @@ import pytest
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.train.sweep import members, sweep_command
+from lmwright.train.signals import StopRequest
+from lmwright.train.sweep import Children, members, sweep_command
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import environment, in_dir, losses
 
@@ -81,6 +83,26 @@ def test_told_to_stop_it_stops_what_it_runs(file, tmp_path):
     with open(metrics.parent / ".lock") as lock:  # nothing trains there any more
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert not (tmp_path / "runs" / "num_kv_heads-1").exists()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 42)])
+def test_a_signal_to_the_sweep_alone_reaches_its_child(number, code):
+    child = f"import os, time; os.kill(os.getppid(), {number:d}); time.sleep(60)"
+    began = time.monotonic()
+    with Children() as children:
+        assert children.run([sys.executable, "-c", child]) == children.exit_code == code
+    assert time.monotonic() - began < 30
+
+
+def test_only_a_second_interrupt_gives_up_a_save():
+    """A sweep's child gets SIGTERM beside each of the terminal's."""
+    with StopRequest() as stop:
+        stop.starting = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert stop.exit_code == 130
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ class StopRequest:
             self._hung_up = True
             self._leave_terminal()
         # first: what is raised in a callback of the collector, Python drops
-        self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
+        interrupted = again or number == signal.SIGINT
+        self.exit_code = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
         if number == signal.SIGINT and (self.starting or again):
             raise KeyboardInterrupt
         if self.starting:

@@ -156,32 +156,27 @@ def _train(member: Member, children: "Children") -> int:
 
 
 class Children(StopRequest):
-    """Runs child processes one after another and forwards signals to the current one, which saves
-    and ends. Ctrl-C is not forwarded: the terminal sends it to the child itself."""
+    """Runs child processes one after another. Each signal tells the current one to save and end: by
+    SIGTERM also for Ctrl-C, which a terminal sends to the child itself, where a second one would
+    give up the save."""
 
     def __init__(self) -> None:
         super().__init__()
         self._child: subprocess.Popen | None = None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
         if number == HANGUP:
             self._leave_terminal()
-        self.exit_code = EXIT_PREEMPTED
+        self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
         if self._child is not None:
-            self._child.send_signal(number)
+            self._child.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
     def run(self, words: Sequence[str]) -> int:
-        """Exit code of a command; EXIT_PREEMPTED if a signal came before it was done."""
+        """Exit code of a command; that of a signal which came before it was done."""
         self._child = subprocess.Popen(words)
         if self.exit_code:  # came while it was started
             self._child.terminate()
-        while True:
-            try:
-                return self._child.wait() and (self.exit_code or self._child.returncode)
-            except KeyboardInterrupt:
-                continue
+        return self._child.wait() and (self.exit_code or self._child.returncode)
 
 
 def _compare(done: list[Member], out: str) -> None:
