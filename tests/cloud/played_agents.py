@@ -5,6 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 from lmwright.cloud import leader as leading
+from lmwright.cloud.handshake import introduce
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
 
@@ -53,7 +54,10 @@ async def led(spec):
 
     async def connect(host, token=spec.token):
         agent = Agent(*await asyncio.open_connection("127.0.0.1", port))
-        agent.say(hello=host, token=token)
+        try:
+            await introduce(agent.reader, agent.writer, token, host)
+        except ConnectionError:  # it does not know the leader, and goes on
+            agent.say(proof=token)
         return agent
 
     running = asyncio.create_task(leader.run())

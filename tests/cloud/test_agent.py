@@ -1,11 +1,15 @@
 """An agent, and how it is ended from beside."""
 
 import asyncio
+import hmac
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from lmwright.cloud import agent as following
 from lmwright.cloud import leader, local
 from lmwright.cloud.agent import Agent
+from lmwright.cloud.handshake import admit
 from lmwright.cloud.spec import Spec, save_spec
 
 
@@ -38,6 +43,7 @@ def test_an_agent_ends_when_cancelled_also_together_with_a_line(turns, monkeypat
 
         opened = asyncio.open_connection
         monkeypatch.setattr(asyncio, "open_connection", connect)
+        monkeypatch.setattr(following, "introduce", AsyncMock())
         running = asyncio.create_task(agent.run())
         await connected.wait()
         await asyncio.sleep(0.05)
@@ -103,12 +109,18 @@ def test_an_agent_outlives_what_is_no_leader(monkeypatch, tmp_path):
     spec = spec_here(monkeypatch, tmp_path)
     monkeypatch.setattr(following, "AGAIN_S", 0.01)
     words = [b"7\n", b"[]\n", b"{}\n", b"HTTP/1.1 400\n", b'{"order": "over"}\n']
+    words.append(b'{"nonce": "1", "proof": "2"}\n{"order": "over"}\n')
+    heard, secret = [], spec.token.encode()
 
     async def scene():
         async def accept(reader, writer):
-            await reader.readline()
-            writer.write(words.pop(0))
-            await writer.drain()
+            if words:
+                writer.write(words.pop(0))
+                heard.append(await reader.read(1000))
+                await writer.drain()
+            else:
+                await admit(reader, writer, spec.token)
+                writer.write(b'{"order": "over"}\n')
             writer.close()
 
         server = await asyncio.start_server(accept, spec.address, spec.port)
@@ -117,7 +129,29 @@ def test_an_agent_outlives_what_is_no_leader(monkeypatch, tmp_path):
         server.close()
 
     asyncio.run(scene())
-    assert not words
+    assert len(heard) == 6 and not any(secret in line or b"proof" in line for line in heard)
+
+
+def test_a_proof_holds_for_one_connection_and_one_side():
+    async def scene(*answers):
+        """What an agent says, to a leader of a script."""
+        reader, writer = asyncio.StreamReader(), Mock()
+        for answer in answers:
+            reader.feed_data(json.dumps(answer).encode() + b"\n")
+        reader.feed_eof()
+        with suppress(ConnectionError):
+            await admit(reader, writer, "secret")
+            return None
+        return json.loads(writer.write.call_args.args[0])
+
+    hello = {"hello": 0, "nonce": "n"}
+    challenge = asyncio.run(scene(hello, {"proof": "guess"}))
+    assert (
+        challenge["proof"]
+        == hmac.new(b"secret", f"leader 0 n {challenge['nonce']}".encode(), "sha256").hexdigest()
+    )
+    again = asyncio.run(scene(hello, {"proof": challenge["proof"]}))  # its own is no agent's
+    assert again["nonce"] != challenge["nonce"] and again["proof"] != challenge["proof"]
 
 
 def test_supervisors_that_look_at_once_start_one_agent(monkeypatch, tmp_path):

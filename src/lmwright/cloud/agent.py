@@ -10,7 +10,6 @@ peers are gone hangs, and waits for the leader to come back.
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from lmwright.cloud.handshake import introduce
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Spec, load_spec
@@ -50,27 +50,32 @@ class Agent:
             loop.add_signal_handler(number, self._told_to_end)
         while not (self._over or self._leaving):
             try:
-                reader, self._writer = await asyncio.open_connection(
-                    self._spec.address, self._spec.port
-                )
+                reader, writer = await asyncio.open_connection(self._spec.address, self._spec.port)
             except OSError:
                 await asyncio.sleep(AGAIN_S)
                 continue
-            pulse = asyncio.create_task(self._pulse())
             try:
-                self._send({"hello": self._host, "token": self._spec.token, "pid": os.getpid()})
-                while not self._leaving and (line := await self._next_line(reader)):
-                    await self._obey(json.loads(line))
+                await self._follow(reader, writer)
             except (OSError, ValueError, TypeError, KeyError, TimeoutError):
                 pass  # also where another program listens there
             finally:
-                pulse.cancel()
-                self._writer.close()
+                writer.close()
                 self._writer = None
                 self._signal(signal.SIGKILL)
             if self._watcher is not None:
                 await self._watcher  # a rank that does not die keeps the host's devices
             await asyncio.sleep(AGAIN_S)
+
+    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(self._spec.limits.silent_s):
+            await introduce(reader, writer, self._spec.token, self._host)
+        self._writer = writer
+        pulse = asyncio.create_task(self._pulse())
+        try:
+            while not self._leaving and (line := await self._next_line(reader)):
+                await self._obey(json.loads(line))
+        finally:
+            pulse.cancel()
 
     async def _next_line(self, reader: asyncio.StreamReader) -> bytes:
         """Next line of the leader. `asyncio.wait_for` of Python 3.11 may lose a cancellation that

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from lmwright.cloud.handshake import admit
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
 from lmwright.cloud.stragglers import Stragglers
 from lmwright.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
@@ -90,10 +91,7 @@ class Leader:
         host, entry = -1, _Host(writer, time.monotonic())
         try:
             async with asyncio.timeout(10):
-                hello = json.loads(await reader.readline())
-            if hello.get("token") != self._spec.token:
-                return
-            host = int(hello["hello"])
+                host = await admit(reader, writer, self._spec.token)
             if not 0 <= host < self._spec.hosts:
                 return
             if host in self._hosts:  # its end of the old connection broke first
