@@ -127,6 +127,7 @@ def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     file, out = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"
     rows = [json.dumps({"text": t}) for t in TEXTS]
     rows[7] = json.dumps({"text": 3})
+    rows[40] = json.dumps({"text": " "})
     file.write_text("\n".join(rows) + "\n")
     monkeypatch.setattr(predict, "CHUNK", 16)
     whole = predict.predict_lines
@@ -145,10 +146,11 @@ def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(predict, "predict_lines", whole)
     predict.predict_command(run.dir, str(file), out=str(out))
     said = capsys.readouterr().out
-    assert "32 rows were there; 59 texts: " in said and "1 rows without a text" in said
+    assert "32 rows were there; 58 texts: " in said and "2 rows without a text" in said
     found = read(out)
     assert [line["row"] for line in found] == list(range(1, 61))
     assert found[7]["error"] == "'text' is a number, not text"
+    assert found[40] == {"row": 41, "error": "its text is empty"}
     assert not list(tmp_path.glob("*.part*"))
     with pytest.raises(UserError, match="exists; replace it with --overwrite"):
         predict.predict_command(run.dir, str(file), out=str(out))

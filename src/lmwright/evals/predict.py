@@ -59,6 +59,13 @@ class Predictor(Reader):
         self.tally = tally_of(self.model, threshold)
         self._run = jax.jit(partial(_logits, self.model, compute))
 
+    @classmethod
+    def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
+        """The rows, of which those with an empty text cannot be used, as in training."""
+        for row in rows:
+            empty = isinstance(row, Row) and not row.text.strip()
+            yield Bad(row.number, "its text is empty") if empty else row
+
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
         """Raw scores float64 [N, K] of documents, lists of ids."""
         run = partial(self._run, self.weights)
