@@ -13,6 +13,7 @@ BOUNDS = {
     "attention": "attention",
     "vector": "memory bandwidth",
     "memory": "memory bandwidth",
+    "routing": "memory bandwidth",
     "exposed collectives": "collectives",
     "network": "the network between slices or nodes",
     "idle": "pipeline stages that wait",

@@ -259,7 +259,8 @@ class Layout:
 
     def copies(self, weight: Weight) -> int:
         """Number of devices with other tokens that hold the same piece of a weight."""
-        return self._ways(TOKEN_AXES) // self.gathered_ways(weight)
+        others = TOKEN_AXES - {"expert"} if weight.is_expert else TOKEN_AXES
+        return self._ways(others) // self.gathered_ways(weight)
 
     @property
     def activation_bytes(self) -> int:
@@ -273,8 +274,10 @@ class Layout:
 
     @property
     def mlp_width(self) -> float:
-        """Width of the mlp of a layer between up and down, averaged over layers."""
-        down = [w for w in self.stock.model_weights if w.param.inputs == ("mlp",)]
+        """Width of the mlp of a layer between up and down, averaged over layers, without experts
+        that tokens are sent to."""
+        every = (w for w in self.stock.model_weights if not w.is_routed)
+        down = [w for w in every if w.param.inputs == ("mlp",)]
         return sum(w.per_token * w.fan_in * w.layers for w in down) / self.work.num_layers
 
     def output_bytes(self, weight: Weight) -> float:
@@ -289,10 +292,26 @@ class Layout:
             width *= self.kernel_width(weight.param.shape[-1]) / weight.param.shape[-1]
         return self.tokens * width * self.activation_bytes
 
+    def capacity_factor(self, weight: Weight) -> float | None:
+        """Capacity of the experts that a weight belongs to; None where no token is dropped."""
+        if not weight.is_routed:
+            return None
+        return getattr(getattr(self.run.model, "experts", None), "capacity_factor", None)
+
+    def slots(self, weight: Weight) -> float:
+        """Rows that experts compute for each choice of a token: more than one where they have a
+        capacity, whose empty slots are computed as well."""
+        capacity = self.capacity_factor(weight)
+        if capacity is None:
+            return 1.0
+        tokens = self.seq_len / self.ways("batch", "seq")
+        even = tokens * weight.active
+        return min(tokens, math.ceil(capacity * even)) / even
+
     def in_rounds(self, weight: Weight) -> bool:
         """True if rows are sent to the devices that have a weight in rounds, which keep nothing for
         the backward pass (`nn.exchange`)."""
-        capacity = getattr(getattr(self.run.model, "experts", None), "capacity_factor", None)
+        capacity = self.capacity_factor(weight)
         return weight.is_expert and self.sizes["expert"] > 1 and capacity is None
 
     def keeps_signs(self, weight: Weight) -> bool:

@@ -52,6 +52,7 @@ class Machine:
     flops: float
     vector_bytes_per_s: float
     """Bytes per second that the vector units process, at most the rate of the memory."""
+    memory_bytes_per_s: float
     matmul_efficiency: float
     attention_efficiency: float
     link_bytes_per_s: float
@@ -167,6 +168,7 @@ def machine_of(where: Slice) -> Machine:
         num_groups=where.num_slices,
         flops=peak.bf16_flops,
         usable_bytes=peak.usable_bytes or peak.hbm_bytes,
+        memory_bytes_per_s=rates.hbm_bytes_per_s,
         vector_bytes_per_s=min(
             rates.hbm_bytes_per_s,
             rates.cores * rates.clock_hz * max(1.0, rates.kernel_share) * VECTOR_BYTES_PER_CYCLE,
@@ -212,6 +214,7 @@ def _gpu(text: str, word: str) -> Machine:
         flops=peak.bf16_flops,
         usable_bytes=int(peak.hbm_bytes * GPU_MEMORY_SHARE),
         vector_bytes_per_s=gpu.hbm_bytes_per_s,
+        memory_bytes_per_s=gpu.hbm_bytes_per_s,
         matmul_efficiency=GPU_MATMUL_EFFICIENCY,
         attention_efficiency=GPU_ATTENTION_EFFICIENCY,
         link_bytes_per_s=gpu.link_bytes_per_s,
@@ -231,6 +234,7 @@ def _cpu(text: str, word: str) -> Machine:
         num_devices=1,
         flops=cores * CORE.flops,
         vector_bytes_per_s=cores * CORE.memory_bytes_per_s,
+        memory_bytes_per_s=cores * CORE.memory_bytes_per_s,
         matmul_efficiency=1.0,
         attention_efficiency=0.5,
         link_bytes_per_s=math.inf,

@@ -4,6 +4,7 @@
     attention     causal FLOPs / (peak x efficiency), or the kernel's cycles where its schedule is
                   known; all scores where there is no kernel
     vector        bytes that norms, rotations, gates, logits and the optimizer pass over / rate
+    routing       what is done to rows that are sent to experts, see `analytic.experts`
     gathers       bytes of gathered weights / links, hidden behind the products
     reductions    bytes of gradients and partial sums / links, mostly not hidden
     network       what crosses slices or nodes
@@ -29,18 +30,18 @@ from lmwright.kernels.tpu_attention import fits
 from lmwright.kernels.tpu_row_attention import block_of
 from lmwright.kernels.tpu_splash import block_sizes
 from lmwright.nn.intervals import Reach, causal_reach
-from lmwright.planner.analytic.adapters import TILE, adapter_s
 from lmwright.planner.analytic.context import context_bytes
+from lmwright.planner.analytic.experts import exchange_s, routing_s
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.memory import (
-    is_recomputed,
     keeps_attention,
     predicted_share,
     saved_bytes,
     score_bytes,
     scores_share,
 )
+from lmwright.planner.analytic.products import product_s, products
 from lmwright.planner.analytic.stock import Weight, stocks_of
 from lmwright.planner.analytic.timing import Timing
 from lmwright.planner.analytic.unrolled import spared_bytes
@@ -67,6 +68,7 @@ GATHERS = 2  # of each weight in a microbatch: for the forward pass and for the 
 GATHER_BYTES, REDUCE_BYTES = 2, 4  # of an element: weights travel as bfloat16
 GATHERS_EXPOSED = 0.35
 REDUCTIONS_EXPOSED = 0.9  # of gradients; partial sums of activations are waited for
+BUSY = "matmul", "attention", "mixing", "vector", "routing"
 HOST = "exposed host transfers"
 LINKS, NETWORK = COLLECTIVES = "exposed collectives", "network"
 HOST_EXPOSED = 0.6  # of activations; as the compiler schedules examples/gemma2-9b-32k.toml
@@ -99,10 +101,11 @@ def _timing(layout: Layout, machine: Machine) -> Timing:
     took.by_part["attention"] += attention
     took.by_kind["mixing"] = pieces * mixing_s(layout, machine)
     took.by_kind["vector"] = vector_bytes(layout) / machine.vector_bytes_per_s
+    took.by_kind["routing"] = pieces * routing_s(layout, machine)
     _host_transfers(took, layout, machine)
     _collectives(took, layout, machine)
     if layout.stages > 1:
-        busy = sum(took.by_kind[kind] for kind in ("matmul", "attention", "mixing", "vector"))
+        busy = sum(took.by_kind[kind] for kind in BUSY)
         took.by_kind["idle"] = busy * (layout.stages - 1) / pieces
     took.by_part = +took.by_part
     took.by_kind = +took.by_kind
@@ -126,40 +129,6 @@ def mixing_s(layout: Layout, machine: Machine) -> float:
     work, ways = layout.work, (3 + layout.extra_passes) / layout.stages / layout.sizes["tensor"]
     products = work.mixing_flops / (machine.flops * machine.attention_efficiency)
     return ways * layout.tokens * (products + work.mixing_bytes / machine.vector_bytes_per_s)
-
-
-def product_s(layout: Layout, weight: Weight, machine: Machine) -> float:
-    """Seconds of the products with a weight (all its layers), for one microbatch."""
-    if not weight.param.is_matrix or not products(layout, weight):
-        return 0.0
-    if weight.adds_to:
-        return adapter_s(layout, weight, products(layout, weight), machine)
-    share = weight.active * weight.param.size / layout.product_ways(weight)
-    share *= _padding(layout, weight)
-    if weight.is_expert:  # tokens of all devices along `expert` come
-        share *= layout.sizes["expert"]
-    flops = 2 * products(layout, weight) * layout.tokens * share
-    return flops / (machine.flops * machine.matmul_efficiency)
-
-
-def products(layout: Layout, weight: Weight) -> int:
-    """Number of matmuls of a token with a weight: forward, for its gradient, for the gradient of
-    the weight, and if it is recomputed. A lookup table has none, unless it is also the head."""
-    if not weight.active:
-        return 0
-    # a frozen weight needs no gradient, and a reference has no adapters
-    once = 3 if weight.trained else (2 + layout.extra_passes)
-    if not weight.stacked:
-        return once  # the loss takes its gradient at once, whatever `train.remat` says
-    return once + is_recomputed(layout, weight)
-
-
-def _padding(layout: Layout, weight: Weight) -> float:
-    """Work on padded tiles divided by work on the product's own sizes."""
-    ways = layout.product_ways(weight)
-    side = weight.fan_in if "embed" in weight.param.outputs else weight.fan_out  # what is cut
-    held = side / ways
-    return (-(-held // TILE) * TILE) / held
 
 
 def attention_s(layout: Layout, machine: Machine) -> float:
@@ -290,8 +259,9 @@ def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
                 crossing += moved / near / machine.network_bytes_per_s
             if near > 1:
                 reductions += moved / rate(machine, near)
-    sums = pieces * (activation_sums_s(layout, machine) + exchange_s(layout, machine))
-    exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums
+    exchanged, behind = exchange_s(layout, machine)
+    sums = pieces * (activation_sums_s(layout, machine) + exchanged)
+    exposed = GATHERS_EXPOSED * gathers + REDUCTIONS_EXPOSED * reductions + sums - pieces * behind
     timing.by_kind[LINKS] = exposed
     timing.by_kind[NETWORK] = NETWORK_EXPOSED * crossing
     timing.hidden_s += gathers + reductions + sums + crossing - exposed - NETWORK_EXPOSED * crossing
@@ -336,19 +306,6 @@ def activation_sums_s(layout: Layout, machine: Machine) -> float:
     if context > 1:
         seconds += context_bytes(layout) / rate(machine, context)
     return seconds
-
-
-def exchange_s(layout: Layout, machine: Machine) -> float:
-    """Seconds in which rows go to their experts and come back, forward and backward, for one
-    microbatch. In rounds, the backward pass sends them once more."""
-    ways = layout.sizes["expert"]
-    into = [w for w in layout.stock.model_weights if w.is_expert and w.param.inputs == ("mlp",)]
-    if ways == 1:
-        return 0.0
-    passes = sum((5 if layout.in_rounds(w) else 4) * w.per_token * w.layers for w in into)
-    rows = passes * layout.tokens / layout.stages
-    moved = rows * layout.work.embed_dim * layout.activation_bytes * (ways - 1) / ways
-    return moved / rate(machine, ways)
 
 
 def rate(machine: Machine, ways: int) -> float:

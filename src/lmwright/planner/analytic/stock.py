@@ -42,9 +42,14 @@ class Weight:
 
     @property
     def is_expert(self) -> bool:
-        """True if tokens are sent to this weight, so that `expert` shards it and it is not
-        gathered."""
+        """True if this weight is one of several experts', which `expert` shards, so that it is not
+        gathered over that axis."""
         return "experts" in self.param.batch
+
+    @property
+    def is_routed(self) -> bool:
+        """True for an expert that some tokens are sent to, and others are not."""
+        return self.is_expert and self.active < 1
 
     @property
     def per_token(self) -> float:

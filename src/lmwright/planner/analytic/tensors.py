@@ -227,7 +227,7 @@ def _readers(layout: Layout, saved: Saved, weight: Weight | None) -> tuple[str, 
     outputs = weight.param.outputs
     after = [w for w in inside if w.param.inputs and w.param.inputs[-1] == outputs[-1]]
     if "mlp" in weight.param.inputs:
-        return ("norms",)
+        return ("routing",) if weight.is_routed else ("norms",)
     if outputs == ("embed",):  # added to the stream: what comes after it in the block
         wide = [w for w in inside if w.is_wide]
         return ("norms", *_names(wide))

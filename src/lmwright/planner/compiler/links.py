@@ -65,10 +65,7 @@ def transfer_s(
     group = group_size(step, where.num_devices)
     share = (group - 1) / max(group, 1)
     if kind.endswith("all-to-all"):
-        # half of what leaves a half of the longest axis crosses its middle
-        axes = spanned(max(1, group // where.family.devices_per_chip), where) or (group,)
-        side = max(axes, default=1)
-        return given * side / (8 if wraps(side, where) else 4) / link_bytes_per_s
+        return all_to_all_s(given, group, where, link_bytes_per_s)
     received = {
         "all-gather": step.nbytes * share if step.opcode == kind else given * (group - 1),
         "reduce-scatter": given * share,
@@ -79,6 +76,14 @@ def transfer_s(
     if _RING.search(step.rest):
         links = min(links, 2 / where.family.devices_per_chip)
     return received / (links * link_bytes_per_s)
+
+
+def all_to_all_s(given: float, group: int, where: Slice, link_bytes_per_s: float) -> float:
+    """Seconds of an all-to-all of `given` bytes of each device of a group: half of what leaves a
+    half of the longest axis crosses its middle."""
+    axes = spanned(max(1, group // where.family.devices_per_chip), where) or (group,)
+    side = max(axes, default=1)
+    return given * side / (8 if wraps(side, where) else 4) / link_bytes_per_s
 
 
 def group_size(step: Instruction, devices: int) -> int:

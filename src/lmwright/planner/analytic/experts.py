@@ -1,0 +1,256 @@
+"""Experts: seconds that routing takes beside products, from the shapes of the rows that travel.
+
+    x [n, D] --take--> rows [M, D] --products--> [M, F] --product--> [M, D] --back, sum--> [n, D]
+
+M = n k choices of a device's n tokens. Each `Pass` below is one instruction of the compiled program,
+which reads and writes arrays of rows as `nn/moe.py`, `nn/exchange.py` and `core/ragged.py` say. Over
+`expert` most of them pass over all places of the rounds, which are more than there are choices.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lmwright.hardware.chips import CHIPS
+from lmwright.nn.exchange import TILE, UNEVEN
+from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
+from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.analytic.memory import is_recomputed
+from lmwright.planner.analytic.products import product_s, products
+from lmwright.planner.analytic.stock import Weight
+from lmwright.planner.compiler.links import all_to_all_s
+
+STARTED = 2.0
+"""Arrays of rows that an elementwise instruction takes on a TPU beside those it reads and writes, by
+the compiler's cycles (`benchmarks/rows_schedule.py`). Of rows that are only moved it knows none."""
+CYCLES = 1.25
+"""Seconds by those cycles, at the nominal clock, over the seconds of their bytes."""
+SUMMED_PER_CYCLE = 7.5
+"""Elements of sums over up to `SUBLANES` choices that a TensorCore makes in a cycle, by the same."""
+SUBLANES = 8
+WEIGHT_GATHERS = 2  # of an expert's weights: for the forward pass and for the backward pass
+BEHIND = 0.5
+"""Share that is hidden of what products could hide of an exchange, as the compiler's plan has it."""
+
+
+class Pass(NamedTuple):
+    """One instruction over rows, in arrays that it reads and writes."""
+
+    reads: float
+    writes: float
+    inside: bool = False
+    """True for rows of the width of an expert, not of the residual stream."""
+    moves: bool = False
+    """True if it only moves rows."""
+    sums: bool = False
+    """True if it adds up the choices of a token, whatever it reads and writes."""
+
+
+ORDER = Pass(1, 1, moves=True)  # rows in another order
+FILL = Pass(0, 1, moves=True)  # zeros
+MASK = Pass(1, 1)  # zeros for nobody's rows, after a kernel
+TURN = Pass(1, 1)  # from the shape in which TPUs send rows
+PACK = Pass(1, 1, moves=True)  # to it
+SUM = Pass(1, 0, sums=True)
+ARRIVE, LEAVE = (FILL, TURN, ORDER), (ORDER, PACK)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts of a stack of layers, on one device."""
+
+    layout: Layout
+    into: tuple[Weight, ...]
+    """Weights of the products into the experts, two if they are gated."""
+    down: Weight
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return (*self.into, self.down)
+
+    @property
+    def per_token(self) -> float:
+        """Experts of a token."""
+        return self.down.per_token
+
+    @property
+    def choices(self) -> float:
+        """Choices of the tokens of a microbatch."""
+        return self.layout.tokens * self.per_token
+
+    @property
+    def layers(self) -> float:
+        """Layers of a device that have it."""
+        return self.down.layers / self.layout.stages
+
+    @property
+    def ways(self) -> int:
+        """Devices that its experts are cut over."""
+        return self.layout.sizes["expert"]
+
+    @property
+    def slots(self) -> int:
+        """Rows that one device sends to another in a round (`nn.exchange.Way`)."""
+        step = max(1, TILE // self.ways)
+        return math.ceil(self.choices / (2 * self.ways * step)) * step
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that a plan reckons with."""
+        return math.ceil(UNEVEN * self.choices / self.ways / self.slots)
+
+    @property
+    def places(self) -> float:
+        """Rows that all rounds have room for, by choice."""
+        return self.rounds * self.ways * self.slots / self.choices
+
+
+def mixtures(layout: Layout) -> Iterator[Mixture]:
+    """The mixtures of a model, one for each stack of layers that has one."""
+    routed = {w.path: w for w in layout.stock.model_weights if w.is_routed}
+    for path, down in routed.items():
+        if down.param.inputs == ("mlp",):
+            into = (routed.get(path.removesuffix("down") + name) for name in ("gate", "up"))
+            yield Mixture(layout, tuple(filter(None, into)), down)
+
+
+def routing_s(layout: Layout, machine: Machine) -> float:
+    """Seconds of a microbatch in which rows and the weights of experts pass through memory."""
+    return sum(m.layers * _rows_s(m, machine) + _weights_s(m, machine) for m in mixtures(layout))
+
+
+def _rows_s(m: Mixture, machine: Machine) -> float:
+    """Seconds of the passes over rows in one layer."""
+    return sum(times * pass_s(m, each, machine) for times, each in passes(m))
+
+
+def pass_s(m: Mixture, each: Pass, machine: Machine) -> float:
+    """Seconds of a pass over the rows of all choices."""
+    layout, on_tpu = m.layout, machine.platform == "tpu"
+    width = m.down.fan_in / layout.sizes["tensor"] if each.inside else m.down.fan_out
+    if each.sums and on_tpu:
+        rates = CHIPS[machine.kind].rates
+        rate = SUMMED_PER_CYCLE * rates.clock_hz * rates.cores * rates.cycles_share
+        return layout.tokens * width * math.ceil(m.per_token / SUBLANES) / rate
+    size = width * m.choices * layout.activation_bytes
+    if each.moves or not on_tpu:
+        return (each.reads + each.writes) * size / machine.memory_bytes_per_s
+    return (each.reads + each.writes + STARTED) * size / elementwise_bytes_per_s(machine)
+
+
+def elementwise_bytes_per_s(machine: Machine) -> float:
+    """Rate of memory at which elementwise instructions pass over arrays."""
+    if machine.platform != "tpu":
+        return machine.memory_bytes_per_s
+    return machine.memory_bytes_per_s * CHIPS[machine.kind].rates.cycles_share / CYCLES
+
+
+def passes(m: Mixture) -> Iterator[tuple[float, Pass]]:
+    """The passes over rows of one layer, each with the rows that it goes over by choice."""
+    way = _in_rounds(m) if m.layout.in_rounds(m.down) else _alone(m)
+    forward, backward = way
+    for _ in range(1 + m.layout.extra_passes):
+        yield from forward
+    yield from backward
+
+
+Passes = list[tuple[float, Pass]]
+
+
+def _alone(m: Mixture) -> tuple[Passes, Passes]:
+    """Passes forward and backward where all rows stay on their device."""
+    wide = len(m.into)
+    take = Pass(1 / m.per_token, 1, moves=True)
+    gradient = WEIGHT_BYTES / m.layout.activation_bytes / m.per_token  # of sums, in float32
+    inner = Pass(wide, 1, inside=True)
+    forward = [take, inner, MASK, ORDER, SUM]
+    backward = [
+        Pass(1 + gradient, 0),  # for the gradients of the shares
+        Pass(gradient, 1),
+        ORDER,
+        Pass(1 + wide, wide, inside=True),
+        Pass(wide, 1),
+        ORDER,
+        SUM,
+    ]
+    if not m.layout.remat.everything:
+        again = MASK if is_recomputed(m.layout, m.down) else None
+        backward += [take, inner, *([again] if again else []), ORDER]
+    every = m.layout.slots(m.down)
+    return [(every, each) for each in forward], [(every, each) for each in backward]
+
+
+def _in_rounds(m: Mixture) -> tuple[Passes, Passes]:
+    """Passes forward and backward where rows go over `expert`: in the rounds, and around them."""
+    wide = len(m.into)
+    take, end = Pass(1 / m.per_token, 1, moves=True), (TURN, ORDER, SUM)
+    forward = [*ARRIVE, Pass(wide, 1, inside=True), MASK, *LEAVE]
+    backward = [
+        *ARRIVE,
+        *ARRIVE,  # the gradients of the results
+        Pass(1 + wide, 1, inside=True),  # and the gradients of the shares
+        Pass(1 + wide, wide, inside=True),
+        Pass(wide, 1),
+        *LEAVE,
+    ]
+    around = [take, FILL, *end], [take, take, FILL, *end]
+    both = zip((forward, backward), around, strict=True)
+    first, last = (
+        [*((m.places, each) for each in inside), *((1.0, each) for each in outside)]
+        for inside, outside in both
+    )
+    return first, last
+
+
+def _weights_s(m: Mixture, machine: Machine) -> float:
+    """Seconds of the passes over the weights of all layers and over their gradients."""
+    layout, moved = m.layout, 0.0
+    more = 2 + STARTED * (machine.platform == "tpu")
+    for w in m.weights:
+        held, gathered = w.param.size / layout.product_ways(w), layout.gathered_ways(w)
+        if gathered > 1:
+            moved += WEIGHT_GATHERS * more * layout.activation_bytes * held / gathered
+        if not w.trained or layout.work.forward_only:
+            continue
+        if machine.num_devices > 1:  # gradients in float32 are rounded to the weights' precision
+            moved += 2 * WEIGHT_BYTES * held
+        if layout.in_rounds(w):  # and are sums over rounds
+            moved += m.rounds * 3 * WEIGHT_BYTES * held
+    return moved / elementwise_bytes_per_s(machine)
+
+
+def exchange_s(layout: Layout, machine: Machine) -> tuple[float, float]:
+    """Seconds in which rows go to their experts and come back, forward and backward, for one
+    microbatch: all of them, and those that products hide.
+
+    In rounds, the backward pass sends rows once more. The gradients of the results travel while what
+    is inside the experts is computed again, those of the rows while those of the weights are.
+    """
+    whole = hidden = 0.0
+    if layout.sizes["expert"] == 1:
+        return 0.0, 0.0
+    for m in mixtures(layout):
+        way = m.layers * _way_s(m, machine)
+        again = 0 if layout.remat.everything else 2
+        whole += way * (5 if layout.in_rounds(m.down) else 4 + again)
+        whole += way * 2 * layout.extra_passes
+        if layout.in_rounds(m.down):
+            once = {w.path: product_s(layout, w, machine) / products(layout, w) for w in m.weights}
+            inner = Pass(len(m.into), 1, inside=True)
+            again = m.layers * m.places * sum(pass_s(m, p, machine) for p in (TURN, ORDER, inner))
+            again += sum(once[w.path] for w in m.into)
+            of_weights = sum(once[w.path] for w in m.weights if w.trained)
+            hidden += BEHIND * (min(way, again) + min(way, of_weights))
+    return whole, hidden
+
+
+def _way_s(m: Mixture, machine: Machine) -> float:
+    """Seconds in which the rows of one layer go one way."""
+    rows = m.choices * m.layout.slots(m.down)
+    sent = rows * m.down.fan_out * m.layout.activation_bytes
+    if machine.where is not None:
+        return all_to_all_s(sent, m.ways, machine.where, machine.link_bytes_per_s)
+    within = m.ways <= machine.group_size
+    rate = machine.link_bytes_per_s * machine.links(m.ways)
+    return sent * (m.ways - 1) / m.ways / (rate if within else machine.network_bytes_per_s)
