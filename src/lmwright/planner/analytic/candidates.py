@@ -25,6 +25,7 @@ from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.layout import on_paper
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.stock import stocks_of
 from lmwright.planner.units import mesh_text
 from lmwright.program.plan import Plan, refuse_chunks
 
@@ -273,8 +274,10 @@ def rank(candidate: Candidate) -> tuple:
 
 
 def meshes_of(run: Run, machine: Machine) -> Iterator[Mesh]:
-    """Meshes of data, fsdp, context and tensor; only data spans slices and nodes."""
+    """Meshes of data, fsdp, context and tensor, and of expert where there are experts; only data
+    spans slices and nodes."""
     devices, groups, seq_len = machine.num_devices, machine.num_groups, seq_len_of(run)
+    has_experts = any(w.is_routed for stock in stocks_of(run) for w in stock.weights)
     contexts = [c for c in divisors(devices) if c == 1 or seq_len // c >= LEAST_CONTEXT_TOKENS]
     for tensor in (t for t in divisors(devices // groups) if t <= MOST_TENSOR):
         for context in contexts:
@@ -282,7 +285,11 @@ def meshes_of(run: Run, machine: Machine) -> Iterator[Mesh]:
             if odd:
                 continue
             for data in (d for d in divisors(rest) if d % groups == 0):
-                yield Mesh(data=data, fsdp=rest // data, context=context, tensor=tensor)
+                for expert in divisors(rest // data) if has_experts else [1]:
+                    yield Mesh(
+                        data=data, fsdp=rest // data // expert, expert=expert, context=context,
+                        tensor=tensor,
+                    )  # fmt: skip
 
 
 def microbatches_of(run: Run) -> Iterator[int]:

@@ -2,9 +2,10 @@
 
     x [n, D] --take--> rows [M, D] --products--> [M, F] --product--> [M, D] --back, sum--> [n, D]
 
-M = n k choices of a device's n tokens. Each `Pass` below is one instruction of the compiled program,
-which reads and writes arrays of rows as `nn/moe.py`, `nn/exchange.py` and `core/ragged.py` say. Over
-`expert` most of them pass over all places of the rounds, which are more than there are choices.
+M = n k choices of a device's n tokens. Each `Pass` below is one instruction of the compiled
+program, which reads and writes arrays of rows as `nn/moe.py`, `nn/exchange.py` and `core/ragged.py`
+say. In rounds over `expert` most of them go over all places, which are more than the choices; with
+a capacity, over all slots. Sorting is not counted, nor does the compiler say what it takes.
 """
 
 import math
@@ -22,16 +23,17 @@ from lmwright.planner.analytic.stock import Weight
 from lmwright.planner.compiler.links import all_to_all_s
 
 STARTED = 2.0
-"""Arrays of rows that an elementwise instruction takes on a TPU beside those it reads and writes, by
-the compiler's cycles (`benchmarks/rows_schedule.py`). Of rows that are only moved it knows none."""
+"""Arrays of rows that an elementwise instruction takes on a TPU beside those it reads and writes,
+by the compiler's cycles (`benchmarks/rows_schedule.py`). Of rows that only move it knows none."""
 CYCLES = 1.25
 """Seconds by those cycles, at the nominal clock, over the seconds of their bytes."""
 SUMMED_PER_CYCLE = 7.5
-"""Elements of sums over up to `SUBLANES` choices that a TensorCore makes in a cycle, by the same."""
+"""Sums of up to `SUBLANES` choices, by element, that a TensorCore makes in a cycle, by the same."""
 SUBLANES = 8
 WEIGHT_GATHERS = 2  # of an expert's weights: for the forward pass and for the backward pass
 BEHIND = 0.5
-"""Share that is hidden of what products could hide of an exchange, as the compiler's plan has it."""
+"""Share of an exchange that is hidden where other work could hide all of it, as `compiler.cost`
+assumes."""
 
 
 class Pass(NamedTuple):
@@ -146,28 +148,30 @@ def elementwise_bytes_per_s(machine: Machine) -> float:
     return machine.memory_bytes_per_s * CHIPS[machine.kind].rates.cycles_share / CYCLES
 
 
+Passes = list[tuple[float, Pass]]
+"""Passes, each with the rows that it goes over for each choice."""
+
+
 def passes(m: Mixture) -> Iterator[tuple[float, Pass]]:
-    """The passes over rows of one layer, each with the rows that it goes over by choice."""
-    way = _in_rounds(m) if m.layout.in_rounds(m.down) else _alone(m)
-    forward, backward = way
+    """The passes over rows of one layer."""
+    if m.layout.in_rounds(m.down):
+        forward, backward = _in_rounds(m)
+    elif m.layout.capacity_factor(m.down) is not None:
+        forward, backward = _in_slots(m)
+    else:
+        forward, backward = _alone(m)
     for _ in range(1 + m.layout.extra_passes):
         yield from forward
     yield from backward
 
 
-Passes = list[tuple[float, Pass]]
-
-
 def _alone(m: Mixture) -> tuple[Passes, Passes]:
     """Passes forward and backward where all rows stay on their device."""
     wide = len(m.into)
-    take = Pass(1 / m.per_token, 1, moves=True)
-    gradient = WEIGHT_BYTES / m.layout.activation_bytes / m.per_token  # of sums, in float32
-    inner = Pass(wide, 1, inside=True)
+    take, inner = Pass(1 / m.per_token, 1, moves=True), Pass(wide, 1, inside=True)
     forward = [take, inner, MASK, ORDER, SUM]
     backward = [
-        Pass(1 + gradient, 0),  # for the gradients of the shares
-        Pass(gradient, 1),
+        *_shared(m),
         ORDER,
         Pass(1 + wide, wide, inside=True),
         Pass(wide, 1),
@@ -175,10 +179,28 @@ def _alone(m: Mixture) -> tuple[Passes, Passes]:
         SUM,
     ]
     if not m.layout.remat.everything:
-        again = MASK if is_recomputed(m.layout, m.down) else None
-        backward += [take, inner, *([again] if again else []), ORDER]
-    every = m.layout.slots(m.down)
-    return [(every, each) for each in forward], [(every, each) for each in backward]
+        backward += [take, inner, *([MASK] if is_recomputed(m.layout, m.down) else []), ORDER]
+    return [(1.0, each) for each in forward], [(1.0, each) for each in backward]
+
+
+def _shared(m: Mixture) -> list[Pass]:
+    """Passes that make the gradients of the shares and of the results, from that of their sums."""
+    gradient = WEIGHT_BYTES / m.layout.activation_bytes / m.per_token  # float32
+    return [Pass(1 + gradient, 0), Pass(gradient, 1)]
+
+
+def _in_slots(m: Mixture) -> tuple[Passes, Passes]:
+    """Passes forward and backward where experts have slots; what is inside is done by products."""
+    slots = m.layout.slots(m.down)
+    turns = 4 if m.ways > 1 else 2  # with each all-to-all from and to the order of its result
+    across = [(slots, TURN)] * turns
+    forward = [(1.0, Pass(1 / m.per_token, slots, moves=True)), *across]
+    forward += [(1.0, Pass(slots, 1, moves=True))]
+    backward = [*((1.0, each) for each in _shared(m)), (1.0, Pass(1, slots, moves=True))]
+    backward += [*across, (1.0, Pass(slots, 1, moves=True)), (1.0, SUM)]
+    if not m.layout.remat.everything:
+        backward += forward
+    return [*forward, (1.0, SUM)], backward
 
 
 def _in_rounds(m: Mixture) -> tuple[Passes, Passes]:
@@ -224,8 +246,9 @@ def exchange_s(layout: Layout, machine: Machine) -> tuple[float, float]:
     """Seconds in which rows go to their experts and come back, forward and backward, for one
     microbatch: all of them, and those that products hide.
 
-    In rounds, the backward pass sends rows once more. The gradients of the results travel while what
-    is inside the experts is computed again, those of the rows while those of the weights are.
+    In rounds, the backward pass sends rows once more; with a capacity it sends all of them again,
+    unless everything is kept. The gradients of the results travel while what is inside the experts
+    is computed again, those of the rows while those of the weights are.
     """
     whole = hidden = 0.0
     if layout.sizes["expert"] == 1:
@@ -235,13 +258,14 @@ def exchange_s(layout: Layout, machine: Machine) -> tuple[float, float]:
         again = 0 if layout.remat.everything else 2
         whole += way * (5 if layout.in_rounds(m.down) else 4 + again)
         whole += way * 2 * layout.extra_passes
-        if layout.in_rounds(m.down):
-            once = {w.path: product_s(layout, w, machine) / products(layout, w) for w in m.weights}
-            inner = Pass(len(m.into), 1, inside=True)
-            again = m.layers * m.places * sum(pass_s(m, p, machine) for p in (TURN, ORDER, inner))
-            again += sum(once[w.path] for w in m.into)
-            of_weights = sum(once[w.path] for w in m.weights if w.trained)
-            hidden += BEHIND * (min(way, again) + min(way, of_weights))
+        if layout.work.forward_only:
+            continue
+        once = {w.path: product_s(layout, w, machine) / products(layout, w) for w in m.weights}
+        inner = Pass(len(m.into), 1, inside=True)
+        passed = sum(pass_s(m, one, machine) for one in (TURN, ORDER, inner))
+        computed = m.layers * m.places * passed + sum(once[w.path] for w in m.into)
+        of_weights = sum(once[w.path] for w in m.weights if w.trained)
+        hidden += BEHIND * (min(way, computed) + min(way, of_weights))
     return whole, hidden
 
 

@@ -52,6 +52,7 @@ from lmwright.planner.compiler.kernel_cost import (
     whole_row_s,
     windowed,
 )
+from lmwright.planner.compiler.links import spanned
 from lmwright.planner.compiler.long_attention import long_attention_s
 
 # Times that each byte of a kind of array goes through memory in a step, forward and backward;
@@ -248,10 +249,11 @@ def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
             gathers += GATHERS * min(GATHER_BYTES, weight.bytes) * seconds
             if not weight.trained:
                 continue
-            if is_scattered(layout, machine):
+            if is_scattered(layout, machine) and not weight.is_expert:
                 gathers += GATHER_BYTES * seconds  # an all-to-all, behind arithmetic as they are
             else:
-                reductions += REDUCE_BYTES * seconds
+                both_ways = weight.is_expert and is_all_reduced(machine, gathered)
+                reductions += REDUCE_BYTES * (1 + both_ways) * seconds
         if copies > 1 and weight.trained:
             moved = 2 * REDUCE_BYTES * times * size / gathered * (copies - 1) / copies
             near = max(1, copies // machine.num_groups)
@@ -272,6 +274,14 @@ def is_scattered(layout: Layout, machine: Machine) -> bool:
     if machine.platform != "tpu":
         return False
     return scatters(CHIPS[machine.kind].device_kind, layout.sizes, layout.ways("batch"))
+
+
+def is_all_reduced(machine: Machine, ways: int) -> bool:
+    """True if TPU compilers make an all-reduce of the sum of gradients whose shards `ways` devices
+    hold: a reduce-scatter goes around a ring, which they find in a plane of the torus."""
+    if machine.where is None:
+        return False
+    return len(spanned(ways // machine.where.family.devices_per_chip, machine.where) or ()) > 2
 
 
 def uses(layout: Layout, weight: Weight) -> int:

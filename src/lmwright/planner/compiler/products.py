@@ -2,6 +2,7 @@
 multiply int8 at twice the rate of bfloat16 on some chips."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ from lmwright.planner.compiler.hlo import Computation, Instruction, Program, arr
 from lmwright.planner.compiler.kernel_cost import ragged_flops
 
 MATMULS = {"convolution", "dot"}
+_BATCH = re.compile(r"lhs_batch_dims=\{([\d,]*)\}")
+_WINDOW = re.compile(r"\b(size|stride|lhs_dilate)=(\d+(?:x\d+)*)")
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,25 @@ def _sum(works: Iterator[Work]) -> Work:
 
 
 def matmul_flops(step: Instruction, holder: Computation) -> float:
-    """2 m k n of a matmul without batch dimensions: m k, k n and m n are the sizes of its
-    operands and its result."""
+    """2 b m k n of a matmul: b m k, b k n and b m n are the sizes of its operands and its result, b
+    that of its batch dimensions."""
     sizes = [_elements(holder.by_name[name].shape) for name in step.operands[:2]]
-    return 2 * math.sqrt(math.prod(sizes) * _elements(step.shape))
+    return 2 * math.sqrt(math.prod(sizes) * _elements(step.shape) / _batch(step, holder))
+
+
+def _batch(step: Instruction, holder: Computation) -> int:
+    """Size of the batch dimensions. A convolution has them as a window that meets each place of its
+    dilated input once, with a stride of one less than there are places."""
+    if dims := _BATCH.search(step.rest):
+        _, sizes = arrays(holder.by_name[step.operands[0]].shape)[0]
+        return math.prod(sizes[int(number)] for number in dims[1].split(",") if number)
+    window = {key: numbers.split("x") for key, numbers in _WINDOW.findall(step.rest)}
+    dilated = zip(*(window.get(key, ()) for key in ("size", "stride", "lhs_dilate")), strict=False)
+    return math.prod(
+        int(size)
+        for size, stride, dilation in dilated
+        if size == dilation and int(stride) == int(size) - 1
+    )
 
 
 def _is_int8(step: Instruction, holder: Computation) -> bool:
