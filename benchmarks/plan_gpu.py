@@ -5,21 +5,25 @@
     python benchmarks/plan_gpu.py --shapes      memory of many steps, by it and by arithmetic
 
 The measured steps are rows of `benchmarks/train_gpu.py`: AdamW, bf16 products and fp32 weights,
-one document a row by cuDNN's attention or 14 by our kernels, `train.remat` left to us. None of
-them set a rate of the plan, which takes packed rows for rows of one document.
+one document a row by cuDNN's attention or 14 by our kernels, `remat` `dots`. None of them set a
+rate of the plan; what attention takes in packed rows follows from times of the kernels alone.
 """
 
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from lmwright.config.run import Run
+import numpy as np
+
+from lmwright.config.run import Run, seq_len_of
 from lmwright.formats.open import load_run
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler.compile import compile_for
+from lmwright.planner.packed import packed_share
 
 RUN = """
 name = "measured"
@@ -42,11 +46,12 @@ LLAMA_1B = (
     "model.vocab_size=128256", "model.embed_dim=2048", "model.mlp_dim=8192", "model.num_layers=16",
     "model.num_heads=32", "model.num_kv_heads=8", "model.head_dim=64", "model.seq_len=2048",
 )  # fmt: skip
+PACKED = "135M, 2 x 8,192, 14 documents"
 ONE_DOCUMENT = "data.pack.attention=row"
 # milliseconds of a step, GiB at its peak
 MEASURED: dict[str, tuple[float, float, tuple[str, ...]]] = {
     "135M, 8 x 2,048": (56.06, 9.201, ("model.seq_len=2048", ONE_DOCUMENT)),
-    "135M, 2 x 8,192, 14 documents": (
+    PACKED: (
         57.84, 7.575, ("model.seq_len=8192", "train.global_batch_size=2"),
     ),
     "1B, 4 x 2,048": (135.3, 24.07, (*LLAMA_1B, "train.global_batch_size=4", ONE_DOCUMENT)),
@@ -95,7 +100,11 @@ def times(path: Path, machine: Machine) -> None:
     """Prints the measured and the predicted times of a step."""
     print(f"{'step':<29} {'measured':>10} {'predicted':>10} {'ratio':>6}")
     for name, (measured, _, changes) in MEASURED.items():
-        quick = Quick.of(load_run(path, changes), machine)
+        run, on = load_run(path, changes), machine
+        if name == PACKED:
+            documents = np.arange(seq_len_of(run))[None] * 14 // seq_len_of(run)
+            on = replace(machine, packed_share=packed_share(documents, [None]))
+        quick = Quick.of(run, on)
         predicted = 1e3 * quick.step_s
         print(
             f"{name:<29} {measured:>7.1f} ms {predicted:>7.1f} ms {predicted / measured:>6.2f}, "

@@ -26,6 +26,7 @@ from lmwright.planner.compiler.compile import (
 )
 from lmwright.planner.compiler.gpu import has_cuda_compiler
 from lmwright.planner.cost import RunCost, cost_of
+from lmwright.planner.packed import with_documents
 from lmwright.planner.page import write_page
 from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
 from lmwright.planner.remedy import advise, too_large
@@ -192,10 +193,11 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
     if wanted.on.strip().lower() == "any":
         return _any(run, wanted)
     machine = parse_machine(wanted.on)
+    known = with_documents(run, machine)
     if wanted.search:  # which tells of each way with its policy
-        return _on(run, machine, wanted)
-    choice = settled(run, machine)
-    answer = _on(choice.run, machine, wanted)
+        return _on(run, known, wanted)
+    choice = settled(run, machine)  # as `train` chooses, which looks at no rows
+    answer = _on(choice.run, known, wanted)
     return answer if not choice.note else replace(answer, lines=[choice.note, *answer.lines])
 
 

@@ -29,6 +29,7 @@ from lmwright.planner.compiler.gpu import has_cuda_compiler
 from lmwright.planner.compiler.hlo import parse
 from lmwright.planner.compiler.profile import by_part
 from lmwright.planner.cost import checkpoint_bytes, disk
+from lmwright.planner.packed import with_documents
 from lmwright.planner.sessions import assumed_save_s
 from lmwright.planner.units import memory_size, short_duration
 from lmwright.program.length import completed
@@ -178,6 +179,7 @@ def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
         )
         return answer, compiled.hlo
     asked = machine.platform == "gpu" and not quick and has_cuda_compiler()
+    machine = with_documents(run, machine)
     on_paper = Quick.of(run, machine, compile_for(run, machine) if asked else None)
     took = timing(on_paper.layouts, machine)
     answer = Predicted(

@@ -70,6 +70,9 @@ class Machine:
     """The TPU slice that it is, if it is one."""
     device_kind: str = ""
     """JAX's name of GPUs that are there, which may not be in the tables."""
+    packed_share: float | None = None
+    """Time of attention in a run's packed rows, as a share of that in rows of one document; None
+    where that is not known."""
 
     @property
     def unit(self) -> str:

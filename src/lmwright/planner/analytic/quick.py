@@ -143,7 +143,7 @@ class Quick:
     def error_share(self) -> float:
         """Half the width of the interval around the step time."""
         if self.machine.platform == "gpu":
-            return gpu_error_share(self.timing, self.machine.kind)
+            return gpu_error_share(self.timing, self.machine, self.run)
         return error_share(self.machine.kind, self.run, compiled=False)
 
     def to_json(self, cost: RunCost, advice: "Advice | None" = None) -> str:
@@ -259,6 +259,11 @@ class Quick:
             lines.append("attention without a kernel: the estimate includes whole score matrices")
         if self.machine.platform == "gpu":
             lines.append(f"efficiencies of {self.machine.name} are assumed, not measured")
+        if (share := self.machine.packed_share) is not None:
+            lines.append(
+                f"attention takes {share:.2f} of what it does in rows of one document, by rows of "
+                f"{self.run.data.dir}"
+            )
         if self.machine.platform == "cpu" and self.factor is None:
             lines.append("rates of one measured machine; others differ by a factor of two and more")
         return lines

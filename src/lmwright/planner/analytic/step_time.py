@@ -148,6 +148,8 @@ def attention_s(layout: Layout, machine: Machine) -> float:
     keys = layout.seq_len * len(m.windows) * scores_share(layout)
     per_token = 2 * keys / layout.stages * m.num_heads * m.head_dim / ways
     flops = (7 + 2 * forward) * per_token * layout.tokens
+    if layout.has_kernel and machine.packed_share is not None:
+        flops *= machine.packed_share
     return flops / (machine.flops * machine.attention_efficiency)
 
 
@@ -341,14 +343,15 @@ PRODUCTS = 0.25
 """Interval for those: three steps of rows of one document are within 12 %
 (`benchmarks/plan_gpu.py`)."""
 PACKED = 0.5
-"""Added for attention's share of a GPU's step: packed rows count as one document each, and one with
-14 documents took 0.6 of the time."""
+"""Added for attention's share of a GPU's step where nothing is known of the documents: packed rows
+then count as one each, and one with 14 took 0.6 of the time."""
 
 
-def gpu_error_share(took: Timing, kind: str) -> float:
-    """Half the width of the interval around a step on GPUs of a kind."""
-    share = PRODUCTS + PACKED * took.by_kind["attention"] / took.step_s
-    return share if kind in COMPARED else max(ASSUMED, share)
+def gpu_error_share(took: Timing, machine: Machine, run: Run) -> float:
+    """Half the width of the interval around a step of the run on GPUs."""
+    known = machine.packed_share is not None or run.data.pack.attention == "row"
+    share = PRODUCTS + (0.0 if known else PACKED) * took.by_kind["attention"] / took.step_s
+    return share if machine.kind in COMPARED else max(ASSUMED, share)
 
 
 def error_share(kind: str, run: Run, *, compiled: bool) -> float:
