@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from lmwright.config.run import Data, Run, Train
 from lmwright.errors import UserError
+from lmwright.formats.adapter_verbs import names_in_whole
 from lmwright.formats.convert import import_command
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.load import load_model
 from lmwright.formats.open import open_place
+from lmwright.formats.peft import merge_into, read_adapter, to_peft
+from lmwright.formats.peft_folder import read_folder, write_folder
+from lmwright.formats.proof import logits
+from lmwright.objectives.clm import Clm
+from lmwright.optim import KINDS
+from lmwright.program.lora import resolved
+from lmwright.program.lora_section import LowRank
 
 TEXT = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -88,6 +97,41 @@ def test_names_as_within_transformers(folder):
 
     set_tensors(folder, other)
     np.testing.assert_array_equal(load_model(folder).weights["embed"], before)
+
+
+def test_an_adapter_over_the_whole_is_read_and_written(folder, tmp_path, recwarn):
+    """PEFT names modules as in transformers' class of the whole, and ignores others."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    base = lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # noqa: E731
+    said = peft.LoraConfig(r=3, lora_alpha=5, target_modules=r".*language_model.*(q_proj|up_proj)")
+    theirs = peft.get_peft_model(base(), said)
+    for name, parameter in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model, ids = load_model(folder).model, np.arange(5, 30)[None]
+    run = Run(
+        name="x", dir="x", model=model, objective=Clm(), data=Data(dir="x"),
+        optim=KINDS["adamw"](learning_rate=1e-3), train=Train(steps=1, global_batch_size=2),
+        lora=LowRank(targets=("q_proj", "up_proj"), base="fp32", rank=3, alpha=5.0),
+    )  # fmt: skip
+    (adapter,) = resolved(run)
+    weights = read_adapter(tmp_path / "theirs", model, adapter)
+    (tmp_path / "ours").mkdir()
+    ours = to_peft(model, adapter, weights, str(folder), names_in_whole(str(folder), model))
+    write_folder(tmp_path / "ours", ours)
+    again = peft.PeftModel.from_pretrained(base(), tmp_path / "ours")
+    assert not [w for w in recwarn if "adapter keys" in str(w.message)]
+    with torch.no_grad():
+        expected, plain, found = (
+            each(input_ids=torch.tensor(ids)).logits.numpy() for each in (theirs, base(), again)
+        )
+    assert np.abs(expected - plain).max() > 0.01
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    _, merged = merge_into(model, load_model(folder).weights, read_folder(tmp_path / "ours"), "x")
+    np.testing.assert_allclose(logits(model, merged, ids), expected, atol=1e-5)
 
 
 def test_what_a_released_config_leaves_out():

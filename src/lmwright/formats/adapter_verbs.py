@@ -14,10 +14,11 @@ from lmwright.formats.adapter_note import refuse_other_base, write_note
 from lmwright.formats.combine import Combination, combine
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.hf_layout import HfTensors
+from lmwright.formats.hf_read import read_config
 from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
-from lmwright.formats.open import open_run
+from lmwright.formats.open import HF, open_origin, open_run
 from lmwright.formats.peft import merge_into, to_peft
 from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
 from lmwright.formats.peft_head import headed, noted
@@ -25,6 +26,7 @@ from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models.over import OverEncoder
+from lmwright.models.text_part import TEXT_PARTS, architecture_of
 from lmwright.storage.mirror import sending
 
 
@@ -50,13 +52,22 @@ def export_adapter_command(
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)
-    peft = to_peft(model, chosen, weights[chosen.name], base.path)
+    peft = to_peft(model, chosen, weights[chosen.name], base.path, names_in_whole(base.path, model))
     with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, peft)
         if isinstance(model, OverEncoder):
             write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
     _say(out, peft)
+
+
+def names_in_whole(base: str, model: Any) -> dict[str, str]:
+    """Beginnings of the text's module names in transformers' class of a base that holds more than
+    text, by what they are in the text alone; none for other bases."""
+    if not base or (place := open_origin(base, model, header=True)).kind != HF:
+        return {}
+    part = TEXT_PARTS.get(architecture_of(read_config(place.path)))
+    return dict(part.modules) if part else {}
 
 
 def merge_command(

@@ -4,6 +4,9 @@
               layers.q.b [L, R, N, H]                                  lora_B [N * H, R], ...
 
 A rank that differs between layers over there is padded with zeros here, which stay zero.
+
+Over a base of which only the text is taken, PEFT's names are those in the whole:
+    model.layers.0...    model.language_model.layers.0...
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +34,7 @@ from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
 from lmwright.formats.ternary import has_ternary
 from lmwright.models.over import OverEncoder
+from lmwright.models.text_part import TEXT_PARTS
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
 
@@ -49,9 +53,16 @@ def module_slots(model: HfModel) -> dict[str, Slot]:
     }
 
 
-def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) -> PeftFolder:
+def to_peft(
+    model: HfModel,
+    adapter: ResolvedAdapter,
+    weights: Tree,
+    base: str,
+    whole: Mapping[str, str] | None = None,
+) -> PeftFolder:
     """The adapter as PEFT keeps it, of the `model` with a head that it trains whole; `base` is the
-    name or folder of the base model."""
+    name or folder of the base model, and `whole` what its module names begin with where it holds
+    more than the text (`TextPart.modules`)."""
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas = {}, {}
     for name, slot in module_slots(model).items():
@@ -64,6 +75,7 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
         if adapter.variant == "dora":
             magnitude = leaves[f"{slot.path}.magnitude"][slot.at].reshape(-1)
         table = module.param.inputs == ("vocab",)
+        name = _replaced(name, whole or {})
         modules[name] = PeftModule(a, b, module.scale, magnitude, table)
         alphas[name] = module.alpha
     sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
@@ -73,9 +85,26 @@ def to_peft(model: HfModel, adapter: ResolvedAdapter, weights: Tree, base: str) 
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
     config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config["task_type"] = task_type(model)
-    config["target_modules"] = _short(modules, module_slots(model))
+    # of what is not the text, modules have the same last words
+    config["target_modules"] = sorted(modules) if whole else _short(modules, module_slots(model))
     saved = saved_weights(model, adapter.whole, leaves)
     return PeftFolder(config | config_of_saved(saved), modules, saved=saved)
+
+
+def _replaced(name: str, beginnings: Mapping[str, str]) -> str:
+    """The name with another beginning, if it has one of these."""
+    for before, after in beginnings.items():
+        if name.startswith(before):
+            return after + name.removeprefix(before)
+    return name
+
+
+def of_text(adapter: PeftFolder) -> PeftFolder:
+    """The adapter with the names that its modules have in the text model alone."""
+    parts = [part.prefixes for part in TEXT_PARTS.values()]
+    beginnings = {before: after for prefixes in parts for before, after in prefixes.items()}
+    named = lambda each: {_replaced(n, beginnings): v for n, v in each.items()}  # noqa: E731
+    return replace(adapter, modules=named(adapter.modules), whole=named(adapter.whole))
 
 
 def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -97,7 +126,7 @@ def read_adapter(
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.
     """
-    loaded = read_folder(folder)
+    loaded = of_text(read_folder(folder))
     known = _known_slots(loaded, model, str(folder))
     loaded = _on_base(loaded, model, base, str(folder))
     paths = {known[name].path for name in loaded.modules}
@@ -186,6 +215,7 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     """(model, float32 host weights) with an adapter of PEFT's merged. The model is the given one,
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
+    adapter = of_text(adapter)
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
     if not saves_head(model):  # whose head is in `w`
         refuse_saved(adapter, where)

@@ -29,6 +29,9 @@ class TextPart:
     """Beginnings of the names of all other tensors, and what those belong to."""
     inner: Mapping[str, str] = field(default_factory=dict)
     """Parts of names behind those beginnings, and what they are in the text model alone."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of the names of its modules in transformers' class of the whole, by what they are
+    in the text model alone."""
 
 
 TEXT_PARTS = MappingProxyType(
@@ -43,6 +46,7 @@ TEXT_PARTS = MappingProxyType(
                 "multi_modal_projector.": "projector of the vision tower",
                 "model.multi_modal_projector.": "projector of the vision tower",
             },
+            modules={"model.": "model.language_model."},
         )
     }
 )
