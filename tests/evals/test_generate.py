@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 from lmwright.config.run import Tokenizer
 from lmwright.core.compute import Compute
@@ -172,6 +173,12 @@ def test_a_text_ends_where_it_should(weights, tokenizer, greedy):
     stopped = run(weights, tokenizer, PROMPTS, replace(GREEDY, stop=("not there", stop)))[1]
     assert stopped.finish == "stop" and stop not in stopped.text
     assert stopped.text == greedy[1].text[: greedy[1].text.index(stop)]
+
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    own = tokenizer.backend.id_to_token(end)  # is in no text, as a special token
+    backend.add_special_tokens([tokenizers.AddedToken(own, special=True)])
+    special = replace(tokenizer, backend=backend)
+    assert run(weights, special, PROMPTS, replace(GREEDY, stop=(own,)))[1].tokens == ended.tokens
 
     full = run(weights, tokenizer, [list(range(90))], GREEDY)
     assert full[0].finish == "context" and len(full[0].tokens) == 6

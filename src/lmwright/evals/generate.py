@@ -120,7 +120,7 @@ def generate(
         # kernels are for one device here: a mesh's axes are hidden below
         compute = replace(compute, kernels="reference", unroll=False)
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
-    ends = frozenset({*end_ids, *([] if tokenizer.eos_id is None else [tokenizer.eos_id])})
+    ends = frozenset({*end_ids, *settings.ends(tokenizer)})
     rows = [
         _row(number, prompt, model, tokenizer, settings, prefix)
         for number, prompt in enumerate(prompts)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 
 Method = Literal["greedy", "sampled", "filtered"]
@@ -49,6 +50,15 @@ class Sampling:
                 raise UserError(f"{name}: {getattr(self, name)!r} must be {cure}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise UserError("top_k, top_p: have no effect at temperature 0; raise temperature")
+
+    def ends(self, tokenizer: TextTokenizer) -> tuple[int, ...]:
+        """Ids that end a text: the tokenizer's own, and those of special tokens, which are no part
+        of the text, that stop strings begin with."""
+        own = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        if not self.stop:
+            return own
+        special = tokenizer.special_tokens.items()
+        return (*own, *(i for token, i in special if any(s.startswith(token) for s in self.stop)))
 
     @property
     def method(self) -> Method:
