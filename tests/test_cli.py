@@ -127,6 +127,7 @@ def test_config_presets_names_them_all(capsys):
         ["train", "RUN", "--train.steps=3"],
         ["generate", "somewhere"],
         ["generate", "somewhere", "--prompt", "x", "--top-p", "2"],
+        ["generate", "somewhere", "--prompt", "caf\udce9"],  # a byte of Latin 1
         ["prepare", "RUN", "--stage", "tokens"],
     ],
 )

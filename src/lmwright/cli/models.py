@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lmwright.cli import texts
-from lmwright.cli.shared import Dtype, Numbers, computed, given
+from lmwright.cli.shared import Dtype, Numbers, Text, computed, given
 from lmwright.errors import UserError
 
 
@@ -117,7 +117,10 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
 
 @click.command()
 @click.argument("model", metavar="MODEL")
-@click.option("--prompt", "prompts", multiple=True, required=True, help="Prompt; may be repeated.")
+@click.option(
+    "--prompt", "prompts", type=Text(), multiple=True, required=True,
+    help="Prompt; may be repeated.",
+)  # fmt: skip
 @click.option(
     "--chat", is_flag=True, help="Each prompt is a user's message, in the model's chat template."
 )

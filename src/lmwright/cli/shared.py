@@ -91,6 +91,19 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(numbers))
 
 
+class Text(click.ParamType):
+    """Parameter type of texts for a tokenizer, which are whole characters."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:  # Python's form of bytes that are no UTF-8
+            self.fail(f"{value!r} is not UTF-8 text", param, ctx)
+        return str(value)
+
+
 def computed(command: Any) -> Any:
     """Adds the options that say how a model is evaluated."""
     precision = click.option(
