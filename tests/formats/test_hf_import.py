@@ -190,7 +190,10 @@ BAD = {
     "layers of an unknown type": (
         set_config(architectures=["Qwen3ForCausalLM"], use_sliding_window=True,
                    layer_types=["chunked_attention"] * 2), "layer_types"),
-    "string for a number": (set_config(vocab_size="many"), "vocab_size: 'many'"),
+    "string for a number": (set_config(vocab_size="many"), "vocab_size = 'many' is not"),
+    "a theta of 0": (set_config(rope_parameters={"rope_theta": 0}), "rope_theta = 0 is not a num"),
+    "heads that do not divide": (set_config(num_attention_heads=7, head_dim=None),
+                                 "lacks head_dim"),
     "nonsense": (set_config(rope_parameters=3), "is not an object"),
     "impossible heads": (set_config(num_key_value_heads=2), "multiple of"),
     "not JSON": (lambda p: (p / "config.json").write_text("{"), "config.json: cannot be read"),

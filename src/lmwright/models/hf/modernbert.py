@@ -12,7 +12,7 @@ from lmwright.models.hf.pairs import (
     Words,
     only_written,
 )
-from lmwright.models.hf.rope import SIDES, sides_config, sides_fields
+from lmwright.models.hf.rope import SIDES, first_given, sides_config, sides_fields
 from lmwright.models.hf.table import EVEN_KEYS, ClassifierForm, Table
 from lmwright.models.hf.window import TYPES, pattern_of, reach_of
 
@@ -77,7 +77,7 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
     rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
     whole, local = (
-        {"rope_theta": config.get(name) or usual} | dict(rope.get(side) or {}) | scaling
+        {"rope_theta": first_given(config.get(name), usual)} | dict(rope.get(side) or {}) | scaling
         for side, (name, usual) in zip(SIDES, THETAS.items(), strict=True)
     )
     return sides_fields(config, whole, local, where)

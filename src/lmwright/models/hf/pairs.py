@@ -5,6 +5,7 @@ Fixed    a key with one value in all that is computed          --> use_bias fals
 Derived  fields that follow from keys by a rule    window      <-> use_sliding_window, ...
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -105,6 +106,18 @@ def only_written(**keys: Any) -> Derived:
     return Derived(write=lambda *_: dict(keys))
 
 
+def refuse_number(name: str, value: Any, where: str, whole: bool = False) -> None:
+    """Raises UserError unless a value of config.json is a number above 0, with `whole` a whole
+    one."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value < math.inf and (not whole or value % 1 == 0)):
+        kind = "whole number" if whole else "number"
+        raise UserError(
+            f"{where}: {name} = {value!r} is not a {kind} above 0; correct it, or take "
+            "the file from the source again"
+        )
+
+
 GATED_ACT = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "reglu": "relu"}
 ACT = Words("mlp", "hidden_act", GATED_ACT, "silu", "silu")
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False})
@@ -114,8 +127,13 @@ NO_IDS = only_written(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 def _read_heads(config: Json, fields: Json, where: str) -> Json:
-    heads = fields["num_heads"]
-    return {"num_kv_heads": heads, "head_dim": fields["embed_dim"] // heads}
+    heads, width = fields["num_heads"], fields["embed_dim"]
+    if width % heads:
+        raise UserError(
+            f"{where}: hidden_size = {width} is not a multiple of num_attention_heads = {heads}; "
+            "correct one of them"
+        )
+    return {"num_kv_heads": heads, "head_dim": width // heads}
 
 
 def _write_heads(model: Any, _: str, family: str) -> Json:

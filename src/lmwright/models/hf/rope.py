@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import Derived, Json
+from lmwright.models.hf.pairs import Derived, Json, refuse_number
 from lmwright.models.hf.window import TYPES
 from lmwright.nn.rope import DynamicRope, LongRope, ProportionalRope, RopeScaling
 
@@ -36,11 +36,11 @@ def rope_fields(config: Json, where: str, partial: bool = False) -> Json:
     if not isinstance(rope, dict):
         raise UserError(f"{where}: rope_scaling is not an object; download it again")
     rope = dict(rope)
-    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-    part = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    theta = first_given(rope.get("rope_theta"), config.get("rope_theta"), 10_000.0)
+    told = rope.get("partial_rotary_factor"), config.get("partial_rotary_factor")
+    part = first_given(*told, 1.0)
     for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"{where}: {name} = {value!r} is not a number; correct it")
+        refuse_number(name, value, where)
     scaling = _scaling(rope, config, where)
     if scaling and scaling["kind"] == "proportional":  # which has the part in its own field
         scaling["fraction"], part = float(part), 1.0
@@ -50,6 +50,11 @@ def rope_fields(config: Json, where: str, partial: bool = False) -> Json:
     if scaling and scaling["kind"] == "dynamic":  # there, the context length is the original one
         fields["seq_len"] = int(scaling["original_seq_len"] * scaling["factor"])
     return fields | ({"rotary_fraction": float(part)} if partial else {})
+
+
+def first_given(*values: Any) -> Any:
+    """The first of several values that is there; 0 is one."""
+    return next(value for value in values if value is not None)
 
 
 def _scaling(rope: Json, config: Json, where: str) -> Json | None:

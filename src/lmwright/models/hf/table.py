@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import ACT, HEAD, Json, Pair
+from lmwright.models.hf.pairs import ACT, HEAD, Json, Pair, refuse_number
 from lmwright.models.hf.rope import ROPE
 
 ENDS = {"": "weight", "_bias": "bias"}
@@ -42,6 +42,8 @@ KEYS = {
     "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
     "seq_len": "max_position_embeddings", "norm_eps": "rms_norm_eps",
 }  # fmt: skip
+NUMBERS = {*KEYS.values(), "layer_norm_eps", "norm_eps"}
+"""Keys whose values are above 0."""
 EVEN_KEYS = {n: key for n, key in KEYS.items() if n not in ("num_kv_heads", "head_dim")}
 """Those beside `EVEN_HEADS`."""
 
@@ -127,6 +129,8 @@ class Table:
         known = {k: v for k, v in config.items() if v is not None or k not in self.keys.values()}
         usual = {"num_key_value_heads": known.get("num_attention_heads")} | head_dim(known)
         config = usual | self.defaults | self.own_defaults.get(architecture, {}) | known
+        for name in sorted(NUMBERS & known.keys() & set(self.keys.values())):
+            refuse_number(name, known[name], where, whole=not name.endswith("eps"))
         fields = required(config, self.keys, where)
         fields |= {ours: config.get(theirs) for ours, theirs in self.optional.items()}
         for pair in self.pairs:
@@ -145,6 +149,6 @@ def required(config: Mapping[str, Any], keys: Mapping[str, str], where: str) -> 
 def head_dim(config: Mapping[str, Any]) -> Json:
     """The width of a head where config.json does not say it."""
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+    if isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads == 0:
         return {"head_dim": width // heads}
     return {}
