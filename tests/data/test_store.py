@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lmwright.config.run import Shuffle
+from lmwright.data.rows import shards
 from lmwright.data.rows.order import Order
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.shuffle import shuffle_rows
@@ -57,8 +58,10 @@ def test_written_epochs_stand_without_the_packed_train_rows(written, tmp_path):
     whole = TokenStore.open(written)
     last = 2 * whole.epoch_rows
     same(store.batch(last - 8, last), whole.batch(last - 8, last))
-    with pytest.raises(UserError, match=r"pack/train/books/shard-00000.bin is missing"):
-        store.batch(last - 4, last + 4)
+    store.check_rows(last)
+    for read in (store.check_rows, lambda stop: store.batch(stop - 8, stop)):  # before and in a run
+        with pytest.raises(UserError, match=r"pack/train/books/shard-00000.bin is missing"):
+            read(last + 4)
 
 
 def test_attention_over_the_row(tmp_path, virtual):
@@ -101,6 +104,17 @@ def test_some_eval_rows_are_spread_over_the_source(virtual):
     assert gaps.min() >= len(records) // 5 // 2 and gaps.max() <= len(records) // 5 + 1
     again = [b["tokens"] for b in TokenStore.open(virtual).eval_batches("books", 3, max_rows=5)]
     np.testing.assert_array_equal(some, again)
+
+
+def test_a_shard_without_rights_is_found_at_open(virtual, monkeypatch):
+    def refused(path, mode):
+        if str(path).endswith("train/books/shard-00001.bin"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, mode)
+
+    monkeypatch.setattr(shards, "open", refused, raising=False)
+    with pytest.raises(PermissionError, match=r"pack/train/books/shard-00001\.bin"):
+        TokenStore.open(virtual)
 
 
 @pytest.mark.parametrize("order", ["virtual", "written"])

@@ -21,6 +21,7 @@ def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
     run = plan.run
     store = open_fitting(run, trainee.data, plan.seq_len, run.data.cache_gib)
     store.check_batch(trainee.rows)
+    store.check_rows(trainee.rows * trainee.steps)
     return store
 
 

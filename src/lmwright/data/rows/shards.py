@@ -1,6 +1,7 @@
 """Shards: fixed-size records in many files, read by number, from a disk or any fsspec URL."""
 
 import functools
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,9 +51,11 @@ class LocalPlace:
         return read_local_manifest(self.folder / stage)
 
     def size(self, file: str) -> int | None:
-        """Size of a file in bytes; None if the file is missing."""
+        """Size of a file in bytes, which is opened for it, so that one without rights is found;
+        None if the file is missing."""
         try:
-            return (self.folder / file).stat().st_size
+            with open(self.folder / file, "rb") as f:
+                return os.fstat(f.fileno()).st_size
         except FileNotFoundError:
             return None
 

@@ -171,6 +171,11 @@ class TokenStore:
                 f"only {self.epoch_rows} rows for training; use a smaller batch or more text"
             )
 
+    def check_rows(self, stop: int) -> None:
+        """Raises UserError where files are missing that hold rows before `stop`."""
+        if 0 < self._written.rows < stop:
+            _ = self._packed_train
+
     def records(self, start: int, stop: int) -> np.ndarray:
         """Packed records of global rows start..stop-1, counted over all epochs."""
         written = self._written.rows
@@ -276,6 +281,9 @@ class PortionedStore(TokenStore):
 
     def there(self, stop: int) -> bool:
         return self.portions.there(stop)
+
+    def check_rows(self, stop: int) -> None:  # a portion is looked at when it is there
+        return
 
     def records(self, start: int, stop: int) -> np.ndarray:
         return self.portions.records(start, stop)
