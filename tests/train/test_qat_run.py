@@ -212,8 +212,12 @@ def test_experts_and_adapters_of_them(data, tmp_path):
     ],
 )
 def test_what_is_refused(weights, top, kind, told, data, tmp_path, capsys):
-    assert main(["train", write(tmp_path / "a", data, weights, top, kind=kind)]) == 2
-    assert told in capsys.readouterr().err
+    """Before the data is prepared, too."""
+    file = write(tmp_path / "a", data, weights, top, kind=kind)
+    for words in (["prepare", file, f"data.dir={tmp_path}/data"], ["train", file]):
+        assert main(words) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
     assert not (tmp_path / "a" / "run" / "checkpoints").exists()
 
 

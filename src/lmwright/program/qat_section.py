@@ -1,9 +1,9 @@
 """Quantization-aware training in a run file: the section `[qat]`.
 
-The string under a field is its help text. This module does not import jax.
+The string under a field is its help text. Reading it imports no jax.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from lmwright.config.run import PositiveInt, Run, section
 from lmwright.errors import UserError
@@ -33,8 +33,32 @@ class Qat:
         """Inputs that share a scale; 0 if all do."""
         return 0 if self.weights == "int8" else self.group_size or 32
 
+    def refuse_model(self, model: Any) -> None:
+        """Raises UserError for a model whose matrices do not allow it."""
+        from lmwright.core.param import walk
+        from lmwright.models.counts import is_layer_matrix
+
+        for path, param in walk(model.spec()):
+            if param.ternary:
+                raise UserError(
+                    f"qat: the weights of a {model.kind!r} model are ternary already; remove [qat]"
+                )
+            if not is_layer_matrix(param) or not self.group:
+                continue
+            inputs = param.matrix_shape[0]
+            if inputs % self.group:
+                fits = next(n for n in range(self.group, 0, -1) if inputs % n == 0)
+                field, cure = "group_size", f"use {fits}"
+                if self.weights != "int4":
+                    field, cure = "weights", f'use "int4" with group_size = {fits}'
+                raise UserError(
+                    f"qat.{field}: groups of {self.group} do not divide the {inputs} inputs of "
+                    f"{path}; {cure}"
+                )
+
     def refuse(self, run: Run) -> None:
-        """Raises UserError for adapters that cannot be inside the rounding."""
+        """Raises UserError for a model or adapters that cannot be inside the rounding."""
+        self.refuse_model(run.model)
         if (lora := run.lora) is None:
             return
         dropout = any(map(lora.dropout_of, lora.listed))

@@ -35,29 +35,14 @@ def section_of(run: Any) -> Qat:
 def rounded_params(run: Any, spec: Tree) -> dict[str, Param]:
     """The weights that compute rounded, by path. Raises UserError for a model or a group size that
     does not allow it."""
-    qat, params = section_of(run), dict(walk(spec))
-    if any(param.ternary for param in params.values()):
-        raise UserError(
-            f"qat: the weights of a {run.model.kind!r} model are ternary already; remove [qat]"
-        )
+    section_of(run).refuse_model(run.model)
+    params = dict(walk(spec))
     if not set(params) <= {path for path, _ in walk(run.model.spec())}:
         raise UserError(
             f"qat: objective.kind = {run.objective.kind!r} has weights beside the model's, which "
             "no file holds in few bits; use 'clm' or 'sft'"
         )
-    chosen = {path: param for path, param in params.items() if is_layer_matrix(param)}
-    for path, param in chosen.items():
-        inputs = param.matrix_shape[0]
-        if qat.group and inputs % qat.group:
-            fits = next(n for n in range(qat.group, 0, -1) if inputs % n == 0)
-            field, cure = "group_size", f"use {fits}"
-            if qat.weights != "int4":
-                field, cure = "weights", f'use "int4" with group_size = {fits}'
-            raise UserError(
-                f"qat.{field}: groups of {qat.group} do not divide the {inputs} inputs of {path}; "
-                f"{cure}"
-            )
-    return chosen
+    return {path: param for path, param in params.items() if is_layer_matrix(param)}
 
 
 def leaf(qat: Qat, param: Param, latent: Any, scale: Any = None) -> Rounded:
