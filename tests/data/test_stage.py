@@ -157,7 +157,7 @@ def gone(pid):
         return True
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_killed_stage_resumes_with_the_same_bytes(tmp_path, sent):
     log, folder = tmp_path / "log", tmp_path / "s"
     parts = parts_for(log, wait=str(tmp_path / "never"))
@@ -165,13 +165,15 @@ def test_killed_stage_resumes_with_the_same_bytes(tmp_path, sent):
         here=str(Path(__file__).parent), folder=str(folder), parts=json.dumps(parts)
     )
     (tmp_path / "job.py").write_text(script)
-    job = subprocess.Popen([sys.executable, tmp_path / "job.py"], stderr=subprocess.DEVNULL)
+    job = subprocess.Popen([sys.executable, tmp_path / "job.py"], stderr=subprocess.PIPE)
     markers = folder / "parts"
     wait_for(lambda: markers.exists() and len(list(markers.glob("part*.json"))) == 4)
     stuck = [int(p.name.split(".")[1]) for p in log.iterdir() if p.name[0] == "2"]
     job.send_signal(sent)
-    job.wait(timeout=60)
+    said = job.communicate(timeout=60)[1]
     wait_for(lambda: gone(stuck[0]))  # no worker outlives its parent
+    if sent == signal.SIGTERM:
+        assert (job.returncode, said) == (143, b"")
     assert not (folder / "manifest.json").exists()
     (tmp_path / "never").touch()
     run(folder, parts, workers=1)

@@ -24,8 +24,9 @@ def worker_pool(count: int) -> Iterator[Callable[..., Future]]:
             return pool.submit(work, *arguments)
 
     try:
-        yield submit
-        pool.shutdown()
+        with _terminated_by_exit():
+            yield submit
+            pool.shutdown()
     finally:
         lifeline.close()
         pool.shutdown(cancel_futures=True)
@@ -33,22 +34,46 @@ def worker_pool(count: int) -> Iterator[Callable[..., Future]]:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Lets a Ctrl-C wait while processes start. They inherit that it is blocked: it is for the
-    parent, and would end each of them with a traceback, as would a parent that stops half-way."""
-    handler, held = signal.getsignal(signal.SIGINT), []
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+def _terminated_by_exit() -> Iterator[None]:
+    """Lets SIGTERM end this process by SystemExit where it would kill it, so that the semaphores
+    of a pool are removed."""
+
+    def end(number: int, _frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGINT, lambda *told: held.append(told))  # may come by another thread
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Lets Ctrl-C and SIGTERM wait while processes start, for whom a parent that stops half-way is
+    a traceback. They inherit that Ctrl-C is blocked: it is for the parent, and would end each of
+    them with another."""
+    told = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in told.items() if callable(handler)}
+    if not handlers or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[Any, ...]] = []
+    for number in handlers:
+        signal.signal(number, lambda *told: held.append(told))  # may come by another thread
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if held:
-            handler(*held[0])
+            handlers[held[0][0]](*held[0])
 
 
 def _start_worker(watched: Any) -> None:
