@@ -111,8 +111,7 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    batches = -(-len(prompts) // batch_rows)
-    compute = compute or text_compute(model, w, batches * settings.max_new_tokens)
+    compute = compute or text_compute(model, w, _steps(prompts, settings, batch_rows))
     run_batch = _run_batch
     if filling := _filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
@@ -135,6 +134,11 @@ def generate(
     return [
         Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish) for row in rows
     ]
+
+
+def _steps(prompts: Sequence[Any], settings: Sampling, batch_rows: int = BATCH_ROWS) -> int:
+    """Number of tokens that are decoded one after the other."""
+    return -(-len(prompts) // batch_rows) * settings.max_new_tokens
 
 
 def _filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
@@ -324,9 +328,8 @@ def generate_command(
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter)
     tokenizer, model = loaded.tokenizer, loaded.model
-    batches = -(-len(prompts) // BATCH_ROWS)
     shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
-    compute = text_compute(model, shapes, batches * max_new_tokens, precision, kernels)
+    compute = text_compute(model, shapes, _steps(prompts, settings), precision, kernels)
     how = _filling_for(model, Filling(**filling) if filling else None, settings)
     asked, end_ids = list(prompts), loaded.end_ids
     if chat:
