@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.errors import UserError
 from lmwright.evals.sampling import Sampling, choose, filter_logits
 
@@ -62,3 +63,16 @@ def test_settings_are_checked():
     ):
         with pytest.raises(UserError, match=says):
             Sampling(**wrong)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--top-k", "5"], "--top-k, --top-p: have no effect at temperature 0; raise temperature"),
+        (["--block-tokens", "9", "--max-new-tokens", "8"], "x: is not there"),  # no setting
+        (["--seed", "5000000000"], "--seed: 5000000000 must be from 0 to"),
+    ],
+)
+def test_the_command_names_its_options(words, says, capsys):
+    assert main(["generate", "x", "--prompt", "a", *words]) == 2
+    assert f"error: {says}" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lmwright.cli import texts
-from lmwright.cli.shared import Dtype, Numbers, Text, computed, given
+from lmwright.cli.shared import Dtype, Numbers, Text, computed, given, in_options
 from lmwright.errors import UserError
 
 
@@ -183,7 +183,10 @@ def generate(model: str, prompts: Sequence[str], chat: bool, **options: Any) -> 
     """
     from lmwright.evals.generate import generate_command
 
-    generate_command(model, list(prompts), chat=chat, **given(**options))
+    try:
+        generate_command(model, list(prompts), chat=chat, **given(**options))
+    except UserError as error:
+        raise in_options(error, options) from None
 
 
 @click.command()

@@ -2,10 +2,12 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+
+from lmwright.errors import UserError
 
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 RUN = click.argument("run", metavar="RUN")
@@ -32,6 +34,17 @@ def load(path: str, overrides: Sequence[str], *left_out: str) -> Any:
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given on the command line, so that defaults stay with the function."""
     return {name: value for name, value in options.items() if value not in (None, ())}
+
+
+def in_options(error: UserError, options: Iterable[str]) -> UserError:
+    """The error, with options of a command in place of the settings that it is about."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in options}
+    head, _, rest = str(error).partition(":")
+    named = head.split(", ")
+    if not set(named) <= flags.keys():
+        return error
+    rest = re.sub(r"\w+_\w+", lambda word: flags.get(word[0], word[0]), rest)
+    return UserError(f"{', '.join(flags[name] for name in named)}:{rest}")
 
 
 REHEARSE = click.option(
