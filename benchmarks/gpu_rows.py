@@ -20,6 +20,7 @@ MODELS = {
 }  # fmt: skip
 RANK, ALPHA = 16, 32  # of LoRA, on all matrices of the layers
 PROMPT_TOKENS = 64
+WAITS = "waits"  # file in a worker's folder while it waits for its turn
 
 Records = Mapping[str, Mapping[str, Any]]
 """The last record of each contestant of a row."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from contestants import REFRESH, Step, lmwright_steps, random_rows, torch_llama, torch_steps
-from gpu_rows import ALPHA, PROMPT_TOKENS, RANK, ROWS, Row
+from gpu_rows import ALPHA, PROMPT_TOKENS, RANK, ROWS, WAITS, Row
 
 PACKAGES = (
     "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "torch", "triton", "transformers",
@@ -281,9 +281,12 @@ class Turns:
             fcntl.flock(self._file, how)
 
     def wait(self) -> None:
-        """Waits until all others are ready or done."""
-        self._take(fcntl.LOCK_UN)
-        self._take(fcntl.LOCK_EX)
+        """Waits until all others are ready or done, and says so by a file meanwhile."""
+        if self._file:
+            self._take(fcntl.LOCK_UN)
+            Path(WAITS).touch()
+            self._take(fcntl.LOCK_EX)
+            Path(WAITS).unlink()
 
 
 def measure(

@@ -10,7 +10,7 @@ Each contestant has the card to itself, in its own process; a record of it is ad
 goes on where it stopped; give it the file of the last session where a rented card comes bare. The
 median of 3 x 10 steps counts, after those that compile. To save rented time, `--beside 3` lets
 three compile at once; each still has the card to itself while it is timed, and the time to its
-second step is left out of the tables. The wait for its turn counts in `--contestant-s`.
+second step is left out of the tables. The wait for its turn does not count in `--contestant-s`.
 
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
 each contestant gets only its own, and of these only what is not installed. Fill it where there is
@@ -38,9 +38,10 @@ from typing import Any
 BEGAN = time.perf_counter()
 
 import gpu_results  # noqa: E402
-from gpu_rows import ROWS, speed  # noqa: E402
+from gpu_rows import ROWS, WAITS, speed  # noqa: E402
 
 ROW_S = 570  # a row, of all its contestants
+LOOK_S = 0.5
 LEAST_S = 45  # what a contestant needs to get anywhere
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 WHEELS = {
@@ -96,7 +97,7 @@ class Bench:
         if limit < min(LEAST_S, self.args.contestant_s):
             print(f"{name} {contestant}: no time left", flush=True)
             return
-        record = self.measure(name, contestant, limit)
+        record = self.measure(name, contestant)
         if record is None:
             print(f"{name} {contestant}: stopped, the time is up", flush=True)
             return
@@ -128,7 +129,7 @@ class Bench:
             f"{median:,.0f} tokens/s, {peak:.1f} GiB, second step after {record['ready_s']:.0f} s"
         )
 
-    def measure(self, name: str, contestant: str, limit: float) -> dict[str, Any] | None:
+    def measure(self, name: str, contestant: str) -> dict[str, Any] | None:
         """A contestant's record; None if it was stopped because the row's or the session's time
         is up."""
         library = contestant.split("-")[0]
@@ -149,17 +150,34 @@ class Bench:
                 text=True, start_new_session=True, cwd=caches,
             )  # fmt: skip
             try:
-                out, _ = worker.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                late = f"not done within {self.args.contestant_s:g} s (--contestant-s)"
-                return {"error": late} if limit == self.args.contestant_s else None
+                out = self._output(worker, self.ends[name], Path(caches, WAITS))
+            except TimeoutError:
+                return {"error": f"not done within {self.args.contestant_s:g} s (--contestant-s)"}
             finally:
                 _end(worker)
+            if out is None:
+                return None
             if out.strip():
                 return json.loads(out.splitlines()[-1])
             err.seek(0)
             lines = err.read().decode(errors="replace").strip().splitlines()
             return {"error": f"ended with code {worker.returncode}: {(lines or ['silent'])[-1]}"}
+
+    def _output(self, worker: subprocess.Popen, ends: float, waits: Path) -> str | None:
+        """What a worker writes; None if the row's or the session's time is up before. Raises
+        TimeoutError if its own is, in which the time does not count while `waits` is there."""
+        began, waited = time.perf_counter(), 0.0
+        while True:
+            asked = time.perf_counter()
+            try:
+                return worker.communicate(timeout=LOOK_S)[0]
+            except subprocess.TimeoutExpired:
+                now = time.perf_counter()
+            waited += (now - asked) * waits.exists()
+            if now - began - waited > self.args.contestant_s:
+                raise TimeoutError
+            if self.left() < 0 or now > ends:
+                return None
 
     def variables(self, library: str, caches: str) -> dict[str, str]:
         """Environment of a contestant: one card, nothing compiled before, its own packages."""

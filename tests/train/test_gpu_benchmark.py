@@ -16,7 +16,7 @@ import gpu_results
 import gpu_steps
 import train_gpu
 from contestants import random_rows
-from gpu_rows import ROWS
+from gpu_rows import ROWS, WAITS
 
 COMMAND = (sys.executable, train_gpu.__file__, "--device", "cpu", "--tiny")
 CARD = {"name": "a card", "driver": "580.1", "commit": "c" * 40}
@@ -70,15 +70,15 @@ def test_the_table_says_medians_and_goals():
 
 
 def bench(tmp_path, monkeypatch, **options):
-    """A benchmark whose contestants are asked for and do not run: the seconds each may take."""
+    """A benchmark whose contestants are asked for and do not run."""
     given = dict(device="cpu", tiny=True, results=tmp_path / "r.jsonl", only=None, again=False,
                  budget_s=float("inf"), contestant_s=240.0, wheels=None, set=[],
                  beside=1)  # fmt: skip
     run = train_gpu.Bench(Namespace(**(given | options)), tmp_path)
     asked = []
 
-    def measure(name, contestant, limit):
-        asked.append((name, contestant, limit))
+    def measure(name, contestant):
+        asked.append((name, contestant))
         found = {"tokens_per_s": [1.0], "peak_bytes": 1, "ready_s": 1.0}
         return found if contestant != "torch-eager" else None
 
@@ -88,10 +88,9 @@ def bench(tmp_path, monkeypatch, **options):
 
 
 def test_what_has_a_record_is_not_run_again(tmp_path, monkeypatch):
-    names = lambda asked: [name for _, name, _ in asked]  # noqa: E731
+    names = lambda asked: [name for _, name in asked]  # noqa: E731
     first = bench(tmp_path, monkeypatch)
     assert names(first) == [*ROWS["135m-8x2k"].contestants, "lmwright"]
-    assert {limit for *_, limit in first} == {240.0}
     assert names(bench(tmp_path, monkeypatch)) == ["torch-eager"]  # it was stopped
     assert names(bench(tmp_path, monkeypatch, set=["train.remat=dots"])) == [
         "lmwright", "torch-eager", "lmwright"
@@ -102,16 +101,35 @@ def test_what_has_a_record_is_not_run_again(tmp_path, monkeypatch):
     assert sorted(names(together)) == sorted(names(first))
 
 
-def test_a_contestant_is_timed_when_no_other_works(tmp_path):
+def test_a_contestant_is_timed_when_no_other_works(tmp_path, monkeypatch):
     """Two get ready; the one that is ready waits until the other has ended."""
+    monkeypatch.chdir(tmp_path)
     timed = threading.Thread(target=gpu_steps.Turns(tmp_path / "turn").wait)
     with (tmp_path / "turn").open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         timed.start()
         timed.join(0.2)
-        assert timed.is_alive()
+        assert timed.is_alive() and Path(WAITS).exists()
     timed.join(10)
-    assert not timed.is_alive()
+    assert not timed.is_alive() and not Path(WAITS).exists()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_wait_for_a_turn_takes_none_of_the_time(waits, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_gpu, "LOOK_S", 0.05)
+    run, mark = train_gpu.Bench(Namespace(contestant_s=0.3, budget_s=1e9), tmp_path), tmp_path / "w"
+    if waits:
+        mark.touch()
+    code = "import time; time.sleep(0.6); print(1)"
+    worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        out = run._output(worker, float("inf"), mark)
+    except TimeoutError:
+        out = "late"
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert out == ("1\n" if waits else "late")
 
 
 def test_only_a_contestants_own_wheels_are_installed(tmp_path, monkeypatch):
