@@ -6,9 +6,9 @@
 The constants of `planner/analytic/step_time.py` come from the rows marked `fitted`, those of
 `planner/analytic/memory.py` from rows 1, 3, 10 and 17 to 26 and from the qwen3 and gemma presets of
 `tests/aot/test_compile_families.py`, those of `planner/analytic/adapters.py` from rows 17 to 24.
-Ratios are analytic
-over compiler. The compiler's step time is itself a prediction (`planner/compiler/cost.py`), so the
-error of `--quick` is both together.
+The passes of `planner/analytic/experts.py` were read off the programs of rows 27 to 34. Ratios
+are analytic over compiler. The compiler's step time is itself a prediction
+(`planner/compiler/cost.py`), so the error of `--quick` is both together.
 """
 
 import argparse
@@ -37,6 +37,8 @@ global_batch_size = {batch}
 ADAPTED = "lora.rank=8"
 AWAY = "train.remat=block train.offload=block_inputs"
 CHUNKS = "train.mlp_chunk_tokens=4096"
+TWO, FOUR = "model.num_layers=2", "model.num_layers=4"
+EXPERT_8 = "mesh.expert=8 mesh.fsdp=1"
 
 
 def long(tokens: int) -> str:
@@ -76,6 +78,24 @@ ROWS = [
     ("gemma3-1b", "v5e:1x1", 1, f"{ADAPTED} {AWAY} {CHUNKS} {long(2**17)}", True),
     ("gemma3-1b", "v5e:1x1", 1, f"{ADAPTED} {AWAY} {CHUNKS} {long(2**18)}", True),
     ("gemma3-1b", "v5e-8", 8, long(2**15), True),
+    ("olmoe-1b-7b", "v5e-8", 16, f"{FOUR} train.remat=block", True),
+    ("olmoe-1b-7b", "v5e-8", 16, f"{FOUR} train.remat=block {EXPERT_8}", True),
+    ("olmoe-1b-7b", "v6e-8", 16, f"{FOUR} train.remat=block", True),
+    ("olmoe-1b-7b", "v6e-8", 16, f"{FOUR} train.remat=block {EXPERT_8}", True),
+    ("olmoe-1b-7b", "v4-32", 32, f"{FOUR} train.remat=block", True),
+    ("olmoe-1b-7b", "v4-32", 32, f"{FOUR} train.remat=block mesh.expert=4 mesh.fsdp=4", True),
+    ("olmoe-1b-7b", "v5e-8", 16,
+     f"{FOUR} train.remat=block {EXPERT_8} model.experts.capacity_factor=1.25", True),
+    ("olmoe-1b-7b", "v5e-8", 8, f"{FOUR} train.remat=none", True),
+    ("olmoe-1b-7b", "v5e-8", 16, f"{FOUR} train.remat=dots", False),
+    ("mixtral-8x7b", "v5p-16", 16, f"{TWO} train.remat=block {EXPERT_8}", False),
+    ("mixtral-8x7b", "v5p-16", 16, f"{TWO} train.remat=mlp", False),
+    ("qwen3-30b-a3b", "v6e-8", 8, f"{FOUR} train.remat=block mesh.expert=4 mesh.fsdp=2", False),
+    ("olmoe-1b-7b", "v6e-8", 16, f"{FOUR} train.remat=block mesh.fsdp=4 mesh.tensor=2", False),
+    ("olmoe-1b-7b", "v6e-8", 32, "train.remat=mlp", False),
+    ("olmoe-1b-7b", "v5e-8", 16, f"{FOUR} train.remat=block mesh.fsdp=4 mesh.expert=2", False),
+    ("olmoe-1b-7b", "v4-32", 32, f"{FOUR} train.remat=block mesh.fsdp=8 mesh.tensor=2", False),
+    ("moe-6m", "v5e-8", 64, "", False),
 ]  # fmt: skip
 
 

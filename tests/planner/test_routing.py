@@ -144,6 +144,25 @@ def test_results_of_experts_are_kept_where_products_are(tmp_path):
             assert sizes[mix.down.path] == mix.choices * 2048 * 2
 
 
+@pytest.mark.parametrize(
+    "words, batch, compiled_gib",
+    [
+        ("train.remat=none", 8, 12.20),
+        ("train.remat=dots", 16, 9.02),
+        ("train.remat=block", 16, 6.77),
+    ],
+)
+def test_memory_is_what_the_compiler_says(words, batch, compiled_gib, tmp_path):
+    """Results of experts count, and with `none` the weights that every layer has gathered."""
+    run = run_of(tmp_path, OLMOE[0], words, preset="olmoe-1b-7b", batch=batch)
+    found = Quick.of(run, parse_machine("v5e-8"))
+    assert found.memory.peak / 2**30 == pytest.approx(compiled_gib, rel=0.05)
+    (layout,) = found.layouts
+    gathered = [result for result in saved_results(layout) if result.name.endswith("gathered")]
+    whole = 3 * 64 * 2048 * 1024 * 2 if words.endswith("none") else 0  # of a layer, in bfloat16
+    assert sum(result.bytes for result in gathered) == whole
+
+
 def test_only_experts_are_cut_over_expert(tmp_path):
     machine = parse_machine("v5e-8")
     dense = run_of(tmp_path, *SMALL, batch=16)

@@ -178,7 +178,9 @@ def _alone(m: Mixture) -> tuple[Passes, Passes]:
         ORDER,
         SUM,
     ]
-    if not m.layout.remat.everything:
+    if m.layout.remat.everything:  # rows and results go to the stack of all layers and back
+        backward += [Pass(1, 1), Pass(1, 1), Pass(1, 2), Pass(1, 0)]
+    else:
         backward += [take, inner, *([MASK] if is_recomputed(m.layout, m.down) else []), ORDER]
     return [(1.0, each) for each in forward], [(1.0, each) for each in backward]
 
@@ -231,8 +233,12 @@ def _weights_s(m: Mixture, machine: Machine) -> float:
     more = 2 + STARTED * (machine.platform == "tpu")
     for w in m.weights:
         held, gathered = w.param.size / layout.product_ways(w), layout.gathered_ways(w)
+        kept = layout.remat.everything
         if gathered > 1:
-            moved += WEIGHT_GATHERS * more * layout.activation_bytes * held / gathered
+            gathers = 1 if kept else WEIGHT_GATHERS
+            moved += gathers * more * layout.activation_bytes * held / gathered
+        if kept and machine.num_devices > 1:  # put into the stack of all layers, and taken again
+            moved += 2 * more * layout.activation_bytes * held
         if not w.trained or layout.work.forward_only:
             continue
         if machine.num_devices > 1:  # gradients in float32 are rounded to the weights' precision

@@ -17,6 +17,7 @@ How many arrays are alive at once in the two moments is what the TPU compiler wa
 (`benchmarks/plan_quick.py`); it changes with the compiler.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from dataclasses import dataclass, fields, replace
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
 from lmwright.kernels import gpu_attention
 from lmwright.kernels.ring_attention import QUERIES
+from lmwright.planner.analytic.kept_experts import kept_of_experts
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.stock import Weight
 from lmwright.planner.analytic.unrolled import beside_products
@@ -167,6 +169,7 @@ def saved_results(layout: Layout) -> list[Saved]:
             Saved("mlp", max((layout.output_bytes(w) for w in wide), default=0.0)),
             Saved("scores", score_bytes(layout) if layout.kernels == "reference" else 0.0),
             Saved("mixing", layout.tokens * mixing * layout.activation_bytes),
+            *itertools.starmap(Saved, kept_of_experts(layout)),
         ]
     named = [w for w in inside if is_needed(layout, w) and remat.keeps(layout.kept_name(w))]
     products = [

@@ -248,7 +248,8 @@ def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
         times = pieces * uses(layout, weight)
         if weight.param.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
-            gathers += GATHERS * min(GATHER_BYTES, weight.bytes) * seconds
+            kept = weight.is_routed and layout.remat.everything  # from the forward pass
+            gathers += (1 if kept else GATHERS) * min(GATHER_BYTES, weight.bytes) * seconds
             if not weight.trained:
                 continue
             if is_scattered(layout, machine) and not weight.is_expert:
@@ -334,8 +335,8 @@ COMPILED = 0.20
 QUICK = 0.20
 FARTHER = 0.15
 """Added for experts, for adapters on a frozen base, and for a generation without a published run.
-For two Mixtral 8x7B runs on v6e (capacity 1.25, tokens dropped), `--quick` predicts 15 % and 24 %
-less time than was measured."""
+For two published Mixtral 8x7B runs on v6e (capacity 1.25, tokens dropped), `--quick` predicts 6 %
+and 12 % more time than was measured (`docs/internals/plan-accuracy.md`)."""
 ASSUMED = 0.75
 """Interval for cards of which no step was compared, and for CPUs, of which one run was."""
 COMPARED = ("h100",)

@@ -1,0 +1,24 @@
+"""What experts keep for the backward pass with `train.remat = "none"`, beside products.
+
+Their devices gather weights by themselves (`nn/moe.py`), so these are results like others: whole
+weights of every layer, in the activations' dtype.
+"""
+
+from collections.abc import Iterator
+
+from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
+
+
+def kept_of_experts(layout: Layout) -> Iterator[tuple[str, float]]:
+    """(name, bytes that a mean layer keeps on a device) of such results."""
+    for w in layout.stock.model_weights:
+        if not w.is_routed:
+            continue
+        share, size = layout.share(w), layout.activation_bytes
+        if any(ways > 1 for ways in layout.sizes.values()):
+            held = w.param.size / w.layers * layout.stages / layout.product_ways(w)
+            yield f"{w.path}, gathered", share * held * size
+        if w.param.inputs == ("mlp",) and not layout.in_rounds(w):
+            values = share * layout.tokens * w.per_token * w.fan_out
+            yield "rows of experts", layout.slots(w) * values * size
+            yield "results of experts", values * WEIGHT_BYTES
