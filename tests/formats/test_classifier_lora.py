@@ -107,7 +107,7 @@ def test_logits_and_gradients_are_those_of_peft(run, adapter):
     value, grads = jax.jit(jax.value_and_grad(loss))(weights)
     np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
     w = training.bind(frozen.weights, training.parts(trainee, weights))
-    model = run.objective.classifier(run.model)
+    model = run.objective.model_over(run.model)
     logits = model.classify(w, rows, Compute())[0][0, :3]
     assert_near(logits, out.logits.detach().numpy(), "logits")
     compare(dict(walk(grads)), model, trainee, theirs)
@@ -292,7 +292,7 @@ def test_the_base_has_no_head(run):
     frozen = load_frozen(plan)
     names = set(frozen.weights)
     assert "classifier" not in names and "head" not in names
-    assert isinstance(run.objective.classifier(run.model), Classifier)
+    assert isinstance(run.objective.model_over(run.model), Classifier)
     held = {held.path: held.trained for held in plan.training.held()}
     assert held["default.classifier.out"] and not held["embed"]
     assert nest([]) == frozen.whole

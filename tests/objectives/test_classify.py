@@ -92,7 +92,7 @@ def test_packed_documents_are_as_alone(pooling):
 def test_the_loss_is_that_of_pooling_written_out(pooling):
     """Each document by itself, pooled with numpy's own mean."""
     w, chosen = weights(pooling), objective(pooling)
-    classifier, total = chosen.classifier(MODEL), 0.0
+    classifier, total = chosen.model_over(MODEL), 0.0
     hidden = jax.jit(lambda w, b: MODEL.hidden(w, b, Compute())[0])
     for text, label in documents():
         x = hidden(w, packed([[(text, label)]], T))[:, : len(text)]
@@ -151,7 +151,7 @@ def test_held_out_texts_are_counted_by_class():
     pieces = [{n: a[cut] for n, a in plain.items()} for cut in (slice(0, 1), slice(1, None))]
     found = evaluate_rows(MODEL, chosen, Compute(), w, "rows", pieces)
     wanted = np.zeros((K, K))
-    classify = chosen.classifier(MODEL).classify
+    classify = chosen.model_over(MODEL).classify
     logits = np.asarray(jax.jit(lambda w: classify(w, batch, Compute())[0])(w))
     for row, inside in enumerate(rows):
         for place, (_, label) in enumerate(inside):

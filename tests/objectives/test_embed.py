@@ -113,7 +113,7 @@ def of_sentence_transformers(objective, columns):
 @cache
 def first_vectors(objective, model):
     """Function of weights and a batch to the vector of each row's first text."""
-    return jax.jit(lambda w, b: objective.embedder(model).vectors(w, b, Compute(), 1)[0][:, 0])
+    return jax.jit(lambda w, b: objective.model_over(model).vectors(w, b, Compute(), 1)[0][:, 0])
 
 
 def alone(objective, w, texts, model=MODEL):
@@ -263,4 +263,4 @@ def test_what_is_refused():
     with pytest.raises(UserError, match="'llama' gives no vectors here; use an encoder of kind"):
         Embed().spec(llama)
     with pytest.raises(UserError, match="this 'eurobert' has a head that is not for vectors"):
-        Embed().spec(Classify(labels=("a", "b")).classifier(MODEL))
+        Embed().spec(Classify(labels=("a", "b")).model_over(MODEL))

@@ -119,7 +119,7 @@ def test_a_config_is_read_as_it_was_written(name):
     _, model, _ = pair(name)
     assert model.max_answer_tokens == 30 and model.no_answer == "allowed"
     made = Answer(window_tokens=20, window_overlap=4, max_answer_tokens=7, no_answer="never")
-    model = made.answerer(model.encoder)
+    model = made.model_over(model.encoder)
     config = model.hf.config(model)
     assert model_from_config(config, "config.json") == model
     config["task_specific_params"]["question-answering"]["doc_stride"] = -1

@@ -64,7 +64,7 @@ class RelatedRowTally(RowTally):
     @staticmethod
     def measure(model: Model, objective: Embed, w: Tree, batch: Batch, compute: Compute) -> Texts:
         """The texts of a batch."""
-        found = objective.texts(objective.embedder(model), w, batch, compute)[0]
+        found = objective.texts(objective.model_over(model), w, batch, compute)[0]
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
             return found

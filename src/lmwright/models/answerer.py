@@ -3,13 +3,13 @@ answer, as transformers' models for question answering.
 
     x [B, T, D] --transform, if it was pretrained--> [B, T, D] --out--> logits [B, T, 2]
 
-The transform is the one that the encoder's own head goes through before its logits (ModernBERT);
-DeBERTa has none here.
+The transform is that of `models.over_tokens`.
 """
 
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from lmwright.models.heads import document_head_of
 from lmwright.models.hf.answerer import ANSWERER, TASK
 from lmwright.models.over_tokens import OverTokens
 
@@ -47,5 +47,5 @@ class Answerer(OverTokens):
 def has_answers(family: Any) -> bool:
     """True for a model, or a family of them, that has a class for question answering in
     transformers."""
-    head = getattr(family, "document_head", None)
+    head = document_head_of(family)
     return head is not None and head.answers

@@ -67,10 +67,16 @@ def scores(w: Tree, h: Array) -> Array:
     return dot("bte,ek->btk", h, w[HEAD]["out"], out_dtype=jnp.float32) + w[HEAD]["out_bias"]
 
 
+def document_head_of(family: Any) -> DocumentHead | None:
+    """The head over documents of a model, or of a family of them; None where it has none."""
+    head: DocumentHead | None = getattr(family, "document_head", None)
+    return head
+
+
 def left_out(encoder: Any) -> frozenset[str]:
     """Names of the encoder's weights that only its head over the vocabulary reads, without those
     that its head over documents goes on with."""
-    head = getattr(encoder, "document_head", None)
+    head = document_head_of(encoder)
     kept = head.kept if head is not None else ()
     read = encoder.head_weights(encoder.spec())
     table = lambda leaf: isinstance(leaf, Param) and "vocab" in leaf.inputs  # noqa: E731

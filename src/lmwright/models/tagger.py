@@ -2,8 +2,7 @@
 
     x [B, T, D] --transform, if it was pretrained--> [B, T, D] --out--> logits [B, T, K]
 
-The transform is the one that the encoder's own head goes through before its logits (ModernBERT); a
-family whose head over documents has a fresh one (EuroBERT, DeBERTa) has none here.
+The transform is that of `models.over_tokens`.
 """
 
 from dataclasses import dataclass

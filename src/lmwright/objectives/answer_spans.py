@@ -5,7 +5,6 @@ bits at the tokens where the answer starts and ends, which are the first token w
 none. Losses are sums over documents, so they are the same however these are packed.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
@@ -15,14 +14,14 @@ from jax import Array
 from lmwright.config.rows import ANSWERED_QUESTIONS
 from lmwright.config.run import Free, NonNegativeInt, PositiveInt, Run, section, seq_len_of
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Metrics, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Metrics, Model
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
-from lmwright.models import KINDS
 from lmwright.models.answerer import Answerer, has_answers
 from lmwright.models.classifier import document_sums, first_tokens
 from lmwright.models.heads import HEAD
 from lmwright.objectives.clm import penalties
+from lmwright.objectives.over import OverObjective, unsuited
 
 
 class Spans(NamedTuple):
@@ -40,7 +39,7 @@ class Spans(NamedTuple):
 
 
 @section
-class Answer(Objective):
+class Answer(OverObjective):
     """The part of a context that answers a question."""
 
     kind: Literal["answer"] = "answer"
@@ -53,7 +52,6 @@ class Answer(Objective):
     no_answer: Free[Literal["allowed", "never"]] = "allowed"
     """`never` gives each question an answer, as SQuAD 1.1 has it."""
 
-    both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = ANSWERED_QUESTIONS
     tally: ClassVar[str] = "answered.AnswerRowTally"
@@ -79,32 +77,17 @@ class Answer(Objective):
 
         windows_of(run.data, seq_len_of(run), self.windows)
 
-    def answerer(self, model: Model) -> Answerer:
+    def model_over(self, encoder: Model) -> Answerer:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
-        if not has_answers(model):
-            known = [name for name, family in KINDS.items() if has_answers(family)]
-            raise UserError(
-                f"model.kind: {model.kind!r} answers no questions, since transformers has no class "
-                f"for it; use {' or '.join(map(repr, known))}"
-            )
-        return Answerer(model, *self.windows, self.max_answer_tokens, self.no_answer)
-
-    def spec(self, model: Model) -> Tree:
-        """The encoder's weights without its head, and those of the layer of scores."""
-        return self.answerer(model).spec()
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the model, which has no logits over the vocabulary."""
-        return {"": self.answerer(model).work(seq_len)}
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The encoder with its layer of scores, and its weights."""
-        return self.answerer(model), w
+        if not has_answers(encoder):
+            lacks = "answers no questions, since transformers has no class for it"
+            raise unsuited(encoder, lacks, has_answers)
+        return Answerer(encoder, *self.windows, self.max_answer_tokens, self.no_answer)
 
     def spans(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Spans:
         """Scores of the tokens of a batch, and the loss of its documents: the mean of two
         cross-entropies, each over the tokens of the document, as in transformers."""
-        answerer = self.answerer(model)
+        answerer = self.model_over(model)
         x, aux = answerer.hidden(w, batch, compute)
         logits = answerer.logits(w, x)  # [B, T, 2]
         there = document_sums(jnp.asarray(first_tokens(batch)), batch.segment_ids)

@@ -5,7 +5,6 @@ The label of a document is the number of its class.
 
 from typing import Annotated, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
@@ -14,8 +13,13 @@ from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.objectives.clm import penalties
-from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
+from lmwright.objectives.documents import (
+    AnyPooling,
+    Judged,
+    OverDocuments,
+    check_labels,
+    judged_classes,
+)
 
 
 @section
@@ -40,15 +44,7 @@ class Classify(OverDocuments):
     def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
         """The loss, and the number of each document's class [B, S] and of the one it is given."""
         scored = self.scored(model, w, batch, compute)
-        logits, there, label = scored.scores, scored.there, scored.label.astype(jnp.int32)
-        chosen = jnp.take_along_axis(logits, label[..., None], axis=-1)[..., 0]
-        nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
-        weight = jnp.sum(there)
-        guess = jnp.argmax(logits, axis=-1)
-        metrics = {
-            "nll": (nll, weight),
-            "accuracy": (jnp.sum((guess == label) * there), weight),
-        }
-        added, more = penalties(self.classifier(model), scored.aux)
-        loss = Loss(nll + added * weight, weight, metrics | more)
-        return Judged(loss, label, guess, there)
+        label = scored.label.astype(jnp.int32)
+        return judged_classes(
+            self.model_over(model), scored.aux, scored.scores, label, scored.there
+        )

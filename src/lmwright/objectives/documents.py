@@ -4,21 +4,22 @@ Several documents share a row, each with its own label: `loss_weight` holds it a
 its document. Losses are sums over documents, so they are the same however these are packed.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
-from lmwright.models import KINDS
 from lmwright.models.classifier import Classifier, PerText, document_sums, first_tokens
-from lmwright.models.heads import HEAD, Pooling
+from lmwright.models.heads import HEAD, Pooling, document_head_of
+from lmwright.objectives.clm import with_penalties
+from lmwright.objectives.over import OverObjective, unsuited
 
 AnyPooling = Annotated[
     Pooling | None,
@@ -62,7 +63,18 @@ class Judged(NamedTuple):
     """float32: 1 for each of them, 0 for places that are left over."""
 
 
-class OverDocuments(Objective):
+def judged_classes(model: Model, aux: Aux, logits: Array, real: Array, there: Array) -> Judged:
+    """Cross-entropy of classes int32 [B, N], summed over those that are `there` [B, N], for logits
+    [B, N, K] of a model whose layers returned `aux`; each is given its likeliest class."""
+    chosen = jnp.take_along_axis(logits, real[..., None], axis=-1)[..., 0]
+    nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
+    weight = jnp.sum(there)
+    given = jnp.argmax(logits, axis=-1)
+    metrics = {"nll": (nll, weight), "accuracy": (jnp.sum((given == real) * there), weight)}
+    return Judged(with_penalties(Loss(nll, weight, metrics), model, aux), real, given, there)
+
+
+class OverDocuments(OverObjective):
     """An objective that trains an encoder with a head over documents."""
 
     labels: tuple[str, ...]
@@ -70,42 +82,25 @@ class OverDocuments(Objective):
 
     per_text: ClassVar[PerText] = "one"
     """Number of classes of a text."""
-    both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
 
-    def classifier(self, model: Model) -> Classifier:
+    def model_over(self, encoder: Model) -> Classifier:
         """The encoder with its head over documents. Raises UserError for one that has none, or
         not with this pooling."""
-        head = getattr(model, "document_head", None)
+        head = document_head_of(encoder)
         if head is None:
-            known = [name for name, family in KINDS.items() if hasattr(family, "document_head")]
-            raise UserError(
-                f"model.kind: {model.kind!r} has no head over documents here; use "
-                f"{' or '.join(map(repr, known))}"
-            )
+            raise unsuited(encoder, "has no head over documents here", document_head_of)
         pooling = self.pooling or head.poolings[0]
         if pooling not in head.poolings:
             raise UserError(
-                f"objective.pooling: {pooling!r} is not one of {model.kind}; use "
+                f"objective.pooling: {pooling!r} is not one of {encoder.kind}; use "
                 f"{' or '.join(map(repr, head.poolings))}"
             )
-        return Classifier(model, self.labels, pooling, self.per_text)
-
-    def spec(self, model: Model) -> Tree:
-        """The encoder's weights without its head, and those of the head over documents."""
-        return self.classifier(model).spec()
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the classifier, which has no logits over the vocabulary."""
-        return {"": self.classifier(model).work(seq_len)}
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The classifier, and its weights."""
-        return self.classifier(model), w
+        return Classifier(encoder, self.labels, pooling, self.per_text)
 
     def scored(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Scored:
         """Documents of a batch with their scores."""
-        scores, aux = self.classifier(model).classify(w, batch, compute)
+        scores, aux = self.model_over(model).classify(w, batch, compute)
         first, ids = first_tokens(batch), batch.segment_ids
         label = document_sums(first * batch.loss_weight, ids)
         return Scored(scores, label, document_sums(jnp.asarray(first), ids), aux)

@@ -9,7 +9,6 @@ holds groups: an anchor, its positive, and negatives; `loss_weight` is 1 at the 
 anchor. In shapes, S are the places for texts of a row, N those of a batch, M those for anchors.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
@@ -20,15 +19,16 @@ from jax import Array, lax
 from lmwright.config.rows import RELATED_TEXTS, TOKENS_PER_TEXT
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved
 from lmwright.errors import UserError
 from lmwright.models.embedder import Embedder, embedder_of, unit
 from lmwright.models.hf.embedder import TokenPooling
 from lmwright.objectives.clm import penalties
+from lmwright.objectives.over import OverObjective
 
-HIDDEN = -1e30  # score of what an anchor is not compared with
+NOT_COMPARED = -1e30  # score of a text that an anchor is not compared with
 
 
 class Texts(NamedTuple):
@@ -55,7 +55,7 @@ class Pairs(NamedTuple):
 
 
 @section
-class Embed(Objective):
+class Embed(OverObjective):
     """Vectors of texts that belong together."""
 
     kind: Literal["embed"] = "embed"
@@ -71,7 +71,6 @@ class Embed(Objective):
     matryoshka_weights: tuple[Positive, ...] = ()
     """Weight of the loss of each; 1 if empty."""
 
-    both_ways: ClassVar[bool] = True
     learns_from: ClassVar[str] = RELATED_TEXTS
     tally: ClassVar[str] = "related.RelatedRowTally"
     whole_batch: ClassVar[bool] = True
@@ -86,31 +85,19 @@ class Embed(Objective):
                 "matryoshka_dims; give as many"
             )
 
-    def embedder(self, model: Model) -> Embedder:
+    def model_over(self, encoder: Model) -> Embedder:
         """The encoder without its head. Raises UserError for one that gives no vectors, or none of
         so many numbers."""
-        if (most := max(self.matryoshka_dims, default=0)) > model.embed_dim:
+        if (most := max(self.matryoshka_dims, default=0)) > encoder.embed_dim:
             raise UserError(
                 f"objective.matryoshka_dims: {most} is more than model.embed_dim = "
-                f"{model.embed_dim}; leave it out"
+                f"{encoder.embed_dim}; leave it out"
             )
-        return embedder_of(model, self.pooling, "one")
-
-    def spec(self, model: Model) -> Tree:
-        """The encoder's weights without its head."""
-        return self.embedder(model).spec()
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the encoder, which has no logits over the vocabulary."""
-        return {"": self.embedder(model).work(seq_len)}
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The model of vectors, and its weights."""
-        return self.embedder(model), w
+        return embedder_of(encoder, self.pooling, "one")
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Cross-entropy summed over anchors; `key` is unused, nothing is sampled."""
-        embedder = self.embedder(model)
+        embedder = self.model_over(model)
         texts, (added, more) = self.texts(embedder, w, batch, compute)
         pairs = pairs_of(texts)
         dims = self.matryoshka_dims or (embedder.embed_dim,)
@@ -151,11 +138,11 @@ class Embed(Objective):
         a, p, o = (unit(x[:, :dim]) / self.temperature**0.5 for x in pairs[1:4])
         product = partial(jnp.einsum, "md,nd->mn", precision=lax.Precision.HIGHEST)
         own = jnp.sum(a * p, axis=-1)
-        scores = jnp.where(pairs.seen, product(a, o), HIDDEN)
+        scores = jnp.where(pairs.seen, product(a, o), NOT_COMPARED)
         log_z = _log_sum(own, scores)
         if self.direction == "both":
-            log_z = (log_z + _log_sum(own, jnp.where(pairs.apart, product(p, a), HIDDEN))) / 2
-        right = own > jnp.max(scores, axis=1, initial=HIDDEN)
+            log_z = (log_z + _log_sum(own, jnp.where(pairs.apart, product(p, a), NOT_COMPARED))) / 2
+        right = own > jnp.max(scores, axis=1, initial=NOT_COMPARED)
         return jnp.sum((log_z - own) * pairs.there), jnp.sum(right & pairs.there, dtype=jnp.float32)
 
 

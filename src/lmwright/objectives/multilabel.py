@@ -18,7 +18,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.models.classifier import PerText, document_sums
-from lmwright.objectives.clm import penalties
+from lmwright.objectives.clm import with_penalties
 from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
 
@@ -55,8 +55,9 @@ class Multilabel(OverDocuments):
             "nll": (total, weight),
             "accuracy": (jnp.sum(jnp.all(given == real, axis=-1) * there), weight),
         }
-        added, more = penalties(self.classifier(model), scored.aux)
-        return Judged(Loss(total + added * weight, weight, metrics | more), real, given, there)
+        loss = Loss(total, weight, metrics)
+        loss = with_penalties(loss, self.model_over(model), scored.aux)
+        return Judged(loss, real, given, there)
 
 
 def label_bits(batch: Batch, count: int) -> Array:

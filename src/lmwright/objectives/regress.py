@@ -12,7 +12,7 @@ from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.objectives.clm import penalties
+from lmwright.objectives.clm import with_penalties
 from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments
 
 
@@ -36,6 +36,6 @@ class Regress(OverDocuments):
         scored = self.scored(model, w, batch, compute)
         score, there = scored.scores[..., 0], scored.there
         total, weight = jnp.sum(jnp.square(score - scored.label) * there), jnp.sum(there)
-        added, more = penalties(self.classifier(model), scored.aux)
-        loss = Loss(total + added * weight, weight, {"mse": (total, weight), **more})
+        loss = Loss(total, weight, {"mse": (total, weight)})
+        loss = with_penalties(loss, self.model_over(model), scored.aux)
         return Judged(loss, scored.label, score, there)

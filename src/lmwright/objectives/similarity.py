@@ -8,7 +8,6 @@ one with the larger number is to have the larger cosine. A row holds pairs of te
 is the number of a pair at the first token of its first text. In shapes, M are the places for pairs.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
@@ -18,13 +17,14 @@ from jax import Array
 from lmwright.config.rows import SCORED_PAIRS
 from lmwright.config.run import Positive, section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved
-from lmwright.models.embedder import unit
+from lmwright.models.embedder import Embedder, unit
 from lmwright.models.hf.embedder import TokenPooling
 from lmwright.objectives.documents import Judged
-from lmwright.objectives.embed import HIDDEN, Embed
+from lmwright.objectives.embed import NOT_COMPARED, Embed
+from lmwright.objectives.over import OverObjective
 
 
 class ScoredPairs(NamedTuple):
@@ -36,7 +36,7 @@ class ScoredPairs(NamedTuple):
 
 
 @section
-class Similarity(Objective):
+class Similarity(OverObjective):
     """A cosine for each pair of texts."""
 
     kind: Literal["similarity"] = "similarity"
@@ -50,7 +50,6 @@ class Similarity(Objective):
     sentence-transformers."""
 
     labels: ClassVar[tuple[str, ...]] = ()
-    both_ways: ClassVar[bool] = True
     learns_from: ClassVar[str] = SCORED_PAIRS
     tally: ClassVar[str] = "numbers.NumberRowTally"
     whole_batch: ClassVar[bool] = True
@@ -59,17 +58,9 @@ class Similarity(Objective):
     def _vectors(self) -> Embed:
         return Embed(pooling=self.pooling)
 
-    def spec(self, model: Model) -> Tree:
-        """The encoder's weights without its head."""
-        return self._vectors.spec(model)
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the encoder, which has no logits over the vocabulary."""
-        return self._vectors.works(model, seq_len)
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The model of vectors, and its weights."""
-        return self._vectors.exported(model, w)
+    def model_over(self, encoder: Model) -> Embedder:
+        """The encoder without its head. Raises UserError for one that gives no vectors."""
+        return self._vectors.model_over(encoder)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """The loss of a pair summed over pairs, or that of the batch's order times its pairs; `key`
@@ -79,7 +70,7 @@ class Similarity(Objective):
     def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
         """The loss, and the numbers and the cosines [M] of pairs."""
         embed = self._vectors
-        texts, (added, more) = embed.texts(embed.embedder(model), w, batch, compute)
+        texts, (added, more) = embed.texts(self.model_over(model), w, batch, compute)
         if batch.tokens.ndim == 3:
             batch = jax.tree.map(interleaved, batch)
         pairs = scored_pairs(texts.vectors, texts.there, batch)
@@ -109,5 +100,5 @@ def order_loss(pairs: ScoredPairs, temperature: float) -> Array:
     of how much larger the other's cosine is, over the temperature."""
     scaled, score, there = pairs.cosine / temperature, pairs.score, pairs.there > 0
     wrong = (score[:, None] < score[None]) & there[:, None] & there[None]
-    apart = jnp.where(wrong, scaled[:, None] - scaled[None], HIDDEN)
+    apart = jnp.where(wrong, scaled[:, None] - scaled[None], NOT_COMPARED)
     return jax.nn.logsumexp(jnp.append(apart.reshape(-1), 0.0))

@@ -5,10 +5,8 @@ there, and 0 at every other token. Losses are sums over words, so they are the s
 are packed.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
@@ -16,18 +14,16 @@ from pydantic import Field
 from lmwright.config.rows import TAGGED_WORDS
 from lmwright.config.run import section
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch, Loss, Model, Objective, Work
+from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.errors import UserError
-from lmwright.models import KINDS
-from lmwright.models.heads import HEAD
+from lmwright.models.heads import HEAD, document_head_of
 from lmwright.models.tagger import Tagger
-from lmwright.objectives.clm import penalties
-from lmwright.objectives.documents import Judged, check_labels
+from lmwright.objectives.documents import Judged, check_labels, judged_classes
+from lmwright.objectives.over import OverObjective, unsuited
 
 
 @section
-class Tag(Objective):
+class Tag(OverObjective):
     """A tag for each word."""
 
     kind: Literal["tag"] = "tag"
@@ -35,7 +31,6 @@ class Tag(Objective):
     """The tags, each once; their places are their numbers. Names of entities are in BIO: "O",
     "B-PER", "I-PER"."""
 
-    both_ways: ClassVar[bool] = True
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = TAGGED_WORDS
     tally: ClassVar[str] = "tagged.TagRowTally"
@@ -43,27 +38,11 @@ class Tag(Objective):
     def __post_init__(self) -> None:
         check_labels(self.labels, "tag")
 
-    def tagger(self, model: Model) -> Tagger:
+    def model_over(self, encoder: Model) -> Tagger:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
-        if getattr(model, "document_head", None) is None:
-            known = [name for name, family in KINDS.items() if hasattr(family, "document_head")]
-            raise UserError(
-                f"model.kind: {model.kind!r} gives no tags here; use "
-                f"{' or '.join(map(repr, known))}"
-            )
-        return Tagger(model, self.labels)
-
-    def spec(self, model: Model) -> Tree:
-        """The encoder's weights without its head, and those of the layer of scores."""
-        return self.tagger(model).spec()
-
-    def works(self, model: Model, seq_len: int) -> Mapping[str, Work]:
-        """The work of the tagger, which has no logits over the vocabulary."""
-        return {"": self.tagger(model).work(seq_len)}
-
-    def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
-        """The tagger, and its weights."""
-        return self.tagger(model), w
+        if document_head_of(encoder) is None:
+            raise unsuited(encoder, "gives no tags here", document_head_of)
+        return Tagger(encoder, self.labels)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Cross-entropy summed over words; `key` is unused, nothing is sampled."""
@@ -72,16 +51,9 @@ class Tag(Objective):
     def judged(self, model: Model, w: Tree, batch: Batch, compute: Compute) -> Judged:
         """The loss, and the numbers of the tags [B, T] that words have and are given, each at its
         first token."""
-        tagger = self.tagger(model)
+        tagger = self.model_over(model)
         x, aux = tagger.hidden(w, batch, compute)
         logits = tagger.logits(w, x)
         there = (batch.loss_weight > 0).astype(jnp.float32)
         tag = jnp.maximum(batch.loss_weight.astype(jnp.int32) - 1, 0)
-        chosen = jnp.take_along_axis(logits, tag[..., None], axis=-1)[..., 0]
-        nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
-        weight = jnp.sum(there)
-        guess = jnp.argmax(logits, axis=-1)
-        right = jnp.sum((guess == tag) * there)
-        metrics = {"nll": (nll, weight), "accuracy": (right, weight)}
-        added, more = penalties(tagger, aux)
-        return Judged(Loss(nll + added * weight, weight, metrics | more), tag, guess, there)
+        return judged_classes(tagger, aux, logits, tag, there)
