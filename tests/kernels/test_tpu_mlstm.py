@@ -148,6 +148,6 @@ def test_what_it_takes():
     (*arrays,), ids, _ = problem()
     arrays, ids = [a[:, :40] for a in arrays], ids[:, :40]
     assert np.array_equal(interpreted(16)(*arrays, ids), plain.mlstm(*arrays, ids, 16))
-    assert select.KERNELS["mlstm"](Compute(kernels="tpu")) is tpu_mlstm.mlstm
+    assert select.mlstm(Compute(kernels="tpu")) is tpu_mlstm.mlstm
     for kernels in ("early tpu", "cpu", "reference"):
-        assert select.KERNELS["mlstm"](Compute(kernels=kernels)) is plain.mlstm
+        assert select.mlstm(Compute(kernels=kernels)) is plain.mlstm

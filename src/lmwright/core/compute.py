@@ -145,5 +145,15 @@ class Compute:
         return remat_of(self.remat, self.offload, self.block_inputs)
 
     @property
+    def platform(self) -> str:
+        """The platform that the kernels are for; "reference" for those of none."""
+        return self.kernels.rpartition(" ")[2]
+
+    @property
+    def early(self) -> bool:
+        """True for the kernels of a platform's early devices."""
+        return self.kernels.startswith("early ")
+
+    @property
     def dtype(self) -> jnp.dtype:
         return DTYPES[self.precision]

@@ -160,7 +160,7 @@ def _canvas(
     rounded up, so that there are few programs."""
     num_rows = 1 << (len(rows) - 1).bit_length()
     width = max(len(row.ids) + row.limit for row in rows)
-    least = LANES if compute.kernels in ("tpu", "early tpu") else 16
+    least = LANES if compute.platform == "tpu" else 16
     width = -(-width // LANES) * LANES if width > LANES else max(least, _power(width))
     tokens = np.full((num_rows, width), mask, np.int32)
     starts, stops = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)

@@ -78,7 +78,7 @@ def text_batches(
     windows = list(_windows(len(ids), most, stride))
     rows = min(max(1, BATCH_TOKENS // context), len(windows))
     width = most + 1
-    if compute.kernels in ("tpu", "early tpu"):
+    if compute.platform == "tpu":
         width = -(-width // LANES) * LANES  # others have no kernel
     return _batches(np.asarray(ids, np.int32), windows, context - 1, (rows, width))
 

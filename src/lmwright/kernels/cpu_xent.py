@@ -26,9 +26,7 @@ def chunk_tokens(chunk: int, num_rows: int, embed_dim: int) -> int:
 
 def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:
     """Compute settings for a step that is mapped over lanes with `num_rows` rows in total: each
-    lane sees only its own rows, but all of them share the memory. Other platforms keep theirs."""
-    if compute.kernels != "cpu":
-        return compute
+    lane sees only its own rows, but all of them share the memory."""
     chunk = chunk_tokens(compute.loss_chunk_tokens, num_rows, embed_dim)
     return replace(compute, loss_chunk_tokens=chunk)
 

@@ -80,13 +80,13 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
 
 def compiler_options(compute: Compute, device_kind: str = "") -> dict[str, str]:
     """Compiler options for `jax.jit` that these kernels need."""
-    if compute.kernels in ("tpu", "early tpu"):
+    if compute.platform == "tpu":
         # other generations' compilers refuse it
         torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
         return TPU_OPTIONS | torus
-    if compute.kernels in ("gpu", "early gpu"):
+    if compute.platform == "gpu":
         return GPU_OPTIONS
-    return cpu.compiler_options() if compute.kernels == "cpu" else {}
+    return cpu.compiler_options() if compute.platform == "cpu" else {}
 
 
 def causal_attention(compute: Compute) -> Callable[..., Array]:
@@ -110,6 +110,23 @@ def attend(compute: Compute) -> Callable[..., Array]:
     """`attend(q, k, v, seen, scoring, reach)` for this platform, as `nn.intervals.attention` of
     intervals that lie within `reach`, over the mesh that is set."""
     return KERNELS["attention of intervals"](compute)
+
+
+def attention_of_blocks(compute: Compute, size: int, masked_rows: int) -> Callable[..., Array]:
+    """`attend(q, k, v, segment_ids, scoring)` of block diffusion, for rows that hold so many masked
+    copies and then the clean row, in blocks of `size` tokens."""
+    return KERNELS["attention of blocks"](compute, size, masked_rows)
+
+
+def attention_taken(compute: Compute) -> str:
+    """Names for people of the kernels of attention in the programs of this process, on platforms
+    that choose them by shapes; empty on others."""
+    return KERNELS["gpu attention taken"]() if compute.platform == "gpu" else ""
+
+
+def mlstm(compute: Compute) -> Callable[..., Array]:
+    """mLSTM of whole rows; signature of `nn.mlstm.mlstm`."""
+    return KERNELS["mlstm"](compute)
 
 
 def disentangled_attention(compute: Compute) -> Callable[..., Array]:
@@ -140,22 +157,28 @@ def _whole_rows(compute: Compute) -> Callable[..., Array]:
 
 def attention_of(compute: Compute, what: str) -> Callable[..., Array]:
     """The platform's kernel for whole rows, with what of these settings it takes."""
-    early, _, platform = compute.kernels.rpartition(" ")
-    options = {"early": True} if early else {}
-    if platform == "gpu" and compute.one_document:
+    options = {"early": True} if compute.early else {}
+    if compute.platform == "gpu" and compute.one_document:
         options["one_document"] = True
-    attend = KERNELS[f"{platform} {what}"]
+    attend = KERNELS[f"{compute.platform} {what}"]
     return partial(attend, **options) if options else attend
 
 
 def _windows(compute: Compute) -> Callable[..., Array]:
-    if compute.kernels in ("tpu", "early tpu"):
-        return partial(KERNELS["tpu window attention"], early=compute.kernels == "early tpu")
+    if compute.platform == "tpu":
+        return partial(KERNELS["tpu window attention"], early=compute.early)
     return KERNELS["window attention"]
 
 
 def cross_entropy(compute: Compute) -> Callable[..., xent.Xent]:
     """Chunked cross-entropy for this platform; signature of `nn.xent.chunked_xent`."""
-    if compute.kernels == "cpu":
+    if compute.platform == "cpu":
         return KERNELS["cpu cross-entropy"]
     return xent.chunked_xent
+
+
+def for_lanes(compute: Compute, num_rows: int, embed_dim: int) -> Compute:
+    """Settings of a step that is mapped over lanes with `num_rows` rows in all."""
+    if compute.platform != "cpu":
+        return compute
+    return KERNELS["compute for lanes"](compute, num_rows, embed_dim)

@@ -87,7 +87,7 @@ class Recurrent(Decoder):
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last norm, [B, T, D], by the platform's mLSTM."""
-        return self.hidden_by(select.KERNELS["mlstm"](compute), w, batch, compute)
+        return self.hidden_by(select.mlstm(compute), w, batch, compute)
 
     def chunk_of(self, seq_len: int) -> int:
         """Tokens of a chunk in rows of `seq_len`. Raises UserError where chunks do not divide

@@ -34,7 +34,7 @@ from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, walk
 from lmwright.core.sharding import constrain, context_ways
 from lmwright.errors import UserError
-from lmwright.kernels.select import KERNELS
+from lmwright.kernels import select
 from lmwright.nn.intervals import Interval, own_block
 from lmwright.objectives.clm import loss_at
 from lmwright.objectives.mask_draws import (
@@ -198,7 +198,7 @@ class Diffusion(Objective):
         hidden = model.hidden
         if self.block_tokens is not None:
             tokens = jnp.concatenate([tokens, batch.tokens[:, None]], axis=1)
-            kernel = KERNELS["attention of blocks"](compute, self.block_tokens, views)
+            kernel = select.attention_of_blocks(compute, self.block_tokens, views)
             hidden = partial(model.hidden_by, kernel)
         again = lambda a: jnp.repeat(a, self.num_rows, axis=0)  # noqa: E731
         rows = jax.tree.map(again, batch)

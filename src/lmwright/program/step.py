@@ -221,9 +221,7 @@ def summed_gradients(
     after the other, or following each other through the stages of a pipeline. `keys` has one for
     each trainee, and `progress` how much of its steps is done: nothing if unset."""
     objective, model, training = plan.run.objective, plan.run.model, plan.training
-    compute = select.KERNELS["compute for lanes"](
-        plan.compute, batch.tokens.shape[1], model.embed_dim
-    )
+    compute = select.for_lanes(plan.compute, batch.tokens.shape[1], model.embed_dim)
     lanes, rates = Lanes.of(plan, active), [jnp.float32(trainee.dropout) for trainee in active]
     drops = any(trainee.dropout for trainee in active)
     progress = progress or [jnp.zeros(())] * len(active)

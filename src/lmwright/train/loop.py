@@ -19,7 +19,7 @@ from lmwright.core.param import Tree
 from lmwright.errors import EXIT_INTERRUPTED
 from lmwright.evals.loss import SourceLoss
 from lmwright.guard.heartbeat import beat
-from lmwright.kernels.select import KERNELS
+from lmwright.kernels.select import attention_taken
 from lmwright.program.plan import Plan
 from lmwright.program.state import saved
 from lmwright.program.step import IN_A_ROW
@@ -194,14 +194,14 @@ class Loop:
         with self.budget.apart("compile"):
             compiled = self.compile(self.state, self.active, self.counts, self.at)
         seconds, by_plan = time.monotonic() - began, compiled.by_plan
-        why = {"reason": compiled.reason} if compiled.reason else {}
-        if self.plan.compute.kernels in ("gpu", "early gpu"):
-            why["attention"] = KERNELS["gpu attention taken"]()
-        self.metrics.event("compile", step=self.start, seconds=seconds, by_plan=by_plan, **why)
+        attention = attention_taken(self.plan.compute)
+        facts = {"reason": compiled.reason, "attention": attention}
+        facts = {name: text for name, text in facts.items() if text}
+        self.metrics.event("compile", step=self.start, seconds=seconds, by_plan=by_plan, **facts)
         verb = "loaded the step that plan compiled" if by_plan else "compiled the train step"
         beside = f" ({compiled.reason})" if compiled.reason else ""
         self.display.note(f"{verb} in {seconds:.1f} s{beside}")
-        if attention := why.get("attention"):
+        if attention:
             self.display.note(f"attention is computed by {attention}")
         self._compiled = compiled
         return compiled
