@@ -25,9 +25,7 @@ def second(monkeypatch):
         monkeypatch.setattr(jax, "process_count", lambda: 2)
         monkeypatch.setattr(jax, "process_index", lambda: 1)
         monkeypatch.setattr(agreement, "_of_first", lambda _: agreement.json.dumps(told[0]))
-        monkeypatch.setattr(
-            agreement.multihost_utils, "process_allgather", lambda mine: np.array([False, mine])
-        )
+        monkeypatch.setattr(agreement, "of_all", lambda mine: np.array([False, mine]))
 
     return arrange
 

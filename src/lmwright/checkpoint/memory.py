@@ -21,9 +21,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from lmwright.core.param import Tree
+from lmwright.core.processes import from_first, of_all
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.guard.private import make_private
@@ -112,17 +112,11 @@ class MemoryTier:
         """State and meta of the newest step that all processes keep on the devices of `abstract`;
         None where there is none after `newer_than`."""
         mine = [step for step in self.steps() if step > newer_than][-KEPT:]
-        common = set(mine)
-        if jax.process_count() > 1:
-            padded = np.array([*mine, *[NONE] * (KEPT - len(mine))], np.int64)
-            everyone = multihost_utils.process_allgather(padded)
-            common = set.intersection(*(set(row.tolist()) for row in everyone)) - {NONE}
+        everyone = of_all(np.array([*mine, *[NONE] * (KEPT - len(mine))], np.int64))
+        common = set.intersection(*(set(row.tolist()) for row in everyone)) - {NONE}
         for step in sorted(common, reverse=True):
             restored = self._read(step, abstract)
-            whole = np.bool_(restored is not None)
-            if jax.process_count() > 1:
-                whole = multihost_utils.process_allgather(whole).all()
-            if whole:
+            if of_all(restored is not None).all():
                 return restored
         return None
 
@@ -207,6 +201,4 @@ def _token(run_dir: Path) -> str:
         if not path.exists():
             write_whole(path, secrets.token_hex(16))
         token = np.frombuffer(bytes.fromhex(path.read_text().strip()), np.uint8)
-    if jax.process_count() > 1:
-        token = multihost_utils.broadcast_one_to_all(token)
-    return bytes(np.asarray(token, np.uint8)).hex()
+    return bytes(from_first(token)).hex()

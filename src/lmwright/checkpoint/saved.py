@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.files import Stamps, StepFiles, root_of
 from lmwright.checkpoint.hashes import Unusable, read_meta, verify
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree, first_difference
+from lmwright.core.processes import from_first, of_all
 from lmwright.errors import StorageError, UserError, first_line
 
 ATTEMPTS = 100
@@ -148,9 +148,7 @@ class SavedStates:
             problem = f"is damaged: it cannot be read ({error.strerror})"
         if problem := self._agreed(problem):
             raise Unusable(problem)
-        if jax.process_count() > 1:
-            vouched = bool(multihost_utils.broadcast_one_to_all(np.bool_(vouched)))
-        return before, vouched
+        return before, bool(from_first(vouched))
 
     def _load(self, step: int, abstract: Abstract) -> Tree:
         shapes = self.shapes(step)
@@ -164,17 +162,13 @@ class SavedStates:
     def _newest(self, tried: dict[int, str]) -> int | None:
         """The newest step not tried yet, as process 0 sees it."""
         steps = [step for step in self.steps() if step not in tried]
-        newest = steps[-1] if steps else -1
-        if jax.process_count() > 1:
-            newest = int(multihost_utils.broadcast_one_to_all(np.int32(newest)))
+        newest = int(from_first(np.int32(steps[-1] if steps else -1)))
         return None if newest < 0 else newest
 
     def _agreed(self, problem: str | None) -> str | None:
         """Problem that any process has, on all of them."""
-        if jax.process_count() == 1:
-            return problem
-        damaged = multihost_utils.process_allgather(np.bool_(problem is not None))
-        return problem or ("is damaged, as another process found" if damaged.any() else None)
+        damaged = of_all(problem is not None).any()
+        return problem or ("is damaged, as another process found" if damaged else None)
 
     def _still_there(self, problems: dict[int, str]) -> list[int]:
         return sorted(problems.keys() & set(self.steps()))

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from lmwright.checkpoint.files import HASHES, BucketRoot, StepFiles
@@ -32,6 +31,7 @@ from lmwright.checkpoint.hashes import (
 from lmwright.checkpoint.saved import SavedStates, check_shapes
 from lmwright.config.run import Checkpoint
 from lmwright.core.param import Tree
+from lmwright.core.processes import meet
 from lmwright.errors import StorageError, UserError, first_line
 
 __all__ = ["Checkpoints", "check_shapes"]
@@ -243,8 +243,7 @@ class Checkpoints(SavedStates):
                     f"{self.root / str(step)}: {problem}, and cannot be moved to "
                     f"checkpoints.damaged ({error.strerror}); move it there"
                 ) from error
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"checkpoint {step} is set aside")
+        meet(f"checkpoint {step} is set aside")
 
 
 def _hash(files: StepFiles) -> None:

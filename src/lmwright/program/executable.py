@@ -21,11 +21,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import zstandard
 
 from lmwright.config.run import Run
 from lmwright.core.param import Tree
+from lmwright.core.processes import of_all
 from lmwright.errors import UserError, first_line
 from lmwright.guard.files import write_whole
 from lmwright.guard.private import make_private, read_private
@@ -177,12 +177,9 @@ def load_or_compile(
         reason = difference(made, notes())
     except Exception as error:  # whatever another runtime says of it: it is compiled instead
         reason = f"the step that plan kept cannot be loaded: {first_line(error)}"
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        every = multihost_utils.process_allgather(np.array(step is not None))
-        if step is not None and not every.all():
-            step, reason = None, "another host does not have the step that plan kept"
+    every = of_all(step is not None).all()
+    if step is not None and not every:
+        step, reason = None, "another host does not have the step that plan kept"
     if step is not None:
         return Ready(step, True)
     return Ready(lowered.compile(), False, reason)

@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 import lmwright
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
+from lmwright.core.processes import from_first, of_all
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.report.read import flatten
@@ -49,8 +49,7 @@ def _compare(mine: dict[str, str]) -> None:
         for name in sorted(mine.keys() | first.keys())
         if mine.get(name) != first.get(name)
     ]
-    differs = multihost_utils.process_allgather(np.bool_(bool(changed)))
-    others = np.flatnonzero(differs).tolist()
+    others = np.flatnonzero(of_all(bool(changed))).tolist()
     if not others:
         return
     more = f", and {len(changed) - MOST_SHOWN} more differ" if len(changed) > MOST_SHOWN else ""
@@ -73,6 +72,6 @@ def _cut(text: str | None) -> str:
 def _of_first(text: str) -> str:
     """The text of process 0."""
     data = np.frombuffer(text.encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+    size = int(from_first(np.int32(data.size)))
     buffer = data if jax.process_index() == 0 else np.zeros(size, np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(buffer), np.uint8)).decode()
+    return bytes(from_first(buffer)).decode()

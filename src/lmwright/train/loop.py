@@ -24,6 +24,7 @@ from lmwright.program.plan import Plan
 from lmwright.program.state import saved
 from lmwright.program.step import IN_A_ROW
 from lmwright.program.trainee import Trainee
+from lmwright.train.early_stop import EarlyStop
 from lmwright.train.finite import refuse_state, skipped
 from lmwright.train.hooks import Hook
 from lmwright.train.parts import (
@@ -39,7 +40,6 @@ from lmwright.train.parts import (
 )
 from lmwright.train.passed import PassedSteps, pass_over
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
-from lmwright.train.watch import Watch
 
 ENDS = {0: "done", EXIT_SESSION_OVER: "session limit", EXIT_TIME_SPENT: "total limit"}
 
@@ -62,7 +62,7 @@ class Loop:
     start: int
     counts: dict[str, int]
     """Steps that each trainee has done."""
-    watches: dict[str, Watch]
+    early_stops: dict[str, EarlyStop]
     passed: PassedSteps
     facts: dict[str, Any]
     """Facts that go with every saved state."""
@@ -98,7 +98,7 @@ class Loop:
         return tuple(trainee for trainee in self.plan.training.trainees if not self._done(trainee))
 
     def _done(self, trainee: Trainee) -> bool:
-        return self.counts[trainee.name] >= trainee.steps or self.watches[trainee.name].stopped
+        return self.counts[trainee.name] >= trainee.steps or self.early_stops[trainee.name].stopped
 
     @property
     def steps(self) -> int:
@@ -248,15 +248,15 @@ class Loop:
             tokens = sum(loss.tokens for loss in losses)
             if tokens:
                 mean = sum(loss.loss * loss.tokens for loss in losses) / tokens
-                self._watch(step, trainee, mean)
+                self._see_loss(step, trainee, mean)
         for hook in self.hooks:
             hook.after_evaluate(self, step)
 
-    def _watch(self, step: int, trainee: Trainee, loss: float) -> None:
-        watch, name = self.watches[trainee.name], trainee.name
-        watch.see(loss, trainee.patience)
-        if watch.stopped and self.counts[name] < trainee.steps:
-            self.metrics.event("adapter stopped", step=step, adapter=name, best_loss=watch.best)
+    def _see_loss(self, step: int, trainee: Trainee, loss: float) -> None:
+        early, name = self.early_stops[trainee.name], trainee.name
+        early.see(loss, trainee.patience)
+        if early.stopped and self.counts[name] < trainee.steps:
+            self.metrics.event("adapter stopped", step=step, adapter=name, best_loss=early.best)
             self.display.note(f"{name}: stopped: its held-out loss no longer falls")
 
     def _save(self, step: int) -> None:
@@ -277,8 +277,8 @@ class Loop:
 
     def meta(self) -> dict[str, Any]:
         """Facts that go with a state."""
-        watches = {name: vars(watch) for name, watch in self.watches.items()}
-        return self.facts | {"trainees": watches, "passed": self.passed.ranges}
+        losses = {name: vars(early) for name, early in self.early_stops.items()}
+        return self.facts | {"trainees": losses, "passed": self.passed.ranges}
 
     @contextmanager
     def paused(self, part: str) -> Iterator[None]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from lmwright.core.param import Tree
+from lmwright.core.processes import from_first
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.program.state import counts_of
@@ -66,9 +66,7 @@ class PassedSteps:
                     f"{self._path}: is damaged; remove it if the run may take the steps again that "
                     "it lists"
                 ) from error
-        if jax.process_count() > 1:
-            pairs = multihost_utils.broadcast_one_to_all(pairs)
-        return [[int(first), int(last)] for first, last in pairs if last]
+        return [[int(first), int(last)] for first, last in from_first(pairs) if last]
 
 
 def pass_over(session: Running, last: int) -> None:

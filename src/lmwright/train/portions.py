@@ -12,10 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
+from lmwright.core.processes import of_all
 from lmwright.data.rows.portioned import Portioned
 from lmwright.data.rows.store import PortionedStore, TokenStore
 from lmwright.errors import UserError
@@ -101,10 +100,7 @@ class PortionWait(Hook):
 
 def _agreed(missing: bool, code: int | None) -> tuple[bool, int | None]:
     """True and a code if that holds for any process of the run; all of them ask together."""
-    if jax.process_count() == 1:
-        return missing, code
-    told = multihost_utils.process_allgather(np.array([int(missing), code or 0], np.int32))
-    most = told.reshape(-1, 2).max(axis=0)
+    most = of_all(np.array([int(missing), code or 0], np.int32)).max(axis=0)
     return bool(most[0]), int(most[1]) or None
 
 

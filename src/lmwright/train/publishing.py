@@ -14,10 +14,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import jax
-from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Run
+from lmwright.core.processes import meet
 from lmwright.errors import ERROR
 from lmwright.guard.heartbeat import beat, beating
 from lmwright.publish.account import check_name, check_token
@@ -128,7 +128,7 @@ class Publisher(Hook):
                 self._wait(session)
         if jax.process_count() > 1 and exit_code == 0:  # else the others would not wait as long
             with beating("end"):
-                multihost_utils.sync_global_devices("the last checkpoint is published")
+                meet("the last checkpoint is published")
 
     def close(self) -> None:
         """Ends what is still going on."""

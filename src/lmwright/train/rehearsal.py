@@ -17,10 +17,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.files import root_of
 from lmwright.config.run import Checkpoint, Limits, Metrics, Run
+from lmwright.core.processes import from_first, meet
 from lmwright.errors import UserError, first_line
 from lmwright.guard.heartbeat import beating
 from lmwright.guard.temporary import temporary_folder
@@ -97,7 +97,7 @@ def rehearse(
         checks.append(resume_check(first, again, run.checkpoint.save_every_steps))
         with beating("eval"), temporary_folder() as out:
             checks += _on_first_process(lambda: file_checks(run, Path(out)))
-            _together("files")
+            meet("rehearsal files")
     return checks, None
 
 
@@ -173,8 +173,7 @@ def rehearse_command(run: Run, what_then: str, stop: StopRequest) -> int | None:
         return code
     if jax.process_index() == 0:
         print("\n".join(checklist(checks)))
-    good = _agreed(passes(checks))
-    if not good:
+    if not from_first(passes(checks)):
         raise UserError("--rehearse: not all of the checklist holds; nothing was trained")
     return None if what_then == "go" else 0
 
@@ -183,7 +182,7 @@ def rehearse_command(run: Run, what_then: str, stop: StopRequest) -> int | None:
 def _folder(path: str) -> Iterator[None]:
     """The folder of a rehearsal, empty at first and gone at last."""
     _remove(path)
-    _together("begin")
+    meet("rehearsal begin")
     try:
         yield
     finally:
@@ -199,19 +198,6 @@ def _remove(path: str) -> None:
         local = mirror_folder(path)
         for folder in [local, *local.parent.glob(f"{local.name}.process-*")]:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _together(moment: str) -> None:
-    """Waits for the other processes."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"rehearsal {moment}")
-
-
-def _agreed(value: bool) -> bool:
-    """A value of process 0, on all."""
-    if jax.process_count() == 1:
-        return value
-    return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
 def _on_first_process(checks: Callable[[], list[Check]]) -> list[Check]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from lmwright.checkpoint.files import root_of
 from lmwright.config.fields import without
@@ -27,6 +26,7 @@ from lmwright.config.load import dump_toml, same_folder
 from lmwright.config.run import FREE, UNCHOSEN, Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
+from lmwright.core.processes import from_first
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import TransientError, UserError
 from lmwright.formats.open import load_run
@@ -143,12 +143,11 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
             folder.mirror.push_behind()
     except UserError as error:
         refused = error
-    if jax.process_count() > 1:
-        mine = 0 if refused is None else 2 if isinstance(refused, TransientError) else 1
-        verdict = int(multihost_utils.broadcast_one_to_all(np.int32(mine)))
-        if verdict and refused is None:
-            kind = TransientError if verdict == 2 else UserError
-            refused = kind(f"dir: {run.dir} was refused by process 0; see its message")
+    mine = 0 if refused is None else 2 if isinstance(refused, TransientError) else 1
+    verdict = int(from_first(np.int32(mine)))
+    if verdict and refused is None:
+        kind = TransientError if verdict == 2 else UserError
+        refused = kind(f"dir: {run.dir} was refused by process 0; see its message")
     if refused is not None:
         raise refused
 

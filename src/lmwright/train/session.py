@@ -30,6 +30,7 @@ from lmwright.train.budget import Budget
 from lmwright.train.compiled import CompiledStep
 from lmwright.train.corruption import checking
 from lmwright.train.display import Display, headline
+from lmwright.train.early_stop import EarlyStop
 from lmwright.train.evaluated import HeldOutOfAll
 from lmwright.train.gradient_error import GradientErrors
 from lmwright.train.hooks import HOOKS, Hook
@@ -46,7 +47,6 @@ from lmwright.train.signals import StopRequest
 from lmwright.train.skips import Skips
 from lmwright.train.start import refuse_start, restore_or_init, starting_note
 from lmwright.train.stores import open_stores
-from lmwright.train.watch import Watch
 
 
 def train(
@@ -95,7 +95,7 @@ def train(
             state=state,
             start=start,
             counts=counts,
-            watches=_watches(trainees, meta),
+            early_stops=_early_stops(trainees, meta),
             passed=passed,
             facts=facts,
             compile=partial(CompiledStep.of, plan, stores),
@@ -146,9 +146,10 @@ def _left(trainees: Sequence[Trainee], counts: dict[str, int]) -> int:
     return max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
 
 
-def _watches(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str, Watch]:
-    watched = meta.get("trainees", {})
-    return {trainee.name: Watch(**watched.get(trainee.name, {})) for trainee in trainees}
+def _early_stops(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str, EarlyStop]:
+    """The held-out losses of each trainee up to a saved state with this `meta`."""
+    losses = meta.get("trainees", {})
+    return {trainee.name: EarlyStop(**losses.get(trainee.name, {})) for trainee in trainees}
 
 
 def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str, Any]:

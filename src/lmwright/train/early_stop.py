@@ -1,11 +1,11 @@
-"""Watch: early stopping by held-out loss."""
+"""Early stopping: a trainee ends when its held-out loss no longer falls."""
 
 from dataclasses import dataclass
 
 
 @dataclass
-class Watch:
-    """The held-out losses of a trainee, for early stopping."""
+class EarlyStop:
+    """The held-out losses of a trainee so far, and whether it has stopped."""
 
     best: float | None = None
     since_best: int = 0
