@@ -27,7 +27,7 @@ def test_the_compiler_takes_the_answer_and_refuses_twice_it(tmp_path, preset, wo
     run = run_of(tmp_path, "train.remat=none", *words, preset=preset)
     found = Longest.of(run, parse_machine(SLICE))
     estimated = found.options[0].tokens
-    found.confirm(parse_slice(SLICE), 1)
+    found.ask(parse_slice(SLICE), 1)
     first = found.options[0]
     assert first.tokens == estimated  # the estimate was right
     yes, no = first.compiled[estimated], first.compiled[2 * estimated]

@@ -102,7 +102,7 @@ def test_the_compiler_has_the_last_word(run, compiler, off):
 def test_the_run_as_set_and_the_longest_are_compiled(run, compiler):
     found = Longest.of(run, V5E)
     made = compiler(10**9)
-    found.confirm(parse_slice("v5e-8"), 2)
+    found.ask(parse_slice("v5e-8"), 2)
     asked = [option for option in found.options if option.compiled]
     longest_estimated = max(option.estimated_tokens for option in found.options)
     assert asked[0] is found.options[0] and asked[1].estimated_tokens == longest_estimated

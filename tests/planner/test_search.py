@@ -255,5 +255,5 @@ def test_the_compiler_is_given_that_time(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "compile_for", compiler)
     run = run_of(tmp_path, preset="llama-8b", batch=8)
     found = Search.of(run, parse_machine("v5e-8"))
-    found.compile_finalists(parse_slice("v5e-8"), 2)
+    found.ask(parse_slice("v5e-8"), 2)
     assert set(seconds) == {(4096, 1800), (True, 1800), (False, 900)}

@@ -60,12 +60,18 @@ def _note(text: str) -> None:
     print(f"note: computing on the CPU: {text}", file=sys.stderr)
 
 
+def is_full(error: BaseException) -> bool:
+    """True for an error of JAX that says that the memory of a device is full."""
+    text = str(error)
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return of_jax and bool(FULL.search(text)) and not KERNEL.search(text)
+
+
 def out_of_memory(error: BaseException, training: bool = True) -> UserError | None:
     """The error to raise for one of JAX that says that a card's memory is full; None for others."""
     text = str(error)
-    if not isinstance(error, jax.errors.JaxRuntimeError) or KERNEL.search(text):
-        return None
-    if not FULL.search(text) and not LIBRARY.search(text):
+    of_library = isinstance(error, jax.errors.JaxRuntimeError) and LIBRARY.search(text)
+    if not is_full(error) and (not of_library or KERNEL.search(text)):
         return None
     device = jax.local_devices()[0]
     if device.platform != "gpu":

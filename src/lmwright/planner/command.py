@@ -4,7 +4,7 @@ machine, run --> the compiler, or arithmetic --> Answer: lines, JSON, exit code
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from lmwright.program.lora import only
 from lmwright.storage.bucket import is_bucket
 
 FINALISTS = 4
+INTERRUPTED = ("interrupted; this is what is known so far", "")
 EXIT_DOES_NOT_FIT = 1
 EXIT_HOST_MEMORY = 3
 
@@ -262,19 +263,11 @@ def _any(run: Run, wanted: Wanted) -> Answer:
 def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine | None) -> Answer:
     from lmwright.planner.search import Search
 
-    search, stopped = Search.of(run, machine), False
-    if where is not None:
-        try:
-            if isinstance(where, Slice):
-                search.compile_finalists(where, wanted.finalists or FINALISTS)
-            else:
-                search.confirm_on_gpus(wanted.finalists or FINALISTS)
-        except KeyboardInterrupt:
-            stopped = True
+    search = Search.of(run, machine)
+    stopped = where is not None and _is_stopped(search.ask, where, wanted)
     best = search.ranked()[0]
     run = best.candidate.given
-    lines = ["interrupted; this is what is known so far", ""] if stopped else []
-    lines += search.lines()
+    lines = [*(INTERRUPTED if stopped else ()), *search.lines()]
     if best.fits:
         tokens = best.candidate.quick.plan.tokens_per_step
         lines += ["", *_takes(run, machine, best.step_s, tokens, wanted).lines()]
@@ -284,20 +277,22 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine |
     return Answer(lines, search.to_json(), best.fits, stopped)
 
 
+def _is_stopped(ask: Callable[..., None], where: Slice | Machine, wanted: Wanted) -> bool:
+    """Asks the compiler about the best candidates; True if Ctrl-C ended that, and what is known by
+    then is the answer."""
+    try:
+        ask(where, wanted.finalists or FINALISTS)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 def _longest(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine | None) -> Answer:
     from lmwright.planner.longest import Longest
 
-    longest, stopped = Longest.of(run, machine), False
-    if where is not None:
-        try:
-            if isinstance(where, Slice):
-                longest.confirm(where, wanted.finalists or FINALISTS)
-            else:
-                longest.confirm_on_gpus(wanted.finalists or FINALISTS)
-        except KeyboardInterrupt:
-            stopped = True
-    lines = ["interrupted; this is what is known so far", ""] if stopped else []
-    lines += longest.lines()
+    longest = Longest.of(run, machine)
+    stopped = where is not None and _is_stopped(longest.ask, where, wanted)
+    lines = [*(INTERRUPTED if stopped else ()), *longest.lines()]
     if where is None:
         lines += ["", "by the analytic model; no compiler was asked"]
     return Answer(lines, longest.to_json(), longest.fits, stopped)

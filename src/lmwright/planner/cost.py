@@ -3,7 +3,7 @@
     step seconds x steps --> hours --> chip-hours --> USD          (training steps alone)
     state bytes x saves  --> bytes of checkpoints written and kept
 
-Prices are those of `presets.prices` unless the run or the command line has others.
+Prices are those of `hardware.devices` unless the run or the command line has others.
 """
 
 import math

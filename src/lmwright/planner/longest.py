@@ -75,8 +75,7 @@ class Option:
     def run_at(self, tokens: int) -> Run:
         """The run with rows of so many tokens, as few as the mesh can take."""
         machine, train = self.machine, self.train
-        slices = machine.num_groups if machine.platform == "tpu" else 1
-        sizes = mesh_shape(self.mesh, machine.num_devices, slices)
+        sizes = _sizes(self.mesh, machine)
         pieces = train.num_microbatches if sizes["stage"] > 1 else 1
         rows = pieces * math.prod(sizes[axis] for axis in ACTIVATIONS["batch"])
         chunk = train.mlp_chunk_tokens
@@ -220,11 +219,16 @@ def options_of(run: Run, machine: Machine) -> Iterator[Option]:
             yield Option(run, machine, train, replace(optim, offload="moments"), mesh)
 
 
+def _sizes(mesh: Mesh, machine: Machine) -> dict[str, int]:
+    """Devices along each axis of the mesh; nodes of GPUs are no slices."""
+    slices = machine.num_groups if machine.platform == "tpu" else 1
+    return mesh_shape(mesh, machine.num_devices, slices)
+
+
 def _over_context(run: Run, machine: Machine) -> Mesh | None:
     """The mesh that cuts rows over all devices that hold whole ones; None where that changes
     nothing."""
-    slices = machine.num_groups
-    sizes = mesh_shape(run.mesh, machine.num_devices, slices if machine.platform == "tpu" else 1)
+    slices, sizes = machine.num_groups, _sizes(run.mesh, machine)
     others = {axis: sizes[axis] for axis in ("expert", "tensor", "stage")}
     context = machine.num_devices // slices // math.prod(others.values())
     if context <= sizes["context"] or slices * context * math.prod(others.values()) != (
@@ -258,24 +262,19 @@ class Longest:
             raise UserError(options[0].refusal)
         return cls(run, machine, legal)
 
-    def confirm(self, where: Slice, finalists: int) -> None:
-        """Asks the compiler about the run as set and the options with the longest rows, those that
-        change least first."""
-        rest = sorted(self.options[1:], key=lambda option: -(option.estimated_tokens or 0))
-        for option in [self.options[0], *rest][:finalists]:
-            print(f"asking the compiler: {self.label(option)}", file=sys.stderr, flush=True)
-            option.confirm(where)
-
-    def confirm_on_gpus(self, finalists: int) -> None:
-        """Asks the compiler about the option with the longest rows, and about the next ones as long
-        as one of them might have longer rows."""
-        order = sorted(self.options, key=lambda option: -(option.estimated_tokens or 0))
-        for option in order[:finalists]:
+    def ask(self, where: Slice | Machine, finalists: int) -> None:
+        """Asks the machine's compiler about the options with the longest rows, those that change
+        least first: for TPUs after the run as set, for GPUs as long as one might have longer rows
+        than those before it."""
+        on_tpus = isinstance(where, Slice)
+        first, rest = (self.options[:1], self.options[1:]) if on_tpus else ([], self.options)
+        rest = sorted(rest, key=lambda option: -(option.estimated_tokens or 0))
+        for option in [*first, *rest][:finalists]:
             done = max((o.tokens or 0 for o in self.options if o.compiled), default=-1)
-            if (option.estimated_tokens or 0) <= done:
+            if not on_tpus and (option.estimated_tokens or 0) <= done:
                 break
             print(f"asking the compiler: {self.label(option)}", file=sys.stderr, flush=True)
-            option.confirm(self.machine)
+            option.confirm(where)
 
     @property
     def best(self) -> Option:

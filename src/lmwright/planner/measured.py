@@ -16,8 +16,7 @@ from lmwright.core.compute import REMATS
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.hardware.chips import CHIPS
-from lmwright.hardware.devices import gpu_name
+from lmwright.hardware.devices import chip_of, gpu_name
 from lmwright.hardware.slices import names_of
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -147,11 +146,10 @@ def machine_of_run(record: RunRecord) -> str:
         return f"cpu:{env.get('cpu_cores') or 1}"
     if (name := gpu_name(kind)) is not None:
         return f"gpu:{name}x{count}"
-    for name, family in CHIPS.items():
-        if kind in family.device_kinds:
-            for slice_name in names_of(name):
-                if parse_machine(slice_name).num_devices == count:
-                    return slice_name
+    chip = chip_of(kind)
+    for name in names_of(chip.name) if chip is not None else ():
+        if parse_machine(name).num_devices == count:
+            return name
     raise refusal
 
 

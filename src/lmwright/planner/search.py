@@ -139,9 +139,15 @@ class Search:
         """Overrides that turn the run into that of an entry, for the command line."""
         return overrides(self.run, entry.candidate.run)
 
-    def compile_finalists(self, where: Slice, finalists: int) -> None:
-        """Asks the compiler about the best candidates, each in a process of its own; about as
-        many again where it confirms none of them."""
+    def ask(self, where: Slice | Machine, finalists: int) -> None:
+        """Asks the machine's compiler about the best candidates, each in a process of its own."""
+        if isinstance(where, Slice):
+            self._ask_for_tpus(where, finalists)
+        else:
+            self._ask_for_gpus(where, finalists)
+
+    def _ask_for_tpus(self, where: Slice, finalists: int) -> None:
+        """Asks about as many again where the compiler confirms none of the finalists."""
         require_libtpu()
         chosen = [entry for entry in self.entries if entry.fits]
         finalists = min(finalists, len(chosen))
@@ -154,17 +160,17 @@ class Search:
                 entry.report = Report(entry.candidate.run, where, compiled)
                 _ = entry.report.estimate
 
-    def confirm_on_gpus(self, finalists: int) -> None:
-        """Asks the compiler for the memory of the fastest candidates, until one fits; also of those
-        that are too large by no more than the estimate errs."""
+    def _ask_for_gpus(self, machine: Machine, finalists: int) -> None:
+        """Asks for the memory of the fastest candidates, until one fits; also of those that are too
+        large by no more than the estimate errs."""
         require_cuda_compiler()
-        limit = self.machine.usable_bytes
+        limit = machine.usable_bytes
         assert limit is not None
         most = (1 + MEMORY_ERROR_SHARE) * limit
         near = [e for e in self.entries if e.candidate.quick.memory.peak <= most]
         near.sort(key=lambda e: (e.ranked_s, e.candidate.quick.memory.peak))
         for number, entry in enumerate(near[:finalists], 1):
-            compiled = _compile(entry, self.machine, f"{number}, at most {finalists}")
+            compiled = _compile(entry, machine, f"{number}, at most {finalists}")
             if compiled is not None:
                 quick = replace(entry.candidate.quick, compiled=compiled)
                 entry.candidate = replace(entry.candidate, quick=quick)

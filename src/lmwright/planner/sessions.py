@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from lmwright.config.run import Limits, Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
-from lmwright.hardware.chips import CHIPS
-from lmwright.hardware.devices import gpu_name
+from lmwright.hardware.devices import chip_of, gpu_name
 from lmwright.report.goodput import SPENT, parse_sessions
 from lmwright.storage.mirror import mirror_folder
 
@@ -124,5 +123,5 @@ def _kind(env: dict) -> str:
     if env.get("device_platform") == "cpu":
         return "cpu"
     kind = str(env.get("device_kind", ""))
-    chips = (name for name, chip in CHIPS.items() if kind in chip.device_kinds)
-    return gpu_name(kind) or next(chips, "")
+    chip = chip_of(kind)
+    return chip.name if chip is not None else gpu_name(kind) or ""

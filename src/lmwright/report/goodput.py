@@ -36,9 +36,6 @@ class Goodput:
     productive_s: float
     lost_s: dict[str, float]
     """Lost seconds by the keys of WORDS."""
-    between_s: float
-    """Seconds between sessions, without a machine."""
-    sessions: int
     slices: Paid | None = None
     """Cost of slices; None where there was none."""
 
@@ -83,7 +80,7 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
     if not total:
         return None
     lost = dict.fromkeys(WORDS, 0.0)
-    productive = between = 0.0
+    productive = 0.0
     for entry, after in zip(measured, [*measured[1:], None], strict=True):
         spent = {name: float(value) for name, value in entry[SPENT].items()}
         steps_s = spent.pop("step", 0.0)
@@ -91,7 +88,6 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
         again = 0
         if after is not None:
             again = min(max(entry["last_step"] - after["first_step"], 0), done)
-            between += max(after["began"] - entry["began"] - _seconds(entry), 0.0)
         redone = steps_s * again / done if done else 0.0
         productive += steps_s - redone
         lost["redone"] += redone
@@ -102,7 +98,7 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
         idle = slices.seconds - slices.training_s
         lost["start"] += idle
         total += idle
-    return Goodput(total, productive, lost, between, len(measured), slices)
+    return Goodput(total, productive, lost, slices)
 
 
 def parse_sessions(data: bytes) -> list[dict[str, Any]]:

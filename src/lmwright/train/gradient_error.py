@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
 
+from lmwright.core.cards import is_full
 from lmwright.core.contract import Batch
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.sharding import batch_ways
@@ -110,7 +111,7 @@ def measure(plan: Plan, trainee: Trainee, state: Tree, store: TokenStore) -> Gra
         try:
             sums = compare(plan, exact, trainee, state, batch)
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_full(error):
                 raise
         else:
             return GradientError(setting_of(plan), rows, tokens, sums)

@@ -20,6 +20,7 @@ import numpy as np
 
 from lmwright.checkpoint.files import root_of
 from lmwright.config.run import Checkpoint, Limits, Metrics, Run
+from lmwright.core.cards import is_full
 from lmwright.core.processes import from_first, meet
 from lmwright.errors import UserError, first_line
 from lmwright.guard.heartbeat import beating
@@ -83,7 +84,7 @@ def rehearse(
         except Left:
             pass
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if not is_full(error):
                 raise
             return [Check(FITS, False, first_line(error))], None
         gc.collect()  # the state of the first session
