@@ -2,7 +2,7 @@
 
 import re
 
-from tests.style.sources import ROOT, name_of, text_files
+from tests.style.sources import PACKAGE, ROOT, name_of, text_files
 
 DOCS = ROOT / "docs"
 MAX_PAGE_LINES = 150
@@ -43,6 +43,28 @@ def test_the_index_lists_every_page():
         index = set(LINK.findall((folder / "README.md").read_text(encoding="utf-8")))
         missing = {page.name for page in folder.glob("*.md")} - index - {"README.md"}
         assert not missing, folder
+
+
+def is_there(name):
+    """True for the dotted name of a module of ours, or of what one holds."""
+    parts = name.split(".")[1:]
+    for end in range(len(parts), 0, -1):
+        path = PACKAGE.joinpath(*parts[:end])
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return all(re.search(rf"\b{part}\b", file.read_text()) for part in parts[end:])
+    return False
+
+
+def test_code_that_pages_name_exists():
+    named = {
+        (name_of(page), name)
+        for page in text_files()
+        if page.suffix == ".md"
+        for name in re.findall(r"\blmwright(?:\.[a-z_]\w*)+", page.read_text(encoding="utf-8"))
+        if name != "lmwright.json"  # a file
+    }
+    assert named and not {(page, name) for page, name in named if not is_there(name)}
 
 
 def test_pages_that_code_names_exist():
