@@ -24,7 +24,7 @@ from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.sampling import Sampling
+from lmwright.evals.sampling import Sampling, refuse_wrong
 from lmwright.kernels import select
 from lmwright.nn.intervals import Interval, blocks_reach
 from lmwright.objectives.diffusion import at_own_places
@@ -61,9 +61,7 @@ class Filling:
             ),
             "guidance": (not 0 <= self.guidance < float("inf"), "0 or more"),
         }
-        for name, (is_wrong, cure) in wrong.items():
-            if is_wrong:
-                raise UserError(f"{name}: {getattr(self, name)!r} must be {cure}")
+        refuse_wrong(self, wrong)
         if self.threshold is not None and self.first == "random":
             raise UserError("threshold: has no effect where random predictions stay; leave it out")
 
@@ -158,7 +156,7 @@ def _canvas(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Prompts with masks behind, int32 [B, T], and where the masks begin and end, [B]; sizes are
     rounded up, so that there are few programs."""
-    num_rows = 1 << (len(rows) - 1).bit_length()
+    num_rows = _power(len(rows))
     width = max(len(row.ids) + row.limit for row in rows)
     least = LANES if compute.platform == "tpu" else 16
     width = -(-width // LANES) * LANES if width > LANES else max(least, _power(width))
@@ -171,6 +169,7 @@ def _canvas(
 
 
 def _power(size: int) -> int:
+    """The least power of two that is not below `size`."""
     return 1 << (size - 1).bit_length()
 
 

@@ -10,11 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
-from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch
-from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.text.answered import answers_of
 from lmwright.data.text.chat_render import UnusableError
@@ -62,7 +59,7 @@ class Questions(Reader):
         self.weights = loaded.weights
         self.most = self.model.window_tokens
         self.tally = AnswerTally(self.model.no_answer)
-        self._run = jax.jit(partial(_logits, self.model, compute))
+        self._run = jax.jit(partial(self.model.compared, compute=compute))
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
@@ -99,10 +96,6 @@ class Questions(Reader):
                 yield Bad(row.number, f"no text in {column!r}, where its context is read")
             else:
                 yield row
-
-
-def _logits(model: Answerer, compute: Compute, w: Tree, batch: Batch) -> Array:
-    return model.logits(w, model.hidden(w, batch, compute)[0])
 
 
 class AnswerTally(Tally):

@@ -5,8 +5,9 @@ The filters are those of transformers, in its order: temperature, top-k, top-p
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,14 @@ from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 
 Method = Literal["greedy", "sampled", "filtered"]
+
+
+def refuse_wrong(settings: Any, wrong: Mapping[str, tuple[bool, str]]) -> None:
+    """Raises UserError for the first wrong one of some settings; `wrong` says of each, by its name,
+    whether it is, and what it must be."""
+    for name, (is_wrong, cure) in wrong.items():
+        if is_wrong:
+            raise UserError(f"{name}: {getattr(settings, name)!r} must be {cure}")
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,7 @@ class Sampling:
             "stop": ("" in self.stop, "strings with at least one character"),
             "seed": (not 0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
         }
-        for name, (is_wrong, cure) in wrong.items():
-            if is_wrong:
-                raise UserError(f"{name}: {getattr(self, name)!r} must be {cure}")
+        refuse_wrong(self, wrong)
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise UserError("top_k, top_p: have no effect at temperature 0; raise temperature")
 

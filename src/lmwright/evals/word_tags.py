@@ -11,11 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.contract import Batch
-from lmwright.core.param import Tree
 from lmwright.data.tokens.tags import Words, words_as_tokens
 from lmwright.errors import UserError
 from lmwright.evals.documents import Columns, Reader, of_tokens
@@ -55,7 +52,7 @@ class WordTags(Reader):
         self.model: Tagger = loaded.model
         self.weights = loaded.weights
         self.tally = TagTally(self.model.labels)
-        self._run = jax.jit(partial(_logits, self.model, compute))
+        self._run = jax.jit(partial(self.model.compared, compute=compute))
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
@@ -79,10 +76,6 @@ class WordTags(Reader):
             scores[text.tokens.word] = of_text[len(before) + text.tokens.first]
             made.append(Tagged(text.words, scores))
         return made
-
-
-def _logits(model: Tagger, compute: Compute, w: Tree, batch: Batch) -> Array:
-    return model.logits(w, model.hidden(w, batch, compute)[0])
 
 
 def refuse_columns(pair: str | None, label: str | None) -> None:

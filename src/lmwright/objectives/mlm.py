@@ -127,10 +127,9 @@ class Mlm(Objective):
         """Sums over the hidden tokens; `key`, as `draws` returns it, says which they are."""
         hidden = self.hide(batch, model.vocab_size, self.keys(batch, key))
         x, aux = model.hidden(w, replace(batch, tokens=hidden.tokens), compute)
-        pick = lambda a: jnp.take_along_axis(a, hidden.places, axis=1)  # noqa: E731
-        x = constrain(jnp.take_along_axis(x, hidden.places[..., None], axis=1), "batch seq embed")
-        weights = pick(batch.loss_weight) * hidden.predicted
-        return loss_at(model, w, x, aux, pick(batch.tokens), weights, compute, z_loss=self.z_loss)
+        x, targets = constrain(hidden.pick(x), "batch seq embed"), hidden.pick(batch.tokens)
+        weights = hidden.pick(batch.loss_weight) * hidden.predicted
+        return loss_at(model, w, x, aux, targets, weights, compute, z_loss=self.z_loss)
 
     def hide(self, batch: Batch, vocab_size: int, keys: Any) -> "Hidden":
         """The rows with some tokens hidden, by a key [B] for each, or by Draws."""
@@ -179,6 +178,11 @@ class Hidden(NamedTuple):
     tokens: Array  # int32 [B, T]
     places: Array  # int32 [B, K]
     predicted: Array  # float32 [B, K]: 1 for a hidden token, 0 for a place that is left over
+
+    def pick(self, a: Array) -> Array:
+        """An array [B, T, ...] at these positions, [B, K, ...]."""
+        places = self.places.reshape(*self.places.shape, *[1] * (a.ndim - 2))
+        return jnp.take_along_axis(a, places, axis=1)
 
 
 class _Draws(NamedTuple):

@@ -177,9 +177,8 @@ class Rtd(Objective):
         """The generator's loss, and the rows [B, T] with its samples in the place of masks."""
         generator = self.generator(model)
         x, aux = generator.hidden(w, replace(batch, tokens=hidden.tokens), compute)
-        pick = lambda a: jnp.take_along_axis(a, hidden.places, axis=1)  # noqa: E731
-        x = constrain(jnp.take_along_axis(x, hidden.places[..., None], axis=1), "batch seq embed")
-        old, weights = pick(batch.tokens), pick(batch.loss_weight) * hidden.predicted
+        x, old = constrain(hidden.pick(x), "batch seq embed"), hidden.pick(batch.tokens)
+        weights = hidden.pick(batch.loss_weight) * hidden.predicted
         chunk = min(compute.loss_chunk_tokens, -(-x.shape[1] // LOSS_CHUNKS))
         compute = replace(compute, loss_chunk_tokens=chunk)
         loss = loss_at(generator, w, x, aux, old, weights, compute)

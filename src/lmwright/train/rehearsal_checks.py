@@ -115,14 +115,12 @@ def _speed(run: Run, record: RunRecord) -> Check:
 
 def file_checks(run: Run, out: Path) -> list[Check]:
     """Checks of a rehearsal's checkpoint: an export or adapters, and a text."""
-    names = [t.name for t in training_of(run).trainees]
+    adapters = [t.name for t in training_of(run).trainees] if run.lora is not None else []
     if jax.process_count() > 1:
-        return _by_child(run, out, names)
-    if run.lora is not None:
-        checks = [_tried(ADAPTERS, partial(_adapter, run, out / name, name)) for name in names]
-    else:
-        checks = [_tried(EXPORT, lambda: _export(run, out / "model"))]
-    return [*checks, _tried(WRITES, lambda: _text(run, names[0]))]
+        return _by_child(run, out, adapters)
+    checks = [_tried(ADAPTERS, partial(_adapter, run, out / name, name)) for name in adapters]
+    checks = checks or [_tried(EXPORT, lambda: _export(run, out / "model"))]
+    return [*checks, _tried(WRITES, lambda: _text(run, adapters))]
 
 
 def _tried(name: str, check: Callable[[], Check]) -> Check:
@@ -164,24 +162,28 @@ def _adapter(run: Run, out: Path, name: str) -> Check:
     return Check(ADAPTERS, True, f"{name}: opens in PEFT {proof.peft}: {text}")
 
 
-def _text(run: Run, name: str) -> Check:
-    if run.model.both_ways and not run.model.fills_masks:
+def _writes(run: Run) -> bool:
+    """True for a model that continues a text or fills in masks; encoders do neither."""
+    return run.model.fills_masks or not run.model.both_ways
+
+
+def _text(run: Run, adapters: Sequence[str]) -> Check:
+    if not _writes(run):
         return Check(WRITES, None, f"a {run.model.kind!r} continues no text")
-    options = {"adapter": name} if run.lora is not None else {}
+    options = {"adapter": adapters[0]} if adapters else {}
     (text,) = generate_command(run.dir, [PROMPT], max_new_tokens=NEW_TOKENS, **options)
     return Check(WRITES, True, repr(PROMPT + text.text))
 
 
-def _by_child(run: Run, out: Path, names: Sequence[str]) -> list[Check]:
+def _by_child(run: Run, out: Path, adapters: Sequence[str]) -> list[Check]:
     """Runs the checks by verbs, on the CPU of the first host: each device here is one of many."""
-    adapters = [("adapters", "export", run.dir, out / n, "--adapter", n) for n in names]
-    verbs = adapters if run.lora is not None else [("export", run.dir, out / "model")]
-    title = ADAPTERS if run.lora is not None else EXPORT
-    checks = [_child(title, words) for words in verbs]
-    if run.model.both_ways and not run.model.fills_masks:
+    verbs = [("adapters", "export", run.dir, out / n, "--adapter", n) for n in adapters]
+    checks = [_child(ADAPTERS, words) for words in verbs]
+    checks = checks or [_child(EXPORT, ("export", run.dir, out / "model"))]
+    if not _writes(run):
         return checks
     words = ["generate", run.dir, "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS]
-    words += ["--adapter", names[0]] if run.lora is not None else []
+    words += ["--adapter", adapters[0]] if adapters else []
     return [*checks, _child(WRITES, words)]
 
 

@@ -14,10 +14,10 @@ from lmwright.errors import EXIT_INTERRUPTED
 
 EXIT_PREEMPTED = 42  # a supervisor restarts this without counting a failure
 EXIT_SESSION_OVER = 43  # limits.session_hours; the next session goes on
+EXIT_TIME_SPENT = 44  # limits.total_hours; nothing goes on until they are raised
 EXIT_PEER_LOST = 45  # another process of the run; starting all of them again goes on
 EXIT_SKIPPING = 46  # train.max_skipped_steps in a row; another try would end in the same way
 EXIT_CORRUPTED = 47  # a device has other bits than its peers; another machine may go on
-EXIT_TIME_SPENT = 44  # limits.total_hours; nothing goes on until they are raised
 
 # Of a terminal that is gone, an ssh session that is cut off.
 HANGUP = getattr(signal, "SIGHUP", None)
