@@ -1,5 +1,5 @@
-"""What the processes of a run tell each other. All of them must call a function together; of a run
-with one process, each is free."""
+"""Processes: what those of a run tell each other. All must call a function together; of a run with
+one process, each is free."""
 
 import jax
 import numpy as np

@@ -170,20 +170,6 @@ def added(total: Aux, aux: Aux) -> Aux:
     return total | {k: total[k] + v if k in total else v for k, v in aux.items()}
 
 
-def as_list(layers: Tree, *, free: bool = False) -> list[Tree]:
-    """Splits a tree of arrays stacked on axis 0 into a list of trees, one a layer. A program that
-    takes these reads each weight in place, where slices of a stack would be copied. With `free` a
-    stack's memory is given back before the next is copied: `layers` cannot be read any more."""
-    leaves, tree = jax.tree.flatten(layers)
-    apart = []
-    for stack in leaves:
-        apart.append([stack[i] for i in range(len(stack))])
-        if free:
-            jax.block_until_ready(apart[-1])
-            stack.delete()
-    return [jax.tree.unflatten(tree, layer) for layer in zip(*apart, strict=True)]
-
-
 @dataclass(frozen=True)
 class Span:
     """Layers `first`, `first` + 1, ... with `kinds` repeating `repeats` times."""

@@ -17,7 +17,7 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
-from lmwright.core.stack import Span, as_list
+from lmwright.core.stack import Span
 from lmwright.kernels import select
 from lmwright.models.decoder import Decoder
 from lmwright.models.layers import Attend, Layer, LayerKind, Spans, by_place
@@ -51,6 +51,20 @@ def layers_apart(model: Decoder, w: Tree, *, free: bool = False) -> Tree:
         name: layers if isinstance(layers, list) else as_list(layers, free=free)
         for name, layers in stacks.items()
     }
+
+
+def as_list(layers: Tree, *, free: bool = False) -> list[Tree]:
+    """Splits a tree of arrays stacked on axis 0 into a list of trees, one a layer. A program that
+    takes these reads each weight in place, where slices of a stack would be copied. With `free` a
+    stack's memory is given back before the next is copied: `layers` cannot be read any more."""
+    leaves, tree = jax.tree.flatten(layers)
+    apart = []
+    for stack in leaves:
+        apart.append([stack[i] for i in range(len(stack))])
+        if free:
+            jax.block_until_ready(apart[-1])
+            stack.delete()
+    return [jax.tree.unflatten(tree, layer) for layer in zip(*apart, strict=True)]
 
 
 def extend(

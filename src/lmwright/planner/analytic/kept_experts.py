@@ -1,4 +1,5 @@
-"""What experts keep for the backward pass with `train.remat = "none"`, beside products.
+"""Kept experts: what experts keep for the backward pass with `train.remat = "none"`, beside
+products.
 
 Their devices gather weights by themselves (`nn/moe.py`), so these are results like others: whole
 weights of every layer, in the activations' dtype.
