@@ -1,5 +1,7 @@
 """Perplexity of a text in windows: by hand, and through the command on any kind of model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from lmwright.formats import reference
 from lmwright.formats.convert import export_command
 from lmwright.formats.proof import logits
 from lmwright.models.llama import Llama
+from lmwright.nn.rope import LongRope
 
 MODEL = Llama(
     vocab_size=29, embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -49,6 +52,20 @@ def test_windows(count, context, stride):
     assert found.loss == pytest.approx(np.mean(nll), rel=1e-5)
     assert found.accuracy == pytest.approx(hits / len(nll))
     assert found.tokens == count - 1  # every token but the first
+
+
+def test_a_context_of_the_original_length_has_the_rotations_of_short_rows():
+    """As transformers, which turns to those of long rows behind it."""
+    scaling = LongRope(
+        factor=2.0, original_seq_len=16, short_factor=(1.0, 1.2, 1.5), long_factor=(2.0, 4.0, 9.0)
+    )
+    model, rng = replace(MODEL, rope_scaling=scaling), np.random.default_rng(1)
+    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, model.spec())
+    ids = rng.integers(0, 29, 16)
+    found = evaluate_text(model, w, ids.tolist(), context=16, compute=row_compute("fp32"))
+    x = logits(model, w, ids[None].astype(np.int32))[0].astype(np.float64)
+    logp = (x - np.log(np.exp(x).sum(-1, keepdims=True)))[np.arange(15), ids[1:]]
+    assert found.loss == pytest.approx(-logp.mean(), rel=1e-5)
 
 
 def test_what_does_not_fit():

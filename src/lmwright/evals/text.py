@@ -67,7 +67,7 @@ def text_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The windows of a text as batches of rows; `evaluate_text` says what is what."""
     # the last target of next tokens is in no context; masks are in their own
-    most = context - 1 if model.fills_masks else context
+    most = context - 1 if model.fills_masks or _turns_after(model, context) else context
     stride = stride or most
     if not 2 <= context <= model.seq_len:
         raise UserError(f"context: {context} must be from 2 to the model's {model.seq_len}")
@@ -81,6 +81,13 @@ def text_batches(
     if compute.platform == "tpu":
         width = -(-width // LANES) * LANES  # others have no kernel
     return _batches(np.asarray(ids, np.int32), windows, context - 1, (rows, width))
+
+
+def _turns_after(model: Model, length: int) -> bool:
+    """True for a model whose rotations are others in rows of more than `length` tokens."""
+    scaling = getattr(model, "rope_scaling", None)
+    kind, original = (getattr(scaling, name, None) for name in ("kind", "original_seq_len"))
+    return kind in ("dynamic", "longrope") and original == length
 
 
 def _batches(
