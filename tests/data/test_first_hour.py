@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmwright.config.run import Data, Source, Tokenizer
+from lmwright.config.run import Data, Source, Tokenize, Tokenizer
 from lmwright.data import missing
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
@@ -228,3 +228,31 @@ def test_the_smaller_vocabulary_that_is_named_is_smaller(tmp_path):
             head_dim=8, seq_len=32,
         )  # fmt: skip
         assert f"set model.vocab_size = {named}" in note_unused(model, str(tmp_path), 270)
+
+
+def test_texts_without_the_token_with_which_a_models_texts_begin(tmp_path):
+    """Llama 3's and Gemma's begin with bos, which transformers adds and `prepare` does not."""
+    from types import SimpleNamespace
+
+    from lmwright.data.summary import Summary, notes
+    from lmwright.data.tokens.tokenizer import begin_with, save_tokenizer, train_tokenizer
+
+    made = train_tokenizer(["some text"] * 9, Tokenizer(vocab_size=280))
+    begin_with(made.backend, [made.bos])
+    save_tokenizer(made, tmp_path / "tokenizer")
+    facts = SimpleNamespace(facts={"vocab_size": 280})
+    summary = Summary(str(tmp_path), {"tokenizer": facts})
+
+    def said(start="base", prepend="none", rows="text"):
+        data = Data(
+            dir=str(tmp_path), sources=(Source(path="x", rows=rows),),
+            tokenize=Tokenize(prepend=prepend),
+        )  # fmt: skip
+        model = SimpleNamespace(vocab_size=280)
+        run = SimpleNamespace(
+            model=model, data=data, train=SimpleNamespace(init_from=start), objective=None
+        )
+        return [note for note in notes(run, summary) if "data.tokenize.prepend" in note]
+
+    assert len(said()) == 1 and repr(made.bos) in said()[0]
+    assert not said(start=None) and not said(prepend="bos") and not said(rows="messages")

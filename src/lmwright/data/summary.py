@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from lmwright.config.rows import PLAIN
 from lmwright.config.run import Run
 from lmwright.data.manifest import Manifest
 from lmwright.guard.terminal import visible
@@ -68,6 +70,23 @@ def _beyond_a_cosine(summary: Summary) -> Iterator[str]:
             )
 
 
+def _without_beginning(run: Run, folder: Path) -> Iterator[str]:
+    """Texts that are prepared without the token with which those of a released model begin."""
+    from lmwright.data.tokens.around import ids_around
+    from lmwright.data.tokens.tokenizer import load_tokenizer
+
+    plain = any(source.rows in PLAIN for source in run.data.sources)
+    if run.train.init_from is None or run.data.tokenize.prepend != "none" or not plain:
+        return
+    tokenizer = load_tokenizer(folder)
+    if ids_around(tokenizer)[0] == (tokenizer.bos_id,):
+        yield (
+            f"data.tokenize.prepend: the tokenizer begins texts with {tokenizer.bos!r}, and these "
+            "documents do not; if the model of train.init_from was trained so (Llama 3, Gemma), "
+            'set "bos" and prepare again'
+        )
+
+
 def notes(run: Run, summary: Summary) -> Iterator[str]:
     """Things a user should know before training on the prepared data."""
     from lmwright.data.tokens.vocabulary import note_unused
@@ -76,6 +95,7 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
         note = note_unused(run.model, summary.dir, tokenizer.facts["vocab_size"])
         if note and run.train.init_from is None:  # whose model is as it is
             yield note
+        yield from _without_beginning(run, Path(summary.dir) / "tokenizer")
     if tokenized := summary.stages.get("tokenize"):
         yield from _other_lengths(tokenized)
     if getattr(run.objective, "compares", None) == "numbers":
