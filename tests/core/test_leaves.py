@@ -1,5 +1,6 @@
 """Typed leaves: each computes what the weight it stands for would, and its gradients."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from lmwright.core.cpu import compiler_options
 from lmwright.core.fanout import dots
-from lmwright.core.leaves import Lora, dequantize, merge
+from lmwright.core.leaves import Lora, column_norms, dequantize, merge
 from lmwright.core.param import Param
 from lmwright.core.quantize import quantize, stored_spec
 from lmwright.core.stack import run_stack, unstacked
@@ -87,6 +88,24 @@ def merged_by_hand(w):
     axes = tuple(range(-w.inputs - w.outputs, -w.outputs))
     norm = jnp.sqrt(jnp.sum(jax.lax.stop_gradient(merge(plain)) ** 2, axis=axes, keepdims=True))
     return merge(plain) * jnp.expand_dims(w.magnitude, axes) / norm
+
+
+def test_an_output_without_weights_is_a_number_in_dora():
+    """Gates of a fresh xLSTM, and rows of a vocabulary that was filled up, are zeros."""
+    base, a, x = normal(0, (6, 4)), normal(1, (6, 2)), normal(2, (1, 3, 6))
+    base[:, 1] = 0
+    fresh = Lora(base, a, np.zeros((2, 4), "f4"), inputs=1, outputs=1)
+    w = replace(fresh, magnitude=column_norms(fresh))
+
+    def loss(factors):
+        return jnp.sum(
+            jnp.sin(dot("btd,df->btf", x, replace(w, b=factors[0], magnitude=factors[1])))
+        )
+
+    value, grads = jax.jit(jax.value_and_grad(loss))((w.b, w.magnitude))
+    np.testing.assert_allclose(value, np.sin(x @ base).sum(), rtol=1e-5)
+    assert all(np.isfinite(g).all() for g in grads) and np.abs(grads[0][:, 1]).min() > 0
+    np.testing.assert_allclose(merge(w), base, atol=1e-6)
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -29,6 +29,7 @@ from lmwright.core.param import Tree
 
 T = TypeVar("T")
 Storage = Literal["fp32", "bf16", "int8", "int4"]
+LEAST = 1e-37  # of a squared norm that is divided by: an output may have no weights but zeros
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -209,7 +210,8 @@ def merge(w: Any, *, constant_norm: bool = False) -> Array:
     if w.magnitude is None:
         return merged
     axes = _input_axes(w)
-    norm = jnp.sqrt(jnp.sum(jnp.square(merged), axis=axes, keepdims=True))
+    squares = jnp.sum(jnp.square(merged), axis=axes, keepdims=True)
+    norm = jnp.sqrt(jnp.maximum(squares, LEAST))
     norm = jax.lax.stop_gradient(norm) if constant_norm else norm
     return merged * jnp.expand_dims(w.magnitude, axes) / norm
 
@@ -249,4 +251,4 @@ def column_norms(w: Lora) -> Array:
     gram = jnp.matmul(a.mT, a)
     squares = jnp.sum(jnp.square(wide), axis=-2)
     squares += jnp.sum((2 * across + jnp.matmul(gram, b)) * b, axis=-2)
-    return jnp.sqrt(jnp.maximum(squares, 0)).reshape(*batch, *outer)
+    return jnp.sqrt(jnp.maximum(squares, LEAST)).reshape(*batch, *outer)

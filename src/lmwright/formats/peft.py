@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.core.contract import HfModel
+from lmwright.core.leaves import LEAST
 from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
@@ -235,7 +236,7 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
             )
         merged = theirs + delta
         if module.magnitude is not None:
-            norm = np.linalg.norm(merged, axis=1, keepdims=True)
+            norm = np.maximum(np.linalg.norm(merged, axis=1, keepdims=True), LEAST**0.5)
             merged *= module.magnitude.reshape(-1, 1) / norm
         leaf[slot.at or ...] = slot.from_layout(merged)
     return model, nest(leaves.items())
