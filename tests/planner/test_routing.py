@@ -84,6 +84,24 @@ def test_passes_over_rows_take_what_the_compiler_says(on, overrides, batch, comp
     assert took.by_kind["routing"] == pytest.approx(compiled_s, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    "on, batch, overrides, compiled_s",
+    [
+        ("v5e-8", 16, ROUNDS, (0.3732, 0.4548)),
+        ("v6e-8", 16, ROUNDS, (0.1604, 0.2002)),
+        ("v4-32", 32, ("mesh.expert=4", "mesh.fsdp=4"), (0.3281, 0.3679)),
+    ],
+)
+def test_meshes_rank_as_the_compiler_has_them(on, batch, overrides, compiled_s, tmp_path):
+    """All devices along `fsdp`, and some of them or all along `expert`."""
+    runs = (
+        run_of(tmp_path, *OLMOE, *words, preset="olmoe-1b-7b", batch=batch)
+        for words in ((), overrides)
+    )
+    found = [Quick.of(run, parse_machine(on)).step_s for run in runs]
+    assert found == pytest.approx(compiled_s, rel=0.05)
+
+
 def test_rows_that_travel_by_hand(tmp_path):
     machine = parse_machine("v5e-8")  # 2 x 4, no rings: four chips send through two links
     layout = layout_of(tmp_path, machine, *OLMOE, *ROUNDS)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MEMORY_ERROR_SHARE = 0.2
 """Largest error of the memory estimate against the compiler on the rows of
-`benchmarks/plan_quick.py`."""
+`benchmarks/plan_quick.py`, but for a model of 7M parameters."""
 
 ON_CARD_SHARE = 0.05
 """Most that a step on a GPU takes beyond what the compiler says of its program: 4 % of earlier
