@@ -6,8 +6,9 @@
 The constants of `planner/analytic/step_time.py` come from the rows marked `fitted`, those of
 `planner/analytic/memory.py` from rows 1, 3, 10 and 17 to 26 and from the qwen3 and gemma presets of
 `tests/aot/test_compile_families.py`, those of `planner/analytic/adapters.py` from rows 17 to 24.
-The passes of `planner/analytic/experts.py` were read off the programs of rows 27 to 34. Ratios
-are analytic over compiler. The compiler's step time is itself a prediction
+The passes of `planner/analytic/experts.py` were read off the programs of rows 27 to 34, memory
+of rounds is that of rows 28, 30, 32, 36 and 38. Ratios are analytic over compiler. The
+compiler's step time is itself a prediction
 (`planner/compiler/cost.py`), so the error of `--quick` is both together.
 """
 

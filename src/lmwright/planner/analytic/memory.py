@@ -40,6 +40,8 @@ GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' pr
 WIDE_ALIVE = 4  # arrays of an mlp's width in its backward pass
 ADAPTED_ALIVE = 2  # and with adapters, whose terms are added to those of the base
 ROWS_ALIVE = 8  # of the rows that experts exchange, all choices of a device's tokens
+ROWS_ALIVE_TPU = 5.5
+ROUND_ALIVE = 3  # of an expert's width, of the rows of one round
 WIDE_KEPT = 3  # of them in attention's backward pass
 STREAM_ALIVE = 12  # arrays of the residual stream's width in a layer without attention
 MLP_STREAMS = 6  # and beside an mlp, with attention
@@ -355,8 +357,11 @@ def mlp_bytes(layout: Layout) -> float:
         (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in wide if not sent(w)),
         default=0.0,
     )
-    rows = max((w.per_token for w in wide if sent(w)), default=0.0)
-    rows *= ROWS_ALIVE * layout.tokens * layout.work.embed_dim * layout.activation_bytes
+    alive = ROWS_ALIVE_TPU if "tpu" in layout.kernels else ROWS_ALIVE
+    half = ROUND_ALIVE / 2  # a round has room for half of all choices
+    widths = ((w.per_token, alive * w.fan_in + half * w.fan_out) for w in wide if sent(w))
+    rows = max((choices * width for choices, width in widths), default=0.0)
+    rows *= layout.tokens * layout.activation_bytes
     adapted = any(w.adds_to for w in wide)
     streams = MLP_STREAMS if layout.attention else STREAM_ALIVE
     mlp = (WIDE_ALIVE + ADAPTED_ALIVE * adapted) * largest
