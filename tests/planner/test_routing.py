@@ -168,11 +168,12 @@ def test_results_of_experts_are_kept_where_products_are(tmp_path):
         ("train.remat=none", 8, 12.20),
         ("train.remat=dots", 16, 9.02),
         ("train.remat=block", 16, 6.77),
+        ("train.remat=block mesh.expert=8 mesh.fsdp=1", 16, 5.88),
     ],
 )
 def test_memory_is_what_the_compiler_says(words, batch, compiled_gib, tmp_path):
     """Results of experts count, and with `none` the weights that every layer has gathered."""
-    run = run_of(tmp_path, OLMOE[0], words, preset="olmoe-1b-7b", batch=batch)
+    run = run_of(tmp_path, OLMOE[0], *words.split(), preset="olmoe-1b-7b", batch=batch)
     found = Quick.of(run, parse_machine("v5e-8"))
     assert found.memory.peak / 2**30 == pytest.approx(compiled_gib, rel=0.05)
     (layout,) = found.layouts
