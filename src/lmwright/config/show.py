@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import tomli_w
-
 from lmwright.config.fields import to_plain
 from lmwright.config.merge import DEFAULT, Provenance
 from lmwright.config.run import Run
-from lmwright.config.text import Keys, is_tables, join_keys
+from lmwright.config.text import Keys, is_tables, join_keys, literal
 from lmwright.guard.redact import redact_tree
 
 Lines = list[tuple[str, str]]  # of a table, with the origin of each
@@ -48,16 +46,10 @@ def _blocks(table: dict[str, Any], keys: Keys, provenance: Provenance, blocks: l
     block = [(header, "")] if keys else []
     for key, value in table.items():
         if key not in inner:
-            block.append((f"{key} = {_literal(value)}", provenance[(*keys, key)]))
+            block.append((f"{key} = {literal(redact_tree(value))}", provenance[(*keys, key)]))
     if len(block) > bool(keys) or not inner:
         blocks.append(block)
     for key, value in inner.items():
         for place, element in enumerate(value) if is_tables(value) else ((None, value),):
             path = (*keys, key) if place is None else (*keys, key, place)
             _blocks(element, path, provenance, blocks)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return tomli_w.dumps({"v": redact_tree(value)}).removeprefix("v = ").strip()

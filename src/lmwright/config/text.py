@@ -10,6 +10,8 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from lmwright.errors import UserError
 
 Keys = tuple[str | int, ...]
@@ -102,6 +104,15 @@ def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 def is_tables(value: Any) -> bool:
     """True for a list of tables, whose elements have fields of their own."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+
+
+def literal(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 
 def line_of(lines: dict[Keys, int], keys: Keys) -> int | None:

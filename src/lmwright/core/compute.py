@@ -50,7 +50,7 @@ class Remat:
     offloaded: frozenset[str] = frozenset()
     """Names of results kept in the memory of the host."""
     format: Any = None
-    """How block inputs are kept (a format of `core.saves`); as they are if None."""
+    """Format of `core.saves` in which block inputs are kept; as they are if None."""
 
     def keeps(self, name: str) -> bool:
         """True if the backward pass reads the result of this name rather than recomputing it."""

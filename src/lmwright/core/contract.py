@@ -79,7 +79,7 @@ class Work:
     normed: frozenset[str] = frozenset()
     """Own names of the weights whose product a norm takes in, which its backward pass needs."""
     forward_only: bool = False
-    """Whether it is frozen and takes no gradient, as a teacher."""
+    """True for a frozen model, which takes no gradient, as a teacher."""
 
     def flops_per_token(self, per_weight: int = 6, forward_passes: int = 0) -> float:
         """`per_weight` for each matmul weight of a token, 12 N H for each key that a query sees,

@@ -27,9 +27,9 @@ SAME_NUMBERS = ("reshape", "transpose", "squeeze", "expand_dims", "copy")
 def slots_of(
     block: Callable[..., Any], layers: Tree, x: Array, *side: Any, summed: bool
 ) -> list[list[Array]]:
-    """For each leaf of stacked `layers` its slices [1, ...], whose gradients are stacked in the
-    dtype in which `block` makes them: once, not in each pass that reads them, unless they are
-    `summed` over microbatches, which does so by itself."""
+    """Slices [1, ...] of each leaf of stacked `layers`, whose gradients are stacked in the dtype in
+    which `block` makes them: once, not in each pass that reads them, unless they are `summed` over
+    microbatches, which does so by itself."""
     leaves = cast_as_gradients(block, layers, x, *side)
     return [_unstacked(leaf) for leaf in (leaves if summed else joint_gradients(*leaves))]
 

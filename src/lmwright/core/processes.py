@@ -1,5 +1,5 @@
-"""Processes: what those of a run tell each other. All must call a function together; of a run with
-one process, each is free."""
+"""Small values that the processes of a run exchange. All of them must call a function together; in
+a run of one process, each is free."""
 
 import jax
 import numpy as np

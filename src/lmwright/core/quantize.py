@@ -1,4 +1,4 @@
-"""How a frozen matrix is stored: in fewer bits, as a leaf of `core.leaves`."""
+"""Storage of a frozen matrix in fewer bits, as a leaf of `core.leaves`."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ from lmwright.evals.tables import TaskLoss
 from lmwright.objectives.answer_spans import Answer, Spans
 
 SCORES = ("exact_match", "answer_f1")
-"""Of a source, as shares; they are printed in percent, as SQuAD's script gives them."""
+"""Scores of a source, as shares; they are printed in percent, as SQuAD's script gives them."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class AnswerLoss(TaskLoss):
 
 
 class AnswerRowTally(RowTally):
-    """Of held-out questions, whose windows are rows."""
+    """Tally of held-out questions, whose windows are rows."""
 
     def __init__(self, objective: Answer):
         super().__init__(objective)
         self.questions: Sequence[Mapping[str, Any]] = ()
         self.made: list[Context] = []
-        """Of each question."""
+        """Context of each question as tokens, in windows."""
         self.windows: list[tuple[int, int]] = []
         """Question and begin of each document."""
         self.heads: list[int] = []
         """Tokens of each document before its part of the context."""
         self.found: list[list[tuple[int, int, np.ndarray]]] = []
-        """Of each question, the begins and heads of its windows, and their logits."""
+        """Begin, head and logits of each window of each question."""
 
     def batches(self, run: Run, store: TokenStore, source: str, num_rows: int) -> Iterator[Rows]:
         """Rows of the windows of a source's questions, of which as many are taken as

@@ -104,7 +104,7 @@ class ClassLoss(TaskLoss):
 
 
 class ClassRowTally(RowTally):
-    """Of texts that are put into classes."""
+    """Tally of texts that are put into classes."""
 
     def __init__(self, objective: Classify):
         super().__init__(objective)

@@ -35,9 +35,9 @@ class Reader:
     """Encodes texts as a model's training did."""
 
     text_column: ClassVar[str] = "text"
-    """Where texts are unless another column is named."""
+    """Column of the texts unless another one is named."""
     pair_column: ClassVar[str | None] = None
-    """Where their second texts are unless another column is named."""
+    """Column of their second texts unless another one is named."""
 
     def __init__(self, loaded: LoadedModel):
         self.tokenizer = loaded.tokenizer

@@ -93,7 +93,7 @@ class SetLoss(TaskLoss):
 
 
 class SetRowTally(RowTally):
-    """Of texts that may have any number of classes."""
+    """Tally of texts that may have any number of classes."""
 
     def __init__(self, objective: Multilabel):
         super().__init__(objective)

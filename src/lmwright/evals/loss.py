@@ -142,7 +142,7 @@ class RowTally:
 
 
 class TokenRowTally(RowTally):
-    """Of predicted tokens."""
+    """Tally of predicted tokens."""
 
     def __init__(self, objective: Any):
         super().__init__(objective)

@@ -91,7 +91,7 @@ class NumberLoss(TaskLoss):
 
 
 class NumberRowTally(RowTally):
-    """Of texts, or pairs of them, that have a number."""
+    """Tally of texts, or pairs of them, that have a number."""
 
     mean: ClassVar[str] = "mse"
 

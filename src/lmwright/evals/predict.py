@@ -87,7 +87,7 @@ def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array
 
 AnyPredictor = Predictor | WordTags | Questions
 PREDICTORS: Mapping[type, type[AnyPredictor]] = {Answerer: Questions, Tagger: WordTags}
-"""What reads rows for a model, other than a Predictor."""
+"""Classes that read rows for a kind of model that Predictor does not take."""
 
 
 def predict_lines(

@@ -54,12 +54,12 @@ class RelatedLoss(TaskLoss):
 
 
 class RelatedRowTally(RowTally):
-    """Of pairs of texts that belong together."""
+    """Tally of pairs of texts that belong together."""
 
     def __init__(self, objective: Embed):
         super().__init__(objective)
         self.texts: list[Texts] = []
-        """Of each batch, on the host."""
+        """Texts of each batch, on the host."""
 
     @staticmethod
     def measure(model: Model, objective: Embed, w: Tree, batch: Batch, compute: Compute) -> Texts:

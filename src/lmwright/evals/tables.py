@@ -19,7 +19,7 @@ class TaskLoss(SourceLoss):
     """Means over the texts, words, pairs or questions of one source."""
 
     names: ClassVar[tuple[str, ...]]
-    """Of the columns of a table, of which `figures` are those after the loss."""
+    """Names of a table's columns; `figures` fills those after the loss."""
 
     @property
     def perplexity(self) -> None:

@@ -45,7 +45,7 @@ class TagLoss(TaskLoss):
 
 
 class TagRowTally(RowTally):
-    """Of words that have tags."""
+    """Tally of words that have tags."""
 
     def __init__(self, objective: Tag):
         super().__init__(objective)

@@ -174,9 +174,9 @@ class Chip:
     power: Power | None = None
     """None where it is not published."""
     int8_units: bool = False
-    """Whether its matrix units multiply int8 at twice the rate of bfloat16."""
+    """True if its matrix units multiply int8 at twice the rate of bfloat16."""
     strided_rotation: bool = True
-    """Whether it has a rotation that grows from row to row."""
+    """True if it has a rotation that grows from row to row."""
     calibrated: bool = False
     """True if a published run fitted its constants."""
     cloud: CloudNames | None = None

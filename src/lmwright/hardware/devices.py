@@ -54,7 +54,7 @@ def _small(capability: tuple[int, int], cores: int, cache_mib: int, clock_ghz: f
 
 
 SMALL_ECC = int(22.5 * GIB)
-"""What is left of 24 GiB of GDDR6 that corrects errors, as cards in data centers are set."""
+"""Memory left of 24 GiB of GDDR6 that corrects errors, as cards in data centers are set."""
 
 # NVIDIA's CUDA programming guide (compute capabilities), data sheets and white papers
 A100 = Card((8, 0), 108, 64, 2048, 164 * KIB, 40 * MIB, 1.41)

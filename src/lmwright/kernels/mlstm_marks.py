@@ -21,18 +21,18 @@ NEVER = -1e30  # the logarithm of nothing, which may be added to itself
 
 
 class Places(NamedTuple):
-    """Where the tokens of chunks stand, int and bool [B, C, L]."""
+    """Positions of the tokens of chunks in their documents, int and bool [B, C, L]."""
 
     first: Array
     """The first token of the chunk in the document of each."""
     fresh: Array
-    """Whether a document has begun in the chunk, up to each."""
+    """True for a token before which, or with which, a document began in the chunk."""
     age: Array
     """Tokens of its document before each, in all chunks."""
 
 
 def places(ids: Array, size: int) -> Places:
-    """Of segments `ids` [B, T] in chunks of `size`."""
+    """The positions of segments `ids` [B, T] in chunks of `size`."""
     begins = beginnings(documents(ids))
     along = jnp.arange(ids.shape[1])
     started = lax.cummax(jnp.where(begins, along, 0), axis=1)
@@ -122,7 +122,7 @@ class Marks(NamedTuple):
 
 
 def marks(i: Array, scaled: tuple[Array, Array, Array], where: Places) -> Marks:
-    """Of log gates i [B, N, C, L] and what `scales` says of them."""
+    """The rows for log gates i [B, N, C, L], and what `scales` returned for them."""
     total, scale, before = scaled
     fresh, first = where.fresh[:, None], where.first[:, None]
     carried = jnp.exp(jnp.where(fresh, NEVER, total + before - scale))

@@ -278,7 +278,7 @@ def mlstm(
     q: Array, k: Array, v: Array, i: Array, f: Array, ids: Array, chunk_tokens: int,
     *, interpret: Any = False,
 ) -> Array:  # fmt: skip
-    """As `nn.mlstm.mlstm`, which also takes what does not fit; over the mesh that is set."""
+    """mLSTM over the mesh that is set, as `nn.mlstm.mlstm`, which also takes what does not fit."""
     size = min(chunk_tokens, q.shape[1])
     if not fits(q.shape[1], size, q.shape[3], v.shape[3], q.dtype.itemsize):
         return reference.mlstm(q, k, v, i, f, ids, chunk_tokens)

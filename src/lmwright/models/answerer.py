@@ -39,7 +39,7 @@ class Answerer(OverTokens):
         return 2
 
     def note(self) -> dict[str, Any]:
-        """How windows are cut and answers chosen."""
+        """Settings by which windows are cut and answers chosen."""
         own = (field.name for field in fields(self) if field.name != "encoder")
         return {"answers": {name: getattr(self, name) for name in own}}
 

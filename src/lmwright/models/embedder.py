@@ -52,7 +52,7 @@ class Embedder(OverEncoder):
         return min(self.encoder.seq_len, self.max_tokens or self.encoder.seq_len)
 
     def note(self) -> dict[str, Any]:
-        """How vectors are made, and the prompts, if there are any."""
+        """Settings by which vectors are made, and the prompts, if there are any."""
         prompts = {"prompts": dict(self.prompts)} if self.prompts else {}
         return {"pooling": self.pooling, "length": self.length} | prompts
 

@@ -20,17 +20,17 @@ class OverEncoder:
 
     both_ways: ClassVar[bool] = True
     called: ClassVar[str]
-    """What messages call it, with its article."""
+    """Name of such a model in messages, with its article."""
     reads_documents: ClassVar[bool] = True
-    """Whether it is given documents, which its tokenizer begins, ends and cuts as in training."""
+    """True if it is given documents, which its tokenizer begins, ends and cuts as in training."""
     pairs_begin_once: ClassVar[bool] = False
-    """Whether its tokenizer puts what is before a text before the first of two only."""
+    """True if its tokenizer puts what is before a text before the first of two only."""
     task: ClassVar[str] = "fill-mask"
-    """The hub's name of what it does."""
+    """The hub's name of its task."""
     outputs: ClassVar[str] = "logits"
-    """What `compared` gives."""
+    """Name of what `compared` returns."""
     saves_head: ClassVar[bool] = False
-    """Whether adapters train its head whole."""
+    """True if adapters train its head whole."""
 
     @property
     def kind(self) -> str:

@@ -116,9 +116,9 @@ class Xlstm(Recurrent):
     """Tokens that meet each other by products of matrices; between chunks goes a memory. The
     results do not depend on it, but time and memory do."""
     gate_soft_cap: Positive = 15.0
-    """What goes into input and forget gates stays between plus and minus this."""
+    """Bound on the magnitude of what goes into input and forget gates."""
     logits_soft_cap: Positive | None = 30.0  # type: ignore[misc]
-    """Logits stay between plus and minus this."""
+    """Bound on the magnitude of logits."""
     norm_eps: Positive = 1e-6
     mlp: GatedMlp = "swiglu"
     """Gate of the feed-forward."""

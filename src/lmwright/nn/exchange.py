@@ -23,6 +23,7 @@ from jax import Array, lax
 
 from lmwright.core.compute import LANES
 from lmwright.core.param import Tree
+from lmwright.core.sharding import platform
 
 AXIS = "expert"
 SCOPE = re.compile(r"rounds_(\d+)_(\d+)")
@@ -87,7 +88,7 @@ def apply_experts(
 
 
 def _is_ragged() -> bool:
-    return jax.sharding.get_abstract_mesh().abstract_device.platform == "tpu"
+    return platform() == "tpu"
 
 
 def _by_share(y: Array, shares: Array) -> Array:
@@ -109,7 +110,7 @@ class Here:
 
     @classmethod
     def of(cls, ids: Array, num_experts: int) -> "Here":
-        """As `apply_experts`."""
+        """The choices ids [N, k], as `apply_experts` takes them."""
         order, place = _sorted(ids.reshape(-1))
         chosen = ids[..., None] == jnp.arange(num_experts)
         return cls(order, place.reshape(ids.shape), jnp.sum(chosen, (0, 1), dtype=jnp.int32))
@@ -130,7 +131,7 @@ class Way:
 
     @classmethod
     def of(cls, ids: Array, num_experts: int, ways: int) -> "Way":
-        """As `apply_experts`."""
+        """The way of choices ids [N, k] to `ways` devices, as `apply_experts` takes them."""
         here = Here.of(ids, num_experts)
         counts = here.counts.reshape(ways, -1)
         sent = jnp.sum(counts, axis=1)
@@ -218,7 +219,7 @@ class Round:
 
 
 def _starts(sizes: Array) -> Array:
-    """Where groups of these sizes begin that lie one after the other."""
+    """Starts of groups of these sizes that lie one after the other."""
     return jnp.cumsum(sizes) - sizes
 
 

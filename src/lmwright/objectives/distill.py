@@ -145,7 +145,7 @@ def student_of(w: Tree) -> Tree:
 
 
 class _HeldOut(Distill):
-    """As held-out rows are measured."""
+    """`Distill` as measured on held-out rows, by the text alone."""
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums of the student's cross-entropy."""

@@ -225,7 +225,7 @@ class _HeldOut(Rtd):
 
 
 class _OfGenerator(Rtd):
-    """Whose generator is exported."""
+    """`Rtd` whose generator is exported."""
 
     def exported(self, model: Model, w: Tree) -> tuple[Model, Tree]:
         """The generator, with its head over the vocabulary."""

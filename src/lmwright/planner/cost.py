@@ -61,7 +61,7 @@ class RunCost:
     tokens: int
     hours: float
     unit: str
-    """What `chips` counts: chip, GPU or core."""
+    """Unit that `chips` counts: chip, GPU or core."""
     chips: int
     chip_hours: float
     usd_per_chip_hour: float | None

@@ -36,7 +36,7 @@ class Entry:
     """A candidate, and the compiler's word on it where it was asked."""
 
     candidate: Candidate
-    """With the memory of a compiler that was asked about GPUs."""
+    """The candidate; with the compiler's memory where that was asked about GPUs."""
     report: Report | None = None
     """The answer of a compiler that was asked about TPUs."""
     failure: str = ""

@@ -65,7 +65,7 @@ def host_lines(host_bytes: float, memory_bytes: float | None) -> list[str]:
 
 
 def saves_text(train: Train) -> str:
-    """How a run stores what its backward pass reads, as text."""
+    """Settings by which a run stores what its backward pass reads, as text."""
     inputs = train.block_inputs
     fewer = "" if inputs == "exact" else f", block inputs in {inputs}, which changes gradients"
     return f"remat {train.fixed_remat}{fewer}"

@@ -55,7 +55,7 @@ class DistillTraining(Training[Any]):
 
     @cached_property
     def storages(self) -> dict[str, Storage]:
-        """How each weight of the teacher is kept: matrices in the precision of their products."""
+        """Storage of each weight of the teacher: matrices in the precision of their products."""
         return {path: self._storage(param) for path, param in walk(self.teacher_spec)}
 
     def _storage(self, param: Param) -> Storage:

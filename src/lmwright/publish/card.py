@@ -39,7 +39,7 @@ class Listing:
     license_link: str | None = None
     base_model: str | None = None
     relation: Relation | None = None
-    """How this model was made from the base model."""
+    """The hub's word for how this model was made from the base model."""
     datasets: tuple[str, ...] = ()
     """Names on the hub."""
     languages: tuple[str, ...] = ()

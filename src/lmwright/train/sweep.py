@@ -20,11 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import tomli_w
-
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
-from lmwright.config.text import read_toml
+from lmwright.config.text import literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
 from lmwright.storage.mirror import mirror_folder, place_in
@@ -64,7 +62,7 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
     for label, fields in _combinations(path, table):
         if label in by_label:
             raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
-        words = [f"{key}={_literal(value)}" for key, value in fields.items()]
+        words = [f"{key}={literal(value)}" for key, value in fields.items()]
         own = [f"name={base.name}-{label}", f"dir={place_in(base.dir, label)}"]
         by_label[label] = Member(label, load_base(path, [*overrides, *words, *own]))
     return list(by_label.values())
@@ -105,12 +103,6 @@ def _label(fields: dict[str, Any]) -> str:
 def _plain(text: str) -> str:
     """Text that is suitable as the name of a folder."""
     return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, dict):  # which tomli_w would write on lines of its own
-        return "{" + ", ".join(f"{key} = {_literal(each)}" for key, each in value.items()) + "}"
-    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 
 def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:

@@ -14,7 +14,7 @@ from lmwright.models.hf.pairs import Derived, Json
 DOCUMENTS, ANSWERS = "ForSequenceClassification", "ForQuestionAnswering"
 TASK = "question-answering"
 USUAL = {"max_seq_len": 384, "doc_stride": 128, "max_answer_len": 30}
-"""Where config.json is silent, as in transformers' example for SQuAD."""
+"""Settings where config.json has none, as in transformers' example for SQuAD."""
 
 
 def _read_settings(config: Json, fields: Json, where: str) -> Json:

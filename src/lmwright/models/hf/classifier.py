@@ -8,7 +8,7 @@ from lmwright.models.hf.over import Over, read_labels, refuse_few, write_labels
 from lmwright.models.hf.pairs import Derived, Json
 
 PROBLEMS = {"one": "single_label_classification", "any": "multi_label_classification"}
-"""What transformers calls how many of the classes a text has."""
+"""transformers' words for how many of the classes a text has."""
 IDENTITY = "torch.nn.modules.linear.Identity"
 
 

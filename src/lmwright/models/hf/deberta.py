@@ -31,7 +31,7 @@ MEANS: dict[str, tuple[Any, str]] = {
     "type_vocab_size": (0, "types of tokens"),
     "conv_kernel_size": (0, "a convolution"),
 }
-"""What DeBERTa-v3 has, and what v2 has where it has it otherwise."""
+"""Value that DeBERTa-v3 has, and what a model of v2 has that says otherwise."""
 V3 = "{{key}} = {{said}}, {}, is not computed, only {{value}} as in DeBERTa-v3"
 OTHER = "is not computed, only what DeBERTa-v3 has there"
 

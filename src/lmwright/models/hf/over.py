@@ -20,7 +20,7 @@ class Over:
     weights: Callable[[Any], dict[str, str]]
     """Names of the weights over an encoder with this table."""
     pairs: tuple[Pair, ...] = ()
-    """Of its own settings; the encoder itself is among the fields that are given to them."""
+    """Pairs of its own settings; the encoder is among the fields that are given to them."""
     unless: str = ""
     """Key of config.json with which it is of another form."""
 

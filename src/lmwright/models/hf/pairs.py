@@ -37,9 +37,9 @@ class Words:
     values: Mapping[str, Any]
     """Their name of each of our values."""
     usual: Any = False
-    """Where the key is absent."""
+    """Value where the key is absent."""
     null: Any = False
-    """Where it is null."""
+    """Value where it is null."""
 
     def read(self, config: Json, _: Json, where: str) -> Json:
         """Our value. Raises UserError for an unsupported one."""

@@ -34,7 +34,7 @@ LLADA_ONLY: Json = {
         False,
     ),
 }  # fmt: skip
-"""What the released models say, and all that is read."""
+"""Settings of the released models, and the only ones that are read."""
 
 
 def without_remote_code(config: Json, where: str) -> Json:

@@ -17,7 +17,7 @@ from lmwright.models.hf.pairs import ACT, HEAD, Json, Pair, refuse_number
 from lmwright.models.hf.rope import ROPE
 
 ENDS = {"": "weight", "_bias": "bias"}
-"""Of names of a layer's weights, ours and theirs."""
+"""Ends of the names of a layer's weights, theirs by ours."""
 WEIGHTS = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -54,7 +54,7 @@ class ClassifierForm:
 
     architecture: str
     pooling: str
-    """What transformers takes where config.json does not say `classifier_pooling`."""
+    """transformers' choice where config.json does not say `classifier_pooling`."""
     dense: str = ""
     """Name of the dense layer that its encoder does not have."""
 
@@ -92,13 +92,13 @@ class Table:
     keys: ClassVar[dict[str, str]] = KEYS
     optional: ClassVar[dict[str, str]] = {}
     pairs: ClassVar[tuple[Pair, ...]] = (ACT, HEAD, ROPE)
-    """In the order in which they are read and written."""
+    """Fields that are read and written by functions, in this order."""
     quantized: ClassVar[bool] = False
-    """Whether a pair reads `quantization_config`, which is refused otherwise."""
+    """True if a pair reads `quantization_config`, which is refused otherwise."""
     defaults: ClassVar[Json] = {}
-    """What transformers fills in where config.json is silent."""
+    """Values that transformers fills in where config.json has none."""
     own_defaults: ClassVar[dict[str, Json]] = {}
-    """The same, of single architectures."""
+    """Such values of single architectures."""
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (902, 5.27, 0.599),
     },
 }
-"""By generation and kernel (a, b, c): cycles of one core for a chunk of L tokens are
+"""Cycles of one core for a chunk of L tokens, by generation and kernel: (a, b, c) stands for
 a + b L^2 / 1000 + c times the least."""
 
 
