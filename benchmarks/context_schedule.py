@@ -30,6 +30,7 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
     from jax import lax
 
     from lmwright.core.sharding import by_shard
+    from lmwright.kernels import online_softmax
     from lmwright.kernels import ring_attention as ring
     from lmwright.nn.intervals import causal
 
@@ -46,24 +47,22 @@ def ring_in_order(q: Any, k: Any, v: Any, ids: Any, scoring: Any) -> Any:
         def step(carry: Any, turn: Any) -> Any:
             kv, sums = carry
             keys = (*kv, (rank - turn) % ways * size)
-            return (rotated(kv), ring.softmax_sums(scoring, queries, keys, sums)), None
+            return (rotated(kv), online_softmax.softmax_sums(scoring, queries, keys, sums)), None
 
-        zeros = jnp.zeros(q.shape, jnp.float32)
-        none = (zeros, zeros[..., 0] + ring.MASKED, zeros[..., 0])
-        (_, (out, top, total)), _ = lax.scan(step, ((k, v), none), jnp.arange(ways))
-        out = (out / total[..., None]).astype(q.dtype)
-        return out, (q, k, v, seen, out, top + jnp.log(total))
+        none = online_softmax.no_sums(q.shape)
+        (_, sums), _ = lax.scan(step, ((k, v), none), jnp.arange(ways))
+        out, log_sums = online_softmax.finished(sums, q.dtype)
+        return out, (q, k, v, seen, out, log_sums)
 
     def backward(residuals: Any, g: Any) -> Any:
         q, k, v, seen, out, log_sums = residuals
         rank, size = lax.axis_index(ring.AXIS), k.shape[1]
-        inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-        queries = (q, g, inner, log_sums, seen)
+        queries = (q, g, online_softmax.along(out, g), log_sums, seen)
 
         def step(carry: Any, turn: Any) -> Any:
             kv, dq, dkv = carry
             keys = (*kv, (rank - turn) % ways * size)
-            new_dq, *new = ring.pair_gradients(scoring, queries, keys)
+            new_dq, *new = online_softmax.pair_gradients(scoring, queries, keys)
             dkv = [a + b for a, b in zip(dkv, new, strict=True)]
             return (rotated(kv), dq + new_dq, rotated(dkv)), None
 

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 from lmwright.core.sharding import AXES, device_kind, platform
 from lmwright.kernels import (
     all_to_all_attention,
+    online_softmax,
     ring_attention,
     tpu_attention,
     tpu_window_attention,
@@ -53,7 +54,7 @@ def compare(fn, mesh, shape, **masks):
     ],
 )
 def test_ring_equals_the_reference(sizes, shape, queries, masks, monkeypatch):
-    monkeypatch.setattr(ring_attention, "QUERIES", queries)
+    monkeypatch.setattr(online_softmax, "QUERIES", queries)
     compare(ring_attention.causal_attention, mesh_of(**sizes), shape, **masks)
 
 
@@ -69,7 +70,7 @@ def test_ring_equals_the_reference(sizes, shape, queries, masks, monkeypatch):
     ],
 )
 def test_windows_take_what_is_before_them(sizes, shape, queries, masks, monkeypatch):
-    monkeypatch.setattr(ring_attention, "QUERIES", queries)
+    monkeypatch.setattr(online_softmax, "QUERIES", queries)
     fn = partial(window_attention.causal_attention, window_attention.attend)
     compare(fn, mesh_of(**sizes), shape, **masks)
 
@@ -139,7 +140,7 @@ def test_chunks_go_where_the_work_is_even(ways):
 
 
 def test_memory_is_linear_in_the_tokens(monkeypatch):
-    monkeypatch.setattr(ring_attention, "QUERIES", 32)
+    monkeypatch.setattr(online_softmax, "QUERIES", 32)
 
     def temporaries(t):
         q, k, v, ids, g = problem(1, t, 4, 2, 8)

@@ -20,12 +20,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION, Compute
+from lmwright.core.compute import Compute
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import ring_attention, select
-from lmwright.nn.attention import MASKED, Scoring
+from lmwright.kernels import select
+from lmwright.kernels.online_softmax import (
+    along,
+    finished,
+    grouped,
+    named,
+    no_sums,
+    pair_gradients,
+    softmax_sums,
+    ungrouped,
+)
+from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import (
     Interval,
     Reach,
@@ -122,7 +131,7 @@ def _joint_fwd(program: _Program, q: Array, parts: tuple[Any, ...]):
     log_sums = jnp.logaddexp(*(sums for _, sums in results))  # each sees its own block at least
     shares = [jnp.exp(sums - log_sums)[..., None] * out for out, sums in results]
     out = sum(shares).astype(q.dtype)  # type: ignore[union-attr]
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    out, log_sums = named(out, log_sums)
     return out, (q, parts, out, log_sums)
 
 
@@ -141,34 +150,20 @@ def _joint_bwd(program: _Program, residuals: tuple[Any, ...], g: Array):
 _joint.defvjp(_joint_fwd, _joint_bwd)
 
 
-def _grouped(a: Array, kv_heads: int) -> Array:
-    """[B, T, K G, ...] to [B, K, G, T, ...]."""
-    b, t, n, *rest = a.shape
-    return jnp.moveaxis(a.reshape(b, t, kv_heads, n // kv_heads, *rest), 1, 3)
-
-
-def _ungrouped(a: Array) -> Array:
-    """The inverse of `_grouped`."""
-    b, kv_heads, g, t, *rest = a.shape
-    return jnp.moveaxis(a, 3, 1).reshape(b, t, kv_heads * g, *rest)
-
-
 def _forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-    grouped = _grouped(q * scoring.scale, k.shape[2])
-    zeros = jnp.zeros(grouped.shape, jnp.float32)
-    none = (zeros, jnp.full(grouped.shape[:-1], MASKED, jnp.float32), zeros[..., 0])
-    out, top, total = ring_attention.softmax_sums(scoring, (grouped, seen), (k, v, 0), none)
-    return _ungrouped(out / total[..., None]), _ungrouped(top + jnp.log(total))
+    scaled = grouped(q * scoring.scale, k.shape[2])
+    sums = softmax_sums(scoring, (scaled, seen), (k, v, 0), no_sums(scaled.shape))
+    out, log_sums = finished(sums, jnp.float32)
+    return ungrouped(out), ungrouped(log_sums)
 
 
 def _backward(
     scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
     log_sums: Array, g: Array,
 ):  # fmt: skip
-    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-    arrays = (_grouped(a, k.shape[2]) for a in (q, g.astype(q.dtype), inner, log_sums))
-    dq, dk, dv = ring_attention.pair_gradients(scoring, (*arrays, seen), (k, v, 0))
-    return _ungrouped(dq), dk, dv
+    arrays = (grouped(a, k.shape[2]) for a in (q, g.astype(q.dtype), along(out, g), log_sums))
+    dq, dk, dv = pair_gradients(scoring, (*arrays, seen), (k, v, 0))
+    return ungrouped(dq), dk, dv
 
 
 def _cpu_forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):

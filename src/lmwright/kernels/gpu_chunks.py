@@ -15,11 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION
-from lmwright.kernels.ring_attention import pair_gradients, softmax_sums
-from lmwright.nn.attention import MASKED, Scoring
+from lmwright.kernels.online_softmax import (
+    along,
+    finished,
+    grouped,
+    named,
+    no_sums,
+    pair_gradients,
+    softmax_sums,
+    ungrouped,
+)
+from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach, zero_unseen
 
 MIN_CHUNK = 512  # queries
@@ -31,10 +38,7 @@ def attention(
 ) -> Array:
     """Attention over intervals that all lie within `reach`, as `nn.intervals.attention`, of one
     device's own rows."""
-    b, t, n, h = q.shape
-    grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)  # [B, K, G, T, H]
-    out = _attention(scoring, reach, grouped, k, v, seen)
-    out = jnp.moveaxis(out, 3, 1).reshape(b, t, n, h)
+    out = ungrouped(_attention(scoring, reach, grouped(q, k.shape[2]), k, v, seen))
     return out if reach.exact else zero_unseen(out, seen)
 
 
@@ -55,23 +59,19 @@ def _chunks(reach: Reach, length: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-    outs, log_sums = [], []
+    parts = []
     for at, keys in _chunks(reach, q.shape[3]):
         some, places = q[:, :, :, at] * scoring.scale, Interval(seen.start[:, at], seen.end[:, at])
-        zeros = jnp.zeros(some.shape, jnp.float32)
-        none = (zeros, jnp.full(some.shape[:-1], MASKED, jnp.float32), zeros[..., 0])
         some_keys = (k[:, keys], v[:, keys], keys.start)
-        out, top, total = softmax_sums(scoring, (some, places), some_keys, none)
-        outs.append((out / total[..., None]).astype(q.dtype))
-        log_sums.append(top + jnp.log(total))
-    out, sums = (jnp.concatenate(parts, axis=3) for parts in (outs, log_sums))
-    out, sums = (checkpoint_name(a, ATTENTION) for a in (out, sums))
-    return out, (q, k, v, seen, out, sums)
+        sums = softmax_sums(scoring, (some, places), some_keys, no_sums(some.shape))
+        parts.append(finished(sums, q.dtype))
+    out, log_sums = named(*(jnp.concatenate(a, axis=3) for a in zip(*parts, strict=True)))
+    return out, (q, k, v, seen, out, log_sums)
 
 
 def _backward(scoring: Scoring, reach: Reach, residuals: tuple[Any, ...], g: Array):
     q, k, v, seen, out, log_sums = residuals
-    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
+    inner = along(out, g)
     g = g.astype(q.dtype)
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for at, keys in _chunks(reach, q.shape[3]):

@@ -6,7 +6,7 @@
     reach of all            d1: kv 1, kv 2, kv 3, kv 0
 
 Tokens stay in their order: both ways, every device has the same work. Chunks are computed whole,
-as in `ring_attention`, whose softmax and gradients these are.
+as in `ring_attention`.
 """
 
 from functools import partial
@@ -15,14 +15,21 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import ring_attention
-from lmwright.kernels.ring_attention import AXIS
-from lmwright.nn.attention import MASKED, Scoring
+from lmwright.kernels.online_softmax import (
+    along,
+    finished,
+    grouped,
+    named,
+    no_sums,
+    pair_gradients,
+    softmax_sums,
+    ungrouped,
+)
+from lmwright.kernels.ring_attention import AXIS, rotated
+from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach, zero_unseen
 
 
@@ -46,7 +53,7 @@ class _Ring(NamedTuple):
 
     def shifted(self, by: int, tree: Tree) -> Tree:
         """Arrays of the device that is `by` before this one."""
-        return ring_attention.rotated(self.ways, tree, by) if by else tree
+        return rotated(self.ways, tree, by) if by else tree
 
     def owner(self, step: Array) -> Array:
         """The device whose keys this one holds in a step."""
@@ -66,9 +73,7 @@ def attention(
 
 def _local(ring: _Ring, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
     """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; seen [B, t] with t = T / ways."""
-    b, t, n, h = q.shape
-    grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)
-    return jnp.moveaxis(_attend(ring, scoring, grouped, k, v, seen), 3, 1).reshape(b, t, n, h)
+    return ungrouped(_attend(ring, scoring, grouped(q, k.shape[2]), k, v, seen))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -84,29 +89,22 @@ def _forward(ring: _Ring, scoring: Scoring, q: Array, k: Array, v: Array, seen: 
     def body(carry, step: Array):
         kv, sums = carry
         keys = (*kv, ring.owner(step) * size)
-        return (
-            ring.shifted(-1, kv),
-            ring_attention.softmax_sums(scoring, queries, keys, sums),
-        ), None
+        return (ring.shifted(-1, kv), softmax_sums(scoring, queries, keys, sums)), None
 
-    zeros = jnp.zeros(q.shape, jnp.float32)
-    none = (zeros, jnp.full(q.shape[:-1], MASKED, jnp.float32), zeros[..., 0])
-    start = (ring.shifted(ring.first, (k, v)), none)
-    (_, (out, top, total)), _ = lax.scan(body, start, jnp.arange(ring.count))
-    out, log_sums = (out / total[..., None]).astype(q.dtype), top + jnp.log(total)
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    start = (ring.shifted(ring.first, (k, v)), no_sums(q.shape))
+    (_, sums), _ = lax.scan(body, start, jnp.arange(ring.count))
+    out, log_sums = named(*finished(sums, q.dtype))
     return out, (q, k, v, seen, out, log_sums)
 
 
 def _backward(ring: _Ring, scoring: Scoring, residuals: tuple, g: Array):
     q, k, v, seen, out, log_sums = residuals
-    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
-    queries, size = (q, g.astype(q.dtype), inner, log_sums, seen), k.shape[1]
+    queries, size = (q, g.astype(q.dtype), along(out, g), log_sums, seen), k.shape[1]
 
     def body(carry, step: Array):
         kv, dq, dkv = carry
         keys = (*kv, ring.owner(step) * size)
-        new_dq, *new = ring_attention.pair_gradients(scoring, queries, keys)
+        new_dq, *new = pair_gradients(scoring, queries, keys)
         dkv = jax.tree.map(jnp.add, dkv, tuple(new))
         return (ring.shifted(-1, kv), dq + new_dq, ring.shifted(-1, dkv)), None
 

@@ -18,22 +18,20 @@ gradients of keys and values, so memory is linear in the tokens. Which keys a qu
 interval of places in the row (`nn.intervals`), found from the segment ids of all devices.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
-from lmwright.nn.attention import MASKED, Scoring
+from lmwright.kernels.online_softmax import QUERIES as QUERIES
+from lmwright.kernels.online_softmax import along, named, no_sums, pair_gradients, softmax_sums
+from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, causal
 
 AXIS = "context"
-QUERIES = 512  # of a chunk whose scores exist at once
 
 
 def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
@@ -103,66 +101,6 @@ def _pick(low: Array, tree: Tree) -> Tree:
     return jax.tree.map(lambda a: jnp.where(low, a[0], a[1]), tree)
 
 
-def scores_of(
-    scoring: Scoring, q: Array, k: Array, seen: Interval, k_start: Array | int
-) -> tuple[Array, Array | None]:
-    """Masked float32 scores [B, K, G, t, s] of scaled queries [B, K, G, t, H], which see the places
-    `seen` [B, t], for keys that begin at `k_start`; and the derivative of the soft cap (None
-    without one)."""
-    scores = jnp.einsum("bkgth,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
-    scores, slope = scoring.capped_with_slope(scores)
-    here = jax.tree.map(lambda a: a - k_start, seen)
-    return jnp.where(here.mask(k.shape[1])[:, None, None], scores, MASKED), slope
-
-
-def _in_pieces(fn, queries: tuple[Array, ...], seen: Interval):
-    """`fn(queries, seen)` on a few queries at a time. Arrays of `queries` and the first
-    result have them on axis 3; other results are summed."""
-    t = seen.start.shape[1]
-    size = next(c for c in range(min(QUERIES, t), 0, -1) if t % c == 0)
-    if size == t:
-        return fn(queries, seen)
-
-    def cut(axis: int, a: Array) -> Array:
-        shape = (*a.shape[:axis], t // size, size, *a.shape[axis + 1 :])
-        return jnp.moveaxis(a.reshape(shape), axis, 0)
-
-    def body(sums, piece):
-        parts, *new = fn(*piece)
-        return jax.tree.map(jnp.add, sums, tuple(new)), parts
-
-    pieces = (jax.tree.map(partial(cut, 3), queries), jax.tree.map(partial(cut, 1), seen))
-    shapes = jax.eval_shape(fn, *jax.tree.map(lambda a: a[0], pieces))[1:]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    sums, parts = lax.scan(body, zeros, pieces)
-    return jax.tree.map(joined, parts), *sums
-
-
-def joined(a: Array) -> Array:
-    """Pieces of queries [C, B, K, G, t, ...], one after the other, joined to [B, K, G, C t,
-    ...]."""
-    return jnp.moveaxis(a, 0, 3).reshape(*a.shape[1:4], -1, *a.shape[5:])
-
-
-def softmax_sums(scoring: Scoring, queries: tuple, keys: tuple, sums: tuple) -> tuple:
-    """Online softmax: (out, top, total) after one more chunk (k, v, start) of keys."""
-    q, seen = queries
-    k, v, k_start = keys
-
-    def some(queries, seen):
-        q, out, top, total = queries
-        scores, _ = scores_of(scoring, q, k, seen, k_start)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-        probs = jnp.exp(scores - new_top[..., None])
-        keep = jnp.exp(top - new_top)
-        new = jnp.einsum("bkgts,bskh->bkgth", probs.astype(v.dtype), v,
-                         preferred_element_type=jnp.float32)  # fmt: skip
-        total = total * keep + jnp.sum(probs, axis=-1)
-        return ((out * keep[..., None] + new, new_top, total),)
-
-    return _in_pieces(some, (q, *sums), seen)[0]
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
     """Attention of q [2, B, K, G, t, H] to k, v [2, B, t, K, H] within seen [2, B, t]: low and high
@@ -175,9 +113,7 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
     queries = (q * scoring.scale, seen)
     mine = (k, v, _starts(ways, rank, size))
 
-    shape = q.shape[1:-1]
-    zeros = jnp.zeros((*shape, q.shape[-1]), jnp.float32)
-    none = (zeros, jnp.full(shape, MASKED, jnp.float32), zeros[..., 0])
+    none = no_sums(q.shape[1:])
     low = softmax_sums(scoring, _at(0, queries), _at(0, mine), none)
     high = softmax_sums(scoring, _at(1, queries), _at(0, mine), none)
     high = softmax_sums(scoring, _at(1, queries), _at(1, mine), high)
@@ -197,45 +133,14 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
     (_, *sums), _ = lax.scan(body, start, jnp.arange(1, ways))
     out = jnp.stack([out / total[..., None] for out, _, total in sums]).astype(q.dtype)
     log_sums = jnp.stack([top + jnp.log(total) for _, top, total in sums])
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    out, log_sums = named(out, log_sums)
     return out, (q, k, v, seen, out, log_sums)
-
-
-def pair_gradients(scoring: Scoring, queries: tuple, keys: tuple) -> tuple[Array, Array, Array]:
-    """(dq, dk, dv) in float32 of one pair of chunks."""
-    *arrays, seen = queries
-
-    def some(arrays, seen):
-        dq, dk, dv = gradients_of(scoring, arrays, seen, keys)
-        return (dq,), dk, dv
-
-    (dq,), dk, dv = _in_pieces(some, tuple(arrays), seen)
-    return dq, dk, dv
-
-
-def gradients_of(
-    scoring: Scoring, arrays: Sequence[Array], seen: Interval, keys: tuple
-) -> tuple[Array, Array, Array]:
-    """Float32 (dq, dk, dv) of `arrays`: q and the result's gradient [B, K, G, t, H], the products
-    of result and gradient and the logs of the softmax sums [B, K, G, t]; `keys` are (k, v,
-    start)."""
-    q, g, inner, log_sums = arrays
-    k, v, k_start = keys
-    scores, slope = scores_of(scoring, q * scoring.scale, k, seen, k_start)
-    probs = jnp.exp(scores - log_sums[..., None])
-    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    dv = wide("bkgts,bkgth->bskh", probs.astype(g.dtype), g)
-    dprobs = wide("bkgth,bskh->bkgts", g, v)
-    dscores = probs * (dprobs - inner[..., None]) * scoring.scale
-    dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
-    dq = wide("bkgts,bskh->bkgth", dscores, k)
-    return dq, wide("bkgts,bkgth->bskh", dscores, q), dv
 
 
 def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
     q, k, v, seen, out, log_sums = residuals
     rank, size = lax.axis_index(AXIS), k.shape[2]
-    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
+    inner = along(out, g)
     queries = (q, g.astype(q.dtype), inner, log_sums, seen)
     mine = (k, v, _starts(ways, rank, size))
 

@@ -17,12 +17,12 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION, LANES
+from lmwright.core.compute import LANES
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
-from lmwright.kernels import ring_attention
+from lmwright.kernels import online_softmax, ring_attention
+from lmwright.kernels.online_softmax import along, finished, grouped, named, ungrouped
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, causal
 
@@ -78,11 +78,8 @@ def _before(ways: int, size: int, a: Array) -> Array:
 def attend(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
     """Causal attention with a window for the last t of s + t tokens: q [B, t, N, H]; k, v [B, s +
     t, K, H], ids [B, s + t]. Scores of few queries exist at once."""
-    b, t, n, h = q.shape
-    grouped = jnp.moveaxis(q.reshape(b, t, k.shape[2], -1, h), 1, 3)
-    seen = jax.tree.map(lambda a: a[:, -t:], causal(segment_ids, scoring.window))
-    out = _pieces(scoring, grouped, k, v, seen)
-    return jnp.moveaxis(out, 3, 1).reshape(b, t, n, h)
+    seen = jax.tree.map(lambda a: a[:, -q.shape[1] :], causal(segment_ids, scoring.window))
+    return ungrouped(_pieces(scoring, grouped(q, k.shape[2]), k, v, seen))
 
 
 class _Pieces(NamedTuple):
@@ -95,7 +92,7 @@ class _Pieces(NamedTuple):
     @classmethod
     def of(cls, seen: Interval, k: Array) -> Self:
         t = seen.start.shape[1]
-        size = next(c for c in range(min(ring_attention.QUERIES, t), 0, -1) if t % c == 0)
+        size = next(c for c in range(min(online_softmax.QUERIES, t), 0, -1) if t % c == 0)
         return cls(size, size + k.shape[1] - t, size * jnp.arange(t // size))
 
     def of_queries(self, start: Array, tree: Tree, axis: int = 3) -> Tree:
@@ -119,37 +116,37 @@ def _forward(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval):
         some_q = pieces.of_queries(start, q * scoring.scale)
         some_k, some_v = pieces.of_keys(start, k, v)
         here = pieces.of_queries(start, seen, axis=1)
-        scores, _ = ring_attention.scores_of(scoring, some_q, some_k, here, start)
+        scores, _ = online_softmax.scores_of(scoring, some_q, some_k, here, start)
         top = jnp.max(scores, axis=-1)
         probs = jnp.exp(scores - top[..., None])
         total = jnp.sum(probs, axis=-1)
         out = jnp.einsum(
             "bkgts,bskh->bkgth", probs.astype(v.dtype), some_v, preferred_element_type=jnp.float32
         )
-        return (out / total[..., None]).astype(q.dtype), top + jnp.log(total)
+        return finished((out, top, total), q.dtype)
 
-    out, log_sums = (ring_attention.joined(a) for a in lax.map(piece, pieces.starts))
-    out, log_sums = (checkpoint_name(a, ATTENTION) for a in (out, log_sums))
+    out, log_sums = (online_softmax.joined(a) for a in lax.map(piece, pieces.starts))
+    out, log_sums = named(out, log_sums)
     return out, (q, k, v, seen, out, log_sums)
 
 
 def _backward(scoring: Scoring, residuals: tuple, g: Array):
     q, k, v, seen, out, log_sums = residuals
-    inner = jnp.sum(out.astype(jnp.float32) * g.astype(jnp.float32), axis=-1)
+    inner = along(out, g)
     pieces = _Pieces.of(seen, k)
 
     def piece(sums: tuple[Array, ...], start: Array) -> tuple[tuple[Array, ...], Array]:
         arrays = pieces.of_queries(start, (q, g.astype(q.dtype), inner, log_sums))
         here = pieces.of_queries(start, seen, axis=1)
         keys = (*pieces.of_keys(start, k, v), start)
-        dq, *new = ring_attention.gradients_of(scoring, arrays, here, keys)
+        dq, *new = online_softmax.gradients_of(scoring, arrays, here, keys)
         added = map(jnp.add, pieces.of_keys(start, *sums), new)
         put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
         return tuple(put(a, b) for a, b in zip(sums, added, strict=True)), dq
 
     zeros = jnp.zeros(k.shape, jnp.float32)
     (dk, dv), dq = lax.scan(piece, (zeros, zeros), pieces.starts)
-    dq = ring_attention.joined(dq).astype(q.dtype)
+    dq = online_softmax.joined(dq).astype(q.dtype)
     return dq, dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
