@@ -8,8 +8,9 @@ import pytest
 from lmwright.config.run import Limits
 from lmwright.report.goodput import goodput, ledger, parse_sessions
 from lmwright.report.html import write_report
+from lmwright.report.ledger import LEDGER
 from lmwright.report.paid import VARIABLE, paid, parse_facts
-from lmwright.train.budget import LEDGER, Budget
+from lmwright.train.budget import Budget
 from tests.report.run_folder import write_run
 
 HOUR = 3600.0

@@ -14,8 +14,9 @@ import pytest
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Limits
 from lmwright.formats.weights import load_run_weights
+from lmwright.report.ledger import LEDGER
 from lmwright.train import compiled, session
-from lmwright.train.budget import LEDGER, Budget, read_ledger
+from lmwright.train.budget import Budget, read_ledger
 from lmwright.train.command import describe_stop
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 from tests.resume.small_runs import in_dir, train_in_process

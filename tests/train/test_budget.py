@@ -9,7 +9,8 @@ import pytest
 from lmwright.config.run import Limits
 from lmwright.planner.sessions import Pace, course, fits, session_limit_s, steps_that_fit
 from lmwright.report.goodput import goodput, parse_sessions
-from lmwright.train.budget import LEDGER, Budget, read_ledger
+from lmwright.report.ledger import LEDGER
+from lmwright.train.budget import Budget, read_ledger
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
 

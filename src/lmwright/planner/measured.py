@@ -13,7 +13,6 @@ from typing import Any
 
 from lmwright.config.run import UNCHOSEN, Run
 from lmwright.core.compute import REMATS
-from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.devices import chip_of, gpu_name
@@ -33,6 +32,7 @@ from lmwright.planner.sessions import assumed_save_s
 from lmwright.planner.units import memory_size, short_duration
 from lmwright.program.length import completed
 from lmwright.program.plan import resolve
+from lmwright.report.ledger import usual_save_s
 from lmwright.report.profile import newest_profile, seconds_by_instruction
 from lmwright.report.read import RunRecord, read_run
 
@@ -94,7 +94,7 @@ def measured(record: RunRecord) -> Measured:
         memory_bytes=None if memory is None else max(memory.values),
         compile_s=_median(compiles, "seconds"),
         by_plan=bool(compiles and compiles[-1].get("by_plan")),
-        save_s=_save_s(record.dir),
+        save_s=usual_save_s(record.sessions),
         blocked_s=_median(saves, "blocked_s"),
         checkpoint_bytes=_newest_bytes(record.dir),
     )
@@ -109,15 +109,6 @@ def _follows_start(step: int, steps: list[int], starts: set[int]) -> bool:
 def _median(events: list[Mapping[str, Any]], name: str) -> float | None:
     values = [event[name] for event in events if isinstance(event.get(name), int | float)]
     return statistics.median(values) if values else None
-
-
-def _save_s(folder: Path) -> float | None:
-    try:
-        entries = parse_json(folder / "sessions.json")
-        times_s = [entry["save_s"] for entry in entries if entry.get("save_s")]
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
-        return None
-    return statistics.median(times_s) if times_s else None
 
 
 def _newest_bytes(folder: Path) -> int | None:

@@ -20,7 +20,8 @@ from lmwright.config.run import Limits, Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.hardware.devices import chip_of, gpu_name
-from lmwright.report.goodput import SPENT, parse_sessions
+from lmwright.report.goodput import parse_sessions
+from lmwright.report.ledger import LEDGER, SPENT, usual_save_s
 from lmwright.storage.mirror import mirror_folder
 
 ASSUMED_START_S = 180.0
@@ -106,15 +107,14 @@ def pace_of(run: Run, kind: str, step_s: float, checkpoint_bytes: int) -> tuple[
     try:
         folder = mirror_folder(run.dir)
         env = parse_json(folder / "env.json")
-        sessions = parse_sessions((folder / "sessions.json").read_bytes())
+        sessions = parse_sessions((folder / LEDGER).read_bytes())
     except (OSError, ValueError, UserError):
         return assumed, 0
     spent = [entry[SPENT] for entry in sessions if isinstance(entry.get(SPENT), dict)]
     starts = [float(parts.get("start", 0)) + float(parts.get("compile", 0)) for parts in spent]
     if not starts or not isinstance(env, dict) or _kind(env) != kind:
         return assumed, 0
-    saves = [float(entry["save_s"]) for entry in sessions if entry.get("save_s")]
-    save_s = statistics.median(saves) if saves else assumed.save_s
+    save_s = usual_save_s(sessions) or assumed.save_s
     return Pace(step_s, save_s, statistics.median(starts)), len(starts)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.report.ledger import SPENT, is_number
 from lmwright.report.paid import Paid, paid
 
-SPENT = "spent"
 WORDS = {
     "start": "starting and restoring",
     "compile": "compiling",
@@ -111,7 +111,7 @@ def parse_sessions(data: bytes) -> list[dict[str, Any]]:
     return [
         entry
         for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict) and all(_is_number(entry.get(name)) for name in needed)
+        if isinstance(entry, dict) and all(is_number(entry.get(name)) for name in needed)
     ]
 
 
@@ -121,7 +121,3 @@ def _hours(seconds: float) -> str:
 
 def _seconds(entry: dict[str, Any]) -> float:
     return float(entry["seconds"])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1e15

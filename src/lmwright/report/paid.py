@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.report.ledger import is_number
+
 VARIABLE = "LMWRIGHT_SLICE_COST"
 FACTS = "slice"
 """Key of a session; {"job", "chips", "price", "active", "queue_s", "earlier": [...]}, where an
 earlier slice has {"chips", "price", "paid_s", "queue_s"}."""
 HOUR_S = 3600.0
-MOST = 1e12
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,7 @@ def _numbers(value: Any, names: Sequence[str]) -> dict[str, float] | None:
     if not isinstance(value, dict):
         return None
     numbers = {name: value.get(name) for name in names}
-    good = all(
-        isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < MOST
-        for n in numbers.values()
-    )
-    return numbers if good else None  # type: ignore[return-value]
+    return numbers if all(map(is_number, numbers.values())) else None  # type: ignore[return-value]
 
 
 def paid(sessions: Sequence[dict[str, Any]]) -> Paid | None:

@@ -25,15 +25,14 @@ from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.planner.sessions import assumed_save_s, fits, session_limit_s
+from lmwright.report.ledger import LEDGER, SPENT, is_number
 from lmwright.report.paid import FACTS, slice_of_host
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
-LEDGER = "sessions.json"
 REMEMBERED_STEPS = 20
 PARTS = ("start", "compile", "step", "input", "evaluate", "save")
 WRITE_EVERY_S = 30.0
 NUMBERS = ("began", "seconds", "first_step", "last_step", "step_s", "save_s")
-MOST = 1e15  # of any of them; NaN and infinity are not below it either
 
 
 class Budget:
@@ -143,7 +142,7 @@ class Budget:
     def _write(self) -> None:
         self._written = self._clock()
         self._entry["seconds"] = max(self._entry["seconds"], round(self.used_s, 3))
-        self._entry["spent"] = {name: round(value, 3) for name, value in self._spent.items()}
+        self._entry[SPENT] = {name: round(value, 3) for name, value in self._spent.items()}
         if self._steps_s:
             self._entry["step_s"] = round(self.step_s, 6)
         if jax.process_index() == 0:
@@ -185,16 +184,9 @@ def _repair(entry: Any) -> dict[str, Any] | None:
     if not isinstance(entry, dict):
         return None
     session = {
-        name: value
-        for name, value in entry.items()
-        if name not in NUMBERS or (_is_number(value) and value >= 0)
+        name: value for name, value in entry.items() if name not in NUMBERS or is_number(value)
     }
     if "seconds" not in session:  # at least those of its steps
         steps = session.get("last_step", 0) - session.get("first_step", 0)
         session["seconds"] = max(steps, 0) * session.get("step_s", 0.0)
     return session
-
-
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) < MOST
