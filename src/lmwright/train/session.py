@@ -88,8 +88,15 @@ def train(
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
         _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts = _facts(run, stores, frozen)
-        own = (*waiting(stores, meta, facts), GradientErrors(plan, stores), KeepClaim(folder))
-        own = (*own, Skips(plan, checkpoints, frozen, passed), *checking(plan))
+        own = (
+            *waiting(stores, meta, facts),
+            GradientErrors(plan, stores),
+            KeepClaim(folder),
+            Skips(plan, checkpoints, frozen, passed),
+            *checking(plan),
+            *keeping(run, tier),
+            *publishing(run, path, stack),
+        )
         loop = Loop(
             plan=plan,
             state=state,
@@ -106,7 +113,7 @@ def train(
             display=display,
             profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
             stop=stop,
-            hooks=(*own, *keeping(run, tier), *publishing(run, path, stack), *HOOKS, *hooks),
+            hooks=(*own, *HOOKS, *hooks),
         )
         return stack.enter_context(closing(loop)).run()
 
