@@ -20,6 +20,8 @@ is splash's first operand.
 
 import math
 import re
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -54,55 +56,97 @@ def attention_s(step: Instruction, holder: Computation, generation: str, rates: 
     the batch is left out if it is one row, its name and its blocks; 0 for other kernels."""
     if (recurrent := mlstm_cost.way_of(step)) is not None:
         return mlstm_cost.of_call(step, holder, recurrent, generation, rates)
-    called = step.name + step.op_name
-    which = next(
-        (w for w in (*_SPLASH, *_ROW, *_DISENTANGLED, *long_attention.WAYS) if w in called), None
-    )
-    given = [holder.by_name[name].shape for name in step.operands if name in holder.by_name]
-    queries = [
-        dims
-        for shape in given
-        if _FLOATS.match(shape)
-        for _, dims in arrays(shape)
-        if len(dims) >= 3  # more where there are several rows, or adapters
-    ]
-    if which is None or not queries:
+    call = _Call.of(step, holder)
+    if call is None:
         return 0.0
-    q_dims = max(queries, key=math.prod)
-    *mapped, one, other = q_dims
-    heads, t, h = math.prod(mapped), max(one, other), min(one, other)  # either may be the minor one
-    if found := _PIECES.search(step.rest):
-        heads, t = heads // int(found[1]), t * int(found[1])
-    blocks = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(step.rest)}
-    if which in long_attention.WAYS:
-        way = long_attention.WAYS.index(which)
-        given_sizes = {(of, side): int(size) for of, side, size in _SPANS.findall(step.rest)}
-        sizes = Sizes(
-            t,
-            *(given_sizes[of, side] for of in ("block", "span") for side in ("q", "kv")),
-            band="band" in step.rest,
-        )
-        return heads * long_attention.long_attention_s(
-            generation, rates, h, sizes, reach_of(step.rest), way
-        )
-    if which in _DISENTANGLED:
-        return disentangled_s(generation, rates, heads * t**2, _DISENTANGLED[which])
-    if which in _ROW:
-        cycles, size = row_attention_cycles(generation, h)[_ROW[which]], blocks.get(("q", ""), t)
-        return heads * whole_row_s(rates, cycles, t, size, reach_of(step.rest))
-    way = _SPLASH[which]
-    q, kv = (blocks.get((side, _SUFFIX[way]), t) for side in ("q", "kv"))
-    table = next((m for m in map(_TABLE.match, given) if m), None)
+    if call.kernel in long_attention.WAYS:
+        return _long_rows_s(call, generation, rates)
+    if call.kernel in _DISENTANGLED:
+        scores = call.heads * call.length**2
+        return disentangled_s(generation, rates, scores, _DISENTANGLED[call.kernel])
+    if call.kernel in _ROW:
+        cycles = row_attention_cycles(generation, call.head_dim)[_ROW[call.kernel]]
+        size = call.block("q")
+        return call.heads * whole_row_s(rates, cycles, call.length, size, call.reach)
+    way, scores = _splash_scores(call)
+    return splash_s(rates, generation, call.head_dim, way, call.heads * scores)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an attention kernel in a program."""
+
+    kernel: str
+    step: Instruction
+    operands: list[str]
+    """Shapes of its operands."""
+    q_dims: tuple[int, ...]
+    """Shape of its queries [..., N, T, H] of a device, in which H may stand before T."""
+    heads: int
+    """Heads of all rows."""
+    length: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, step: Instruction, holder: Computation) -> Self | None:
+        """The call that an instruction is; None for other instructions."""
+        called = step.name + step.op_name
+        names = (*_SPLASH, *_ROW, *_DISENTANGLED, *long_attention.WAYS)
+        kernel = next((name for name in names if name in called), None)
+        operands = [holder.by_name[name].shape for name in step.operands if name in holder.by_name]
+        queries = [
+            dims
+            for shape in operands
+            if _FLOATS.match(shape)
+            for _, dims in arrays(shape)
+            if len(dims) >= 3  # more where there are several rows, or adapters
+        ]
+        if kernel is None or not queries:
+            return None
+        q_dims = max(queries, key=math.prod)
+        *mapped, one, other = q_dims
+        heads, length, head_dim = math.prod(mapped), max(one, other), min(one, other)
+        if found := _PIECES.search(step.rest):
+            heads, length = heads // int(found[1]), length * int(found[1])
+        return cls(kernel, step, operands, q_dims, heads, length, head_dim)
+
+    @property
+    def reach(self) -> Reach:
+        return reach_of(self.step.rest)
+
+    def block(self, side: str, way: str = "") -> int:
+        """Tokens of a block of queries ("q") or keys ("kv"): the whole row where none is named."""
+        sizes = {(side, of or ""): int(size) for side, of, size in _BLOCKS.findall(self.step.rest)}
+        return sizes.get((side, way), self.length)
+
+
+def _long_rows_s(call: _Call, generation: str, rates: Rates) -> float:
+    named = {(of, side): int(size) for of, side, size in _SPANS.findall(call.step.rest)}
+    sizes = Sizes(
+        call.length,
+        *(named[of, side] for of in ("block", "span") for side in ("q", "kv")),
+        band="band" in call.step.rest,
+    )
+    way = long_attention.WAYS.index(call.kernel)
+    return call.heads * long_attention.long_attention_s(
+        generation, rates, call.head_dim, sizes, call.reach, way
+    )
+
+
+def _splash_scores(call: _Call) -> tuple[str, int]:
+    """The key of `PRODUCTS` of a call of JAX's splash kernel, and the scores of a head that it
+    visits."""
+    way = _SPLASH[call.kernel]
+    q, kv = (call.block(side, _SUFFIX[way]) for side in ("q", "kv"))
+    table = next((m for m in map(_TABLE.match, call.operands) if m), None)
     sides = [int(n) for n in table[1].split(",")] if table else []
-    causal = BOTH_WAYS not in step.op_name
-    if way == "dkv":
-        scores = visited(t, kv, q, sides[-2] if sides else None, causal)
-        # dq in as many parts as there are blocks of keys: [..., blocks, N, T, H]
-        if any(len(dims) == len(q_dims) + 1 for _, dims in arrays(step.shape)):
-            way = "bwd"
-    else:
-        scores = visited(t, q, kv, sides[-1] if sides else None, causal)
-    return splash_s(rates, generation, h, way, heads * scores)
+    causal = BOTH_WAYS not in call.step.op_name
+    if way != "dkv":
+        return way, visited(call.length, q, kv, sides[-1] if sides else None, causal)
+    scores = visited(call.length, kv, q, sides[-2] if sides else None, causal)
+    # dq in as many parts as there are blocks of keys: [..., blocks, N, T, H]
+    whole = any(len(dims) == len(call.q_dims) + 1 for _, dims in arrays(call.step.shape))
+    return "bwd" if whole else way, scores
 
 
 def reach_of(metadata: str) -> Reach:
