@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,26 +46,9 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
     """
     if alone(pod=pod, variables=variables):
         return
-    given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
-    if given and len(given) < 3:
-        missing = sorted({ADDRESS, COUNT, INDEX} - set(given))
-        raise UserError(
-            f"{', '.join(given)}: set without {', '.join(missing)}; set all three in every process"
-        )
-    where = {}
-    if given:
-        where = {
-            "coordinator_address": variables[ADDRESS],
-            "num_processes": _count(variables, COUNT),
-            "process_id": _count(variables, INDEX),
-        }
-        if where["process_id"] >= where["num_processes"]:
-            raise UserError(
-                f"{INDEX}: {where['process_id']} is not below {COUNT} = {where['num_processes']}; "
-                f"processes count from 0"
-            )
-        if where["num_processes"] == 1:
-            return  # JAX's service would swallow SIGTERM
+    where = _given(variables)
+    if where.get("num_processes") == 1:
+        return  # JAX's service would swallow SIGTERM
     # CPUs match collectives by order alone: two programs at once would mix theirs
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     count = where.get("num_processes")
@@ -79,22 +63,47 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
                 initialization_timeout=peers.JOIN_S + 60,  # JAX would abort
             )
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if not given and isinstance(error, ValueError):  # no cluster that JAX knows
-            raise UserError(
-                "--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and "
-                "this is none of these; leave out --pod to train on this machine alone, or set "
-                f"{ADDRESS}, {COUNT} and {INDEX} in every process"
-            ) from error
-        raise TransientError(
-            f"the other processes were not found ({reason}); start one on each host, or set "
-            f"{ADDRESS}, {COUNT} and {INDEX} in each"
-        ) from error
+        raise _not_found(error, known=bool(where)) from error
     if one_a_machine(variables) and not variables.get("JAX_LOCAL_DEVICE_IDS"):
         # JAX has left each process of Slurm and MPI the one GPU that has its number
         jax.config.update("jax_cuda_visible_devices", visible)
     if jax.process_count() > 1:
         peers.Watch(jax.process_count())
+
+
+def _given(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of `jax.distributed.initialize` that variables give; none where JAX has to find the
+    other processes by itself."""
+    given = [name for name in (ADDRESS, COUNT, INDEX) if variables.get(name)]
+    if not given:
+        return {}
+    if len(given) < 3:
+        missing = sorted({ADDRESS, COUNT, INDEX} - set(given))
+        raise UserError(
+            f"{', '.join(given)}: set without {', '.join(missing)}; set all three in every process"
+        )
+    count, index = (_count(variables, name) for name in (COUNT, INDEX))
+    if index >= count:
+        raise UserError(f"{INDEX}: {index} is not below {COUNT} = {count}; processes count from 0")
+    return {
+        "coordinator_address": variables[ADDRESS], "num_processes": count, "process_id": index,
+    }  # fmt: skip
+
+
+def _not_found(error: Exception, *, known: bool) -> Exception:
+    """The error to raise where JAX did not find the other processes; `known` says that it was told
+    where they are."""
+    if not known and isinstance(error, ValueError):  # no cluster that JAX knows
+        return UserError(
+            "--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and "
+            "this is none of these; leave out --pod to train on this machine alone, or set "
+            f"{ADDRESS}, {COUNT} and {INDEX} in every process"
+        )
+    reason = str(error).strip().splitlines()[0]
+    return TransientError(
+        f"the other processes were not found ({reason}); start one on each host, or set "
+        f"{ADDRESS}, {COUNT} and {INDEX} in each"
+    )
 
 
 def started_together(variables: Mapping[str, str]) -> bool:
