@@ -195,26 +195,21 @@ class RunFiles:
         kind = model.get("kind")
         if kind is not None and kind not in self.kinds["model"]:
             return  # found when the run is validated
-        whole = kind is not None and "vocab_size" in model
-        if whole and (train.get("init_parts") or merged.values.get("data", {}).get("tokenizer")):
+        sized = kind is not None and "vocab_size" in model
+        data = merged.values.get("data", {})
+        if sized and (train.get("init_parts") or data.get("tokenizer")):
             return
         try:
-            found = self.origin(path, merged.values.get("dir"), None if whole else kind)
+            found = self.origin(path, merged.values.get("dir"), None if sized else kind)
         except UserError:
-            if whole and not merged.values.get("data", {}).get("sources"):
+            if sized and not data.get("sources"):
                 return  # planned where the weights are not
             raise
         for section, fields in found.items():
-            if whole and section == ("model",):
-                continue
-            inner = merged.values
-            for key in section:
-                inner = inner.get(key, {})
-            if section == ("model",) or not inner:
-                layer: Layer = {key: v for key, v in fields.items() if key not in inner}
-                for key in reversed(section):
-                    layer = {key: layer}
-                merged.merge(layer, f"train.init_from {path}")
+            there = _table(merged.values, section)
+            if not (sized if section == ("model",) else there):
+                missing = {key: value for key, value in fields.items() if key not in there}
+                merged.merge(_nested(section, missing), f"train.init_from {path}")
 
     def _put_teacher(self, merged: Merged) -> None:
         """Fills in the model of the teacher that a distillation names, where it is not set."""
@@ -241,6 +236,20 @@ class RunFiles:
         if len(keys) == 1 and keys[0] in self.presets:
             extra = ["preset"]
         return extra + names_in(values, keys, self.kinds)
+
+
+def _table(values: Layer, section: tuple[str, ...]) -> Layer:
+    """The table of a section; empty where there is none."""
+    for key in section:
+        values = values.get(key, {})
+    return values
+
+
+def _nested(section: tuple[str, ...], fields: Layer) -> Layer:
+    """A layer that has these fields in a section."""
+    for key in reversed(section):
+        fields = {key: fields}
+    return fields
 
 
 Frozen = tuple[tuple[str, tuple[tuple[str, type], ...]], ...]
