@@ -89,22 +89,13 @@ def train(
         _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts = _facts(run, stores, frozen)
         own = (
-            *waiting(stores, meta, facts),
-            GradientErrors(plan, stores),
-            KeepClaim(folder),
-            Skips(plan, checkpoints, frozen, passed),
-            *checking(plan),
-            *keeping(run, tier),
+            *waiting(stores, meta, facts), GradientErrors(plan, stores), KeepClaim(folder),
+            Skips(plan, checkpoints, frozen, passed), *checking(plan), *keeping(run, tier),
             *publishing(run, path, stack),
-        )
+        )  # fmt: skip
         loop = Loop(
-            plan=plan,
-            state=state,
-            start=start,
-            counts=counts,
+            plan=plan, state=state, start=start, counts=counts, passed=passed, facts=facts,
             early_stops=_early_stops(trainees, meta),
-            passed=passed,
-            facts=facts,
             compile=partial(CompiledStep.of, plan, stores),
             evaluator=HeldOutOfAll(plan, stores, metrics, display),
             checkpoints=checkpoints,
@@ -114,7 +105,7 @@ def train(
             profiler=stack.enter_context(Profiler(path, run.metrics.profile_steps)),
             stop=stop,
             hooks=(*own, *HOOKS, *hooks),
-        )
+        )  # fmt: skip
         return stack.enter_context(closing(loop)).run()
 
 
