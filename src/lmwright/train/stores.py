@@ -21,7 +21,8 @@ def open_store(plan: Plan, trainee: Trainee) -> TokenStore:
     run = plan.run
     store = open_fitting(run, trainee.data, plan.seq_len, run.data.cache_gib)
     store.check_batch(trainee.rows)
-    store.check_rows(trainee.rows * trainee.steps)
+    if trainee.steps is not None:  # of a run that is not `completed`
+        store.check_rows(trainee.rows * trainee.steps)
     return store
 
 
