@@ -1,5 +1,6 @@
 """Adapters in PEFT and here: the same logits, the same gradients, both ways; combined as there."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -239,6 +240,20 @@ def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
         layer = model.base_model.model.get_submodule(name)
         close(module.delta, layer.get_delta_weight("mixed").detach().numpy(), 2e-5)
     assert len(ours.modules) == len(NAMES) * MODEL.num_layers
+
+
+def test_combined_adapters_keep_their_task_and_targets(tmp_path):
+    """By the task PEFT chooses its class: that of causal models wraps no encoder."""
+    torch_adapter(dict(r=4)).save_pretrained(tmp_path)
+    one = read_folder(tmp_path)
+    said = {"task_type": "FEATURE_EXTRACTION", "target_modules": ["layers.0.q_proj", "o_proj"]}
+    both = [
+        replace(one, config=one.config | said | more) for more in ({}, {"target_modules": ["x"]})
+    ]
+    config = combine(both, [0.5, 0.5], Combination("cat")).config
+    assert config["task_type"] == "FEATURE_EXTRACTION"
+    assert config["target_modules"] == ["layers.0.q_proj", "o_proj", "x"]
+    assert combine([one], [1.0], Combination("cat")).config["task_type"] == "CAUSAL_LM"
 
 
 def test_dare_keeps_the_mean_and_needs_one_rank(tmp_path):

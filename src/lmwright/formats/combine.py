@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -71,7 +71,19 @@ def combine(
     # the scale is in the factors, so that alpha is the rank
     alphas = {name: float(module.rank) for name, module in modules.items()}
     base = adapters[0].config.get("base_model_name_or_path") or ""
-    return PeftFolder(make_config(modules, base, alphas), modules, _whole(adapters))
+    config = make_config(modules, base, alphas, **_said_by_all(adapters))
+    return PeftFolder(config, modules, _whole(adapters))
+
+
+def _said_by_all(adapters: Sequence[PeftFolder]) -> dict[str, Any]:
+    """Keys of adapter_config.json that stay as they are: the task, by which PEFT chooses its class,
+    and the targets, which may tell a text model from a vision tower beside it."""
+    tasks = {adapter.config.get("task_type") for adapter in adapters}
+    said: dict[str, Any] = {"task_type": tasks.pop()} if len(tasks) == 1 else {}
+    targets = [adapter.config.get("target_modules") for adapter in adapters]
+    if all(isinstance(each, list) for each in targets):
+        said["target_modules"] = sorted({name for each in targets for name in each})
+    return said
 
 
 def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
