@@ -11,18 +11,22 @@ import pytest
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
-from lmwright.core.param import at, walk
+from lmwright.core.param import at, map_params, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.combine import Combination, combine
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.peft import merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
+from lmwright.formats.proof import logits
+from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
+from lmwright.objectives.mlm import Mlm
 from lmwright.optim import KINDS
-from lmwright.program.lora import bind, resolved, scaled
+from lmwright.program.lora import bind, module_spec, resolved, scaled
 from lmwright.program.lora_section import LowRank
+from tests.in_memory import export_hf
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -240,6 +244,32 @@ def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
         layer = model.base_model.model.get_submodule(name)
         close(module.delta, layer.get_delta_weight("mixed").detach().numpy(), 2e-5)
     assert len(ours.modules) == len(NAMES) * MODEL.num_layers
+
+
+def test_an_adapter_of_an_encoder_that_fills_in_masks_opens_in_peft(tmp_path):
+    """PEFT's class of causal models asks for a method that encoders do not have."""
+    from transformers import AutoModelForMaskedLM
+
+    model = EuroBert(
+        vocab_size=61, embed_dim=24, mlp_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=6, seq_len=16,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    draw = lambda p: (0.2 * rng.standard_normal(p.shape) + (p.fill or 0)).astype("f4")  # noqa: E731
+    w = map_params(draw, model.spec())
+    export_hf(model, w, None, tmp_path / "base")
+    said = dict(rank=3, alpha=5.0)
+    run = replace(run_of(said), model=model, objective=Mlm(mask_token_id=3))
+    (adapter,) = resolved(run)
+    weights = nest((m.path, map_params(draw, module_spec(m, "lora"))) for m in adapter.modules)
+    (tmp_path / "adapter").mkdir()
+    write_folder(tmp_path / "adapter", to_peft(model, adapter, weights, "base"))
+    base = AutoModelForMaskedLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(TOKENS % 61)).logits.numpy()
+    _, merged = merge_into(model, w, read_folder(tmp_path / "adapter"), "adapter")
+    close(logits(model, merged, np.int32(TOKENS % 61)), expected)
 
 
 def test_combined_adapters_keep_their_task_and_targets(tmp_path):

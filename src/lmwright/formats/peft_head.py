@@ -46,9 +46,9 @@ def config_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {"modules_to_save": modules} if saved else {}
 
 
-def task_type(model: HfModel) -> str:
-    """PEFT's word for what an adapter's model does."""
-    return TASK_TYPES.get(type(model), "CAUSAL_LM")
+def task_type(model: HfModel) -> str | None:
+    """PEFT's word for what an adapter's model does; it has none for models that fill in masks."""
+    return TASK_TYPES.get(type(model), None if model.both_ways else "CAUSAL_LM")
 
 
 def noted(model: HfModel) -> dict[str, Any]:
