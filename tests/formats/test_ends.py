@@ -62,6 +62,12 @@ def test_settings_of_generation_survive(tmp_path):
     assert set(load_model(tmp_path / "model.gguf").end_ids) == set(ends)
 
 
+def test_a_model_of_which_no_end_is_known(tmp_path):
+    export_hf(MODEL, weights_at(0, MODEL.spec()), None, tmp_path / "first")
+    import_command(tmp_path / "first", tmp_path / "second")
+    assert settings_of(tmp_path / "second") == {}
+
+
 @pytest.fixture(scope="module")
 def chat_run(tmp_path_factory) -> Path:
     """A run on conversations in Gemma's template, which writes bos and its own end of a turn."""

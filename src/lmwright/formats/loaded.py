@@ -110,7 +110,8 @@ class LoadedModel:
     @property
     def generation(self) -> dict[str, Any]:
         """Settings of generation, with all ids that end a text."""
-        return {**self.settings, "eos_token_id": list(self.end_ids)}
+        ends = {"eos_token_id": list(self.end_ids)} if self.end_ids else {}
+        return {**self.settings, **ends}
 
     @property
     def prompt_prefix(self) -> tuple[int, ...]:
