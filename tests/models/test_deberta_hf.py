@@ -11,6 +11,7 @@ from lmwright.config.fields import to_plain
 from lmwright.config.section import validate
 from lmwright.core.param import walk
 from lmwright.errors import UserError
+from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_read import import_hf, model_from_config, open_tensors, read_config
 from lmwright.models.deberta import Deberta
 from lmwright.presets import of_section
@@ -66,6 +67,12 @@ def test_what_it_cannot_say_is_refused(change):
     model = replace(BASE, **change)
     with pytest.raises(UserError, match=f"model.{next(iter(change))}"):
         model.hf.config(model)
+
+
+def test_a_head_of_its_own_is_refused_by_every_writer():
+    """Which ask for the names of weights first."""
+    with pytest.raises(UserError, match=r"model\.head: 'untied' does not exist in Hugging Face's"):
+        slots(replace(BASE, head="untied"))
 
 
 def test_heads_of_keys_are_those_of_queries():

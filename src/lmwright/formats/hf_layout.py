@@ -129,7 +129,7 @@ def slots(model: HfModel) -> list[Slot]:
     for path, param in walk(model.spec()):
         stack, _, leaf = path.rpartition(".")
         if stack in places:
-            template = model.hf.weights[f"{LAYERS}.{leaf}"]
+            template = _name(model, f"{LAYERS}.{leaf}")
             shape, inside = _their_shape(param), param.shape[1 : len(param.batch)]
             layered += [
                 (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
@@ -137,11 +137,19 @@ def slots(model: HfModel) -> list[Slot]:
                 for at in np.ndindex(inside)
             ]
         else:
-            outer.append(Slot(model.hf.weights[path], path, (), _their_shape(param), param))
+            outer.append(Slot(_name(model, path), path, (), _their_shape(param), param))
     layered.sort(key=lambda numbered: numbered[0])
     tables = [slot for slot in outer if slot.param.inputs == ("vocab",)]
     rest = [slot for slot in outer if slot not in tables]
     return tables + [slot for _, slot in layered] + rest
+
+
+def _name(model: HfModel, path: str) -> str:
+    """Name of a weight over there. Raises UserError for one that the family does not have there."""
+    if (name := model.hf.weights.get(path)) is None:
+        model.hf.config(model)  # which says what it cannot have
+        raise UserError(f"model: Hugging Face's {model.hf.name} has no {path}; change the model")
+    return name
 
 
 def _their_shape(param: Param) -> tuple[int, ...]:
