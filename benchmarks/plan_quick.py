@@ -96,6 +96,7 @@ ROWS = [
     ("moe-6m", "v5e-8", 64, "", False),
     ("olmoe-1b-7b", "v6e-8", 32, "train.remat=mlp", False),
     ("olmoe-1b-7b", "v6e-8", 16, "train.remat=block", False),
+    ("llama-8b", "v6e-8", 16, "lora.rank=16 lora.base=bf16 train.remat=block", False),
 ]  # fmt: skip
 
 

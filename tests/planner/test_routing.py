@@ -15,6 +15,7 @@ from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.memory import saved_results
 from lmwright.planner.analytic.quick import Quick
+from lmwright.planner.analytic.step_time import is_all_reduced
 from tests.planner.runs import SMALL, run_of
 
 OLMOE = "model.num_layers=4", "train.remat=block"
@@ -138,6 +139,14 @@ def test_experts_have_no_copies_over_their_axis(tmp_path):
         if w.is_expert and w.param.inputs == ("embed",):  # the last one is not needed in rounds
             times = [experts.product_s(a, b, machine) for a, b in ((layout, w), (alone, whole))]
             assert times[0] == pytest.approx(times[1])
+
+
+def test_sums_of_gradients_go_around_a_ring_where_there_is_one():
+    """As the compiler made them: a ring through all chips of a plane, none through a cuboid."""
+    made = {("v4-32", 16): True, ("v5p-16", 8): True, ("v4-32", 4): False, ("v5e-8", 8): False}
+    for (on, ways), whole in made.items():
+        assert is_all_reduced(parse_machine(on), ways) == whole
+    assert not is_all_reduced(parse_machine("gpu:h100x8"), 8)
 
 
 def test_empty_slots_are_computed_as_well(tmp_path):

@@ -1,5 +1,4 @@
-"""Kept experts: what experts keep for the backward pass with `train.remat = "none"`, beside
-products.
+"""Results of experts that `train.remat = "none"` keeps for the backward pass, beside products.
 
 Their devices gather weights by themselves (`nn/moe.py`), so these are results like others: whole
 weights of every layer, in the activations' dtype.
