@@ -13,7 +13,7 @@ from lmwright.core import cpu
 from lmwright.core.compute import REMATS, Compute
 from lmwright.core.stack import run_stack
 from lmwright.core.weight import dot
-from lmwright.kernels import cpu_attention, cpu_xent, select, tpu_attention
+from lmwright.kernels import compiler_options, cpu_attention, cpu_xent, select, tpu_attention
 from lmwright.nn import attention, intervals, xent
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import activate, gated
@@ -392,4 +392,4 @@ def test_select():
     assert select.compiler_options(fast) == cpu.compiler_options()
     tpu = replace(compute, kernels="tpu")
     assert select.causal_attention(tpu) is tpu_attention.causal_attention
-    assert select.compiler_options(tpu) == select.TPU_OPTIONS
+    assert select.compiler_options(tpu) == compiler_options.TPU_OPTIONS

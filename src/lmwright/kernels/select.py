@@ -7,10 +7,8 @@ from typing import Any
 from jax import Array
 
 from lmwright.config.registry import Registry
-from lmwright.core import cpu
 from lmwright.core.compute import EARLY, EARLY_GPUS, Compute, Kernels
 from lmwright.core.sharding import context_ways
-from lmwright.core.weight import TORUS
 from lmwright.nn import attention, xent
 
 # imported on demand: a step needs those of one platform, and of what its run asks for
@@ -33,13 +31,14 @@ KERNELS = Registry(
         "gpu attention taken": "gpu_attention.taken",
         "gpu chunks": "gpu_chunks.attention",
         "gpu attention of intervals": "gpu_attention.attention",
-        "ring attention": "window_attention.causal_attention",
+        "attention around a ring": "window_attention.causal_attention",
         "window attention": "window_attention.attend",
         "tpu window attention": "tpu_window_attention.attend",
         "tpu pieces": "tpu_pieces.cut_and_join",
         "all-to-all attention": "all_to_all_attention.causal_attention",
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "compute for lanes": "cpu_xent.for_lanes",
+        "compiler options": "compiler_options.options_for",
         "disentangled attention": "disentangled_attention.attend_by",
         "mlstm": "mlstm_by.mix_by",
         "tpu mlstm": "tpu_mlstm.mlstm",
@@ -49,24 +48,6 @@ KERNELS = Registry(
 )
 
 LONG_ROW = 2048  # tokens
-
-# docs/internals/flagship.md says what each of them brings
-TPU_OPTIONS = {
-    # a gathered weight is put together before its product, not in a loop of small products
-    # that keeps a float32 sum of the whole result
-    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
-    # collectives run behind arithmetic
-    "xla_enable_async_all_gather": "true",
-    "xla_enable_async_all_reduce": "true",
-    "xla_tpu_enable_latency_hiding_scheduler": "true",
-}
-
-GPU_OPTIONS = {
-    # devices sum each large gradient once it is there, not those of a layer together
-    "xla_gpu_reduce_scatter_combine_threshold_bytes": "8388608",
-    # products of one input are not put into one, whose result would be cut again
-    "xla_disable_hlo_passes": "dot-merger",
-}
 
 
 def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kernels:
@@ -80,13 +61,7 @@ def kernels_for(platform: str, num_devices: int, device_kind: str = "") -> Kerne
 
 def compiler_options(compute: Compute, device_kind: str = "") -> dict[str, str]:
     """Compiler options for `jax.jit` that these kernels need."""
-    if compute.platform == "tpu":
-        # other generations' compilers refuse it
-        torus = {"xla_tpu_enable_async_all_to_all": "true"} if device_kind in TORUS else {}
-        return TPU_OPTIONS | torus
-    if compute.platform == "gpu":
-        return GPU_OPTIONS
-    return cpu.compiler_options() if compute.platform == "cpu" else {}
+    return KERNELS["compiler options"](compute, device_kind)
 
 
 def causal_attention(compute: Compute) -> Callable[..., Array]:
@@ -94,7 +69,7 @@ def causal_attention(compute: Compute) -> Callable[..., Array]:
     if context_ways() == 1:
         return _whole_rows(compute)
     if compute.context_attention == "ring":
-        return partial(KERNELS["ring attention"], _windows(compute))
+        return partial(KERNELS["attention around a ring"], _windows(compute))
     return partial(KERNELS["all-to-all attention"], _whole_rows(compute))
 
 
