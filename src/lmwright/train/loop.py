@@ -112,13 +112,12 @@ class Loop:
 
     def run(self) -> Outcome:
         """Steps until the end or until asked to stop."""
-        run = self.plan.run
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
         if self.start < self.steps and (code := self.budget.over()):
             return self._end(self.start, code)
-        if self.start == 0 and run.eval.first == "start":
+        if self.start == 0 and self.plan.run.eval.first == "start":
             self._evaluate(0)
         if self.start >= self.steps:
             self._evaluate(self.steps)
@@ -141,26 +140,34 @@ class Loop:
             done += 1
             beat("step", step=done)
             self.profiler.after(done, values)
-            if done % run.metrics.log_every_steps == 0 or done in (1, self.steps):
-                self._log(done, values, compiled)
-            # Before the save: a run killed between the two evaluates this step again.
-            if self._evaluation_due(done):
-                began = time.monotonic()
-                self._evaluate(done)
-                self._eval_s = time.monotonic() - began
-            self.budget.stepped(done, compiled.waited_s)
-            if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
-                self.stop.exit_code = self.stop.exit_code or code
+            self._measure(done, values, compiled)
             stopping = self.stop.asked(done)
             if done >= self.steps:
                 compiled.finish()
-            if _due(done, run.checkpoint.save_every_steps) or self.checkpoints.lost():
-                self._save_due = True  # if the step is skipped, after the next that is not
-            if done >= self.steps or stopping or (self._save_due and not any(skipped(values))):
-                self._save(done)
+            self._save_if_due(done, values, ends=stopping or done >= self.steps)
             if stopping and done < self.steps:
                 return self._stopped(done)
         return self._end(done, 0)
+
+    def _measure(self, done: int, values: Values, compiled: Step) -> None:
+        """Logs and evaluates a step where that is due, and asks whether there is time for more."""
+        if done % self.plan.run.metrics.log_every_steps == 0 or done in (1, self.steps):
+            self._log(done, values, compiled)
+        # Before the save: a run killed between the two evaluates this step again.
+        if self._evaluation_due(done):
+            began = time.monotonic()
+            self._evaluate(done)
+            self._eval_s = time.monotonic() - began
+        self.budget.stepped(done, compiled.waited_s)
+        if done < self.steps and (code := self.budget.over(self._beside_s(done + 1))):
+            self.stop.exit_code = self.stop.exit_code or code
+
+    def _save_if_due(self, done: int, values: Values, *, ends: bool) -> None:
+        """Saves after a step with which the session ends, or where a save is due."""
+        if _due(done, self.plan.run.checkpoint.save_every_steps) or self.checkpoints.lost():
+            self._save_due = True  # if the step is skipped, after the next that is not
+        if ends or (self._save_due and not any(skipped(values))):
+            self._save(done)
 
     def _may_step(self, done: int) -> bool:
         return all(hook.before_step(self, done) for hook in self.hooks)
