@@ -56,6 +56,6 @@ def test_cards_are_asked(small_run, monkeypatch):
     monkeypatch.setattr(session, "resolve", lambda run, devices: (run, devices))
     (run, devices), why = session._planned(small_run, [card])
     assert (run, why) == (lambda c: (c.run, c.note))(remat.settled_here(small_run, [card]))
-    assert run.train.remat == "dots" and "chosen for NVIDIA H200" in why and devices == [card]
+    assert run.train.remat == "none" and "chosen for NVIDIA H200" in why and devices == [card]
     said = replace(small_run, train=replace(small_run.train, remat="mlp"))
     assert session._planned(said, [card]) == ((said, [card]), "")
