@@ -11,6 +11,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.leaves import has_adapters, without_adapters
 from lmwright.core.param import Tree
+from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.nn.logps import token_logps
 from lmwright.objectives.clm import next_tokens
@@ -23,11 +24,13 @@ class Predictions(NamedTuple):
     logps: Array
     learned: Array
     inside: Array
+    aux: Aux
+    """What the layers return beside the residual stream."""
 
 
 def predict_answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Predictions:
     """Predictions of the next tokens of a batch under these weights."""
-    x, _ = model.hidden(w, batch, compute)
+    x, aux = model.hidden(w, batch, compute)
     targets, learned = next_tokens(batch)
     # a segment's last token predicts nothing of it
     inside = jnp.roll(batch.positions, -1, axis=1) > 0
@@ -35,7 +38,7 @@ def predict_answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Pr
         model.logits, model.head_weights(w), x, targets, chunk=compute.loss_chunk_tokens
     )
     learned = (learned > 0) & inside
-    return Predictions(logps, learned.astype(jnp.float32), inside.astype(jnp.float32))
+    return Predictions(logps, learned.astype(jnp.float32), inside.astype(jnp.float32), aux)
 
 
 def refuse_alone(run: Run) -> None:

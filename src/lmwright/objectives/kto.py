@@ -18,8 +18,10 @@ from lmwright.config.run import Positive, Run, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
+from lmwright.core.stack import Aux
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
+from lmwright.objectives.clm import with_penalties
 
 
 @section
@@ -54,20 +56,20 @@ class Kto(Objective):
         """Sums over the batch's answers; the reference point is the mean of the batch. Raises
         UserError for weights without adapters."""
         base = reference_of(w, self.kind)
-        logps, tokens = answer_logps(model, w, batch, compute)
+        logps, tokens, aux = answer_logps(model, w, batch, compute)
         ratio = logps - answer_logps(model, base, batch, compute)[0]  # [B, T + 1]
         there = (tokens > 0).astype(jnp.float32)
         point = jnp.zeros(())
         if self.loss_kind == "kto":
             point = self._point(model, lax.stop_gradient(w), base, batch, compute)
         liked = liked_answers(batch)
-        return self.of(ratio, liked, there, point, (logps, tokens))
+        return with_penalties(self.of(ratio, liked, there, point, (logps, tokens)), model, aux)
 
     def _point(self, model: Model, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
         """Mean log ratio of answers with other prompts, at least 0. An answer that is alone in
         its row has no other prompt, and does not count."""
         rotated = rotate(batch)
-        moved, tokens = answer_logps(model, w, rotated, compute)
+        moved, tokens, _ = answer_logps(model, w, rotated, compute)
         moved -= answer_logps(model, base, rotated, compute)[0]
         several = jnp.max(rotated.segment_ids, axis=1, keepdims=True) > 1  # [B, 1]
         counted = ((tokens > 0) & several).astype(jnp.float32)
@@ -98,11 +100,12 @@ class Kto(Objective):
         return Loss(jnp.sum(each * there), count, metrics)
 
 
-def answer_logps(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array]:
-    """Log probability of each segment's answer, and its tokens; both float32 [B, T + 1]."""
-    logps, learned, _ = predict_answers(model, w, batch, compute)
+def answer_logps(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array, Aux]:
+    """Log probability of each segment's answer, and its tokens, both float32 [B, T + 1]; and what
+    the layers return beside them."""
+    logps, learned, _, aux = predict_answers(model, w, batch, compute)
     ids = batch.segment_ids
-    return segment_sums(logps * learned, ids), segment_sums(learned, ids)
+    return segment_sums(logps * learned, ids), segment_sums(learned, ids), aux
 
 
 def liked_answers(batch: Batch) -> Array:

@@ -19,9 +19,11 @@ from lmwright.config.run import Positive, Run, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
+from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
+from lmwright.objectives.clm import with_penalties
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -43,18 +45,19 @@ class Answers(NamedTuple):
         return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
 
 
-def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Answers:
-    """The answers of a batch under these weights."""
-    logps, learned, whole = predict_answers(model, w, batch, compute)
+def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Answers, Aux]:
+    """The answers of a batch under these weights, and what the layers return beside them."""
+    logps, learned, whole, aux = predict_answers(model, w, batch, compute)
     ids = batch.segment_ids
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
     pairs = ids.shape[1] // 2
     chosen, rejected = slice(1, 2 * pairs, 2), slice(2, 2 * pairs + 1, 2)
     total, tokens, all_total, all_tokens = sums
-    return Answers(
+    found = Answers(
         total[:, chosen], total[:, rejected], tokens[:, chosen], tokens[:, rejected],
         all_total[:, chosen], all_tokens[:, chosen],
     )  # fmt: skip
+    return found, aux
 
 
 @section
@@ -93,7 +96,9 @@ class Dpo(Objective):
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
         reference = reference_of(w, self.kind)
-        return self.of(answers(model, w, batch, compute), answers(model, reference, batch, compute))
+        policy, aux = answers(model, w, batch, compute)
+        base, _ = answers(model, reference, batch, compute)
+        return with_penalties(self.of(policy, base), model, aux)
 
     def of(self, policy: Answers, base: Answers) -> Loss:
         """The loss of answers, given the reference's."""
@@ -127,7 +132,8 @@ class Orpo(Objective):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs."""
-        return self.of(answers(model, w, batch, compute))
+        policy, aux = answers(model, w, batch, compute)
+        return with_penalties(self.of(policy), model, aux)
 
     def of(self, policy: Answers) -> Loss:
         """The loss of answers."""
