@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from lmwright.core.param import init_weights, walk
+from lmwright.errors import UserError
+from lmwright.formats.compressed import bits_of, scheme
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import write_hf
@@ -78,6 +80,27 @@ def test_folders_hold_the_values(kind, weights, group, tmp_path):
     assert sum(".experts." in name for name in matrices) >= 15
     assert {f"{name}_packed" for name in matrices} == {n for n in files if n.endswith("packed")}
     is_read_by_others(packed, model, w, tensors)
+
+
+@pytest.mark.parametrize(
+    "of_all, of_group, of_weights, told",
+    [
+        ({}, {}, {"strategy": "tensor"}, "not one symmetric scheme"),
+        ({}, {}, {"strategy": "block", "block_structure": [8, 8]}, "not one symmetric scheme"),
+        ({}, {"output_activations": {"num_bits": 8}}, {}, "config.output_activations"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, {}, {}, "config.kv_cache_scheme"),
+        # rotated weights (QuIP, SpinQuant), which the reader has to turn back
+        ({"transform_config": {"config_groups": {"u": {}}}}, {}, {}, "config.transform_config"),
+    ],
+)
+def test_schemes_that_are_not_read(of_all, of_group, of_weights, told):
+    said = scheme("int4", 32, ["lm_head"])
+    assert bits_of({"quantization_config": said | {"transform_config": {}}}, "here") == 4
+    group = said["config_groups"]["group_0"]
+    group = group | of_group | {"weights": group["weights"] | of_weights}
+    said = said | of_all | {"config_groups": {"group_0": group}}
+    with pytest.raises(UserError, match=f"^here: quantization_.*{told}.*; start from the unq"):
+        bits_of({"quantization_config": said}, "here")
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe"])

@@ -22,6 +22,8 @@ BITS = {"int4": 4, "int8": 8}
 ENDINGS = ("packed", "scale", "shape")  # behind `X.weight_`
 FORMAT = "pack-quantized"
 LEFT_AS_FLOATS = ("lm_head",)  # by its readers' name
+STRATEGIES = ("group", "channel")  # inputs that share a scale
+MORE = ("transform_config", "kv_cache_scheme", "input_activations", "output_activations")
 WORD = 32
 
 
@@ -121,15 +123,21 @@ def bits_of(config: Mapping[str, Any], where: str) -> int:
     said = config["quantization_config"]
     groups = said.get("config_groups") or {}
     each = [group.get("weights") or {} for group in groups.values()]
-    simple = len(each) == 1 and not any(g.get("input_activations") for g in groups.values())
     weights = each[0] if each else {}
     if (
-        not simple or said.get("format") != FORMAT or not weights.get("symmetric")
+        len(each) != 1 or said.get("format") != FORMAT or not weights.get("symmetric")
         or weights.get("type") != "int" or weights.get("num_bits") not in BITS.values()
+        or weights.get("strategy") not in STRATEGIES
     ):  # fmt: skip
         raise UserError(
             f"{where}: quantization_config is not one symmetric scheme of 4 or 8 bits in the "
-            f"format {FORMAT}, which alone is read; start from the unquantized model instead"
+            f"format {FORMAT}, by {' or '.join(STRATEGIES)}, which alone is read; start from the "
+            "unquantized model instead"
+        )
+    if more := [name for part in (said, *groups.values()) for name in MORE if part.get(name)]:
+        raise UserError(
+            f"{where}: quantization_config.{more[0]} changes more than the weights, which is not "
+            "computed; start from the unquantized model instead"
         )
     return int(weights["num_bits"])
 
