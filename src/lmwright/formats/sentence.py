@@ -84,13 +84,18 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _max_tokens(folder: Path) -> int | None:
     """Tokens of the longest text that sentence-transformers does not cut, None if the files do not
-    say it. Raises UserError where it makes texts lower case before."""
+    say it. Raises UserError where they read texts in ways that are not computed."""
     path = folder / LIMITS
     said = parse_json(path) if path.exists() else {}
     if said.get("do_lower_case"):
         raise UserError(
             f"{path}: do_lower_case is true, which is not computed; set it to false and put a "
             "Lowercase normalizer into tokenizer.json"
+        )
+    if how := said.get("processing_kwargs"):
+        raise UserError(
+            f"{path}: processing_kwargs is {how}, other ways to read texts that are not computed; "
+            "remove it, and say the longest text by max_seq_length"
         )
     most = said.get("max_seq_length")
     if most is None and (folder / TOKENIZER).exists():
@@ -101,10 +106,16 @@ def _max_tokens(folder: Path) -> int | None:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    """`prompts` and `default_prompt` of an Embedder, without empty ones."""
+    """`prompts` and `default_prompt` of an Embedder, without empty ones. Raises UserError where the
+    vectors are cut."""
     said = parse_json(path) if path.exists() else {}
     found = {str(name): text for name, text in (said.get("prompts") or {}).items() if text}
     default = said.get("default_prompt_name")
+    if (dim := said.get("truncate_dim")) is not None:
+        raise UserError(
+            f"{path}: truncate_dim is {dim}, and vectors are whole here; remove it, and cut them by "
+            f"lmwright embed --dim {dim}"
+        )
     if not all(isinstance(text, str) for text in found.values()):
         raise ValueError(f"prompts in {path.name} are not text")
     return {
