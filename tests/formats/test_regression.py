@@ -112,6 +112,8 @@ def test_scores_are_those_of_scipy():
     assert fit.pearson == pytest.approx(stats.pearsonr(real, given)[0], abs=1e-12)
     flat = Fit.of(np.array([[1.0, 2.0], [1.0, 3.0]]))
     assert (flat.pearson, flat.spearman, flat.of_mean, flat.mse) == (0, 0, 0, 2.5)
+    # in floats, three times 0.1 has another mean
+    assert Fit.of(np.array([[0.1, 0.7]] * 3)).pearson == 0
     assert Fit.of(np.zeros((0, 2))).averages() == {"pearson": 0.0, "spearman": 0.0}
 
 

@@ -54,6 +54,8 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    if np.ptp(a) == 0 or np.ptp(b) == 0:  # whose differences from their mean may be rounding
+        return 0.0
     a, b = a - a.mean(), b - b.mean()
     spread = np.sqrt((a @ a) * (b @ b))
     return float(np.clip(a @ b / spread, -1, 1)) if spread > 0 else 0.0
