@@ -113,8 +113,8 @@ def _prompts(path: Path) -> dict[str, Any]:
     default = said.get("default_prompt_name")
     if (dim := said.get("truncate_dim")) is not None:
         raise UserError(
-            f"{path}: truncate_dim is {dim}, and vectors are whole here; remove it, and cut them by "
-            f"lmwright embed --dim {dim}"
+            f"{path}: truncate_dim is {dim}, and vectors are whole here; remove it, and cut them "
+            f"by lmwright embed --dim {dim}"
         )
     if not all(isinstance(text, str) for text in found.values()):
         raise ValueError(f"prompts in {path.name} are not text")
