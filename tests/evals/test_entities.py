@@ -12,6 +12,13 @@ TABLE = {
     "B-PER I-LOC": {("PER", 0, 0), ("LOC", 1, 1)},
     "O I-LOC B-LOC I-LOC": {("LOC", 1, 1), ("LOC", 2, 3)},
     "O O": set(),
+    "PER LOC LOC O LOC": {("PER", 0, 0), ("LOC", 1, 2), ("LOC", 4, 4)},  # without prefixes
+    "first-name last-name B-first-name": {
+        ("first-name", 0, 0),
+        ("last-name", 1, 1),
+        ("first-name", 2, 2),
+    },
+    "B I O B": {("_", 0, 1), ("_", 3, 3)},  # of one type
     "B-first-name I-first-name": {("first-name", 0, 1)},
     "B-PER E-PER S-PER S-PER": {("PER", 0, 1), ("PER", 2, 2), ("PER", 3, 3)},
     "B-PER I-PER L-PER U-PER O U-LOC": {("PER", 0, 2), ("PER", 3, 3), ("LOC", 5, 5)},

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 BEGINS, ENDS = ("B", "S", "U"), ("E", "S", "L", "U")  # prefixes of tags
+PREFIXES = {*BEGINS, *ENDS, "I", "M"}
 
 
 def entities_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
@@ -19,6 +20,8 @@ def entities_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, name = tag.partition("-")
         inside = tag != "O"
+        if prefix not in PREFIXES:
+            prefix, name = "", tag
         name = name or "_"
         goes_on = inside and prefix not in BEGINS and kind == name
         if kind is not None and not goes_on:
