@@ -168,6 +168,7 @@ def test_longer_texts_are_cut_where_the_folder_says(exported, tmp_path, where):
     [
         ("1_Pooling/config.json", "include_prompt", False),
         ("sentence_bert_config.json", "do_lower_case", True),
+        ("tokenizer_config.json", "truncation_side", "left"),
         # as sentence-transformers 6 writes them
         ("sentence_bert_config.json", "processing_kwargs", {"text": {"max_length": 4}}),
         ("config_sentence_transformers.json", "truncate_dim", 16),

@@ -97,9 +97,15 @@ def _max_tokens(folder: Path) -> int | None:
             f"{path}: processing_kwargs is {how}, other ways to read texts that are not computed; "
             "remove it, and say the longest text by max_seq_length"
         )
+    tokenizer = parse_json(folder / TOKENIZER) if (folder / TOKENIZER).exists() else {}
+    if tokenizer.get("truncation_side") == "left":
+        raise UserError(
+            f"{folder / TOKENIZER}: truncation_side is left, and longer texts lose their end here; "
+            "remove it if none of yours is longer"
+        )
     most = said.get("max_seq_length")
-    if most is None and (folder / TOKENIZER).exists():
-        most = parse_json(folder / TOKENIZER).get("model_max_length")
+    if most is None:
+        most = tokenizer.get("model_max_length")
     if most is not None and (isinstance(most, bool) or not most >= 1):
         raise ValueError(f"{most!r} tokens are no length")
     return None if most is None else int(most)
