@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.leaves import Lora
 from lmwright.errors import UserError
-from lmwright.objectives.preference import Dpo, Orpo
+from lmwright.objectives.preference import Answers, Dpo, Orpo
 from tests.objectives.answers_problem import gradients_of, logits, loss_of, weights
 
 PROMPTS, LENGTHS = (4, 6, 3), ((5, 7), (8, 4), (6, 6))
@@ -114,6 +115,23 @@ def test_orpo_equals_trl():
     losses = trainer.odds_ratio_loss(self, chosen, rejected)[0]
     want = torch.stack(nll[0::2]).mean() - losses.mean()
     np.testing.assert_allclose(float(loss.total) / 3, float(want), rtol=2e-5)
+
+
+def test_orpo_of_answers_that_are_nearly_certain():
+    """The loss and its slope, as float64 has them."""
+    chosen, rejected = np.array([-1e-6, -3e-5, -0.7]), np.array([-2e-6, -0.5, -1e-4])
+    one = jnp.ones(3)
+
+    def loss(chosen):
+        rest = jnp.asarray(rejected, jnp.float32)
+        return Orpo().of(Answers(chosen, rest, one, one, 0 * one, one)).total
+
+    got, slope = jax.value_and_grad(loss)(jnp.asarray(chosen, jnp.float32))
+    odds = lambda a: a - np.log(-np.expm1(a))  # noqa: E731
+    apart = odds(chosen) - odds(rejected)
+    np.testing.assert_allclose(got, 0.1 * np.log1p(np.exp(-apart)).sum(), rtol=1e-5)
+    want = -0.1 / (1 + np.exp(apart)) / -np.expm1(chosen)
+    np.testing.assert_allclose(slope, want, rtol=1e-4)
 
 
 def test_gradients_reach_adapters_alone_and_are_finite():

@@ -151,7 +151,8 @@ def _some(tokens: Array) -> Array:
 
 def _log_not(logp: Array) -> Array:
     """log(1 - exp(logp)); finite where there is no answer, whose logp is 0."""
-    return jnp.log1p(-jnp.exp(jnp.minimum(logp, -1e-7)))
+    # with exp, all digits of an answer that is nearly certain would be lost
+    return jnp.log(-jnp.expm1(jnp.minimum(logp, -1e-7)))
 
 
 def _loss(each: Array, policy: Answers, chosen: Array, rejected: Array) -> Loss:
