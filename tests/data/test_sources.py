@@ -263,6 +263,7 @@ def test_bad_rows_are_told_with_line_and_reason(tmp_path):
     }
     assert reasons.keys() == expected.keys()
     assert all(what in reasons[n] for n, what in expected.items()), reasons
+    assert reasons[4] == "a list, not an object"
 
 
 def test_bad_cells(tmp_path):

@@ -9,6 +9,7 @@ columns stay dictionaries until they are cut.
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,21 +46,28 @@ def read_columns(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         columns = [_values(batch.column(n)) for n in names]
         for values in zip(*columns, strict=True):
             number += 1
-            if broken := [n for n, v in zip(names, values, strict=True) if v is _BROKEN]:
-                yield Bad(number, f"invalid UTF-8 in {broken[0]!r}")
+            row = dict(zip(names, values, strict=True))
+            if broken := [n for n, value in row.items() if isinstance(value, _Broken)]:
+                yield Bad(number, f"{row[broken[0]].what} in {broken[0]!r}")
             else:
-                row = dict(zip(names, values, strict=True))
                 yield from_columns(row, number, piece.file, source)
 
 
-_BROKEN = object()
+@dataclass(frozen=True)
+class _Broken:
+    """A value that Python cannot hold."""
+
+    what: str
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Python values of a column; strings that are not valid UTF-8 become _BROKEN."""
+    """Python values of a column; strings that are not valid UTF-8, and times outside the years 1 to
+    9999, become _Broken."""
     try:
         return column.to_pylist()
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, pa.ArrowException):
+            raise
         return [_value(scalar) for scalar in column]
 
 
@@ -67,7 +75,11 @@ def _value(scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        return _BROKEN
+        return _Broken("invalid UTF-8")
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, pa.ArrowException):
+            raise
+        return _Broken(f"a value out of range ({error})")
 
 
 def _parquet(piece: Slice, source: Source) -> Iterator[pa.RecordBatch]:

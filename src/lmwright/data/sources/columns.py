@@ -109,7 +109,7 @@ def _own_keys(value: Any) -> Any:
 def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
     """Document of one JSON object or record."""
     if not isinstance(row, Mapping):
-        return Bad(number, f"a {kind_of(row)}, not an object")
+        return Bad(number, f"{kind_of(row)}, not an object")
     for name in content_columns(source):
         if name not in row:
             return Bad(number, f"no {name!r}, only {names_of(row)}", missing=True)
@@ -147,9 +147,14 @@ def names_of(names: Iterable[str]) -> str:
 
 
 def check_header(header: list[str], file: File, source: Source) -> list[str]:
-    """Raises UserError unless every column that the source names exists."""
+    """Raises UserError unless every column that the source names exists, once."""
     for key, columns in list_needed_columns(source).items():
         for column in columns:
+            if header.count(column) > 1:
+                raise UserError(
+                    f"{file.path} has {header.count(column)} columns called {column!r}; rename "
+                    "all but one in the file"
+                )
             if column not in header:
                 raise UserError(
                     f"{file.path} has no column {column!r}, only {names_of(header)}; "

@@ -213,6 +213,8 @@ def _choose(
             continue
         size, stamp = _stamp(path, fs)
         name = without_secrets(path).removeprefix(without_secrets(base))
+        # ids are text, which the bytes of a file's name on this machine need not be
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         files.append(File(path, name, format_, compression, size, stamp))
     if others and (single or not files):
         _refuse(source, others, single)

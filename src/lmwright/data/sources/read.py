@@ -239,8 +239,8 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
     """Rows of csv as in RFC 4180, or of tsv without quotes, as IANA registered it."""
     # Surrogates mark bytes that are not UTF-8, to be found cell by cell.
     lines = (line.decode("utf-8", "surrogateescape") for line in _lines(Slice(file)))
+    csv.field_size_limit(CELL_CHARS)
     if file.format == "csv":
-        csv.field_size_limit(CELL_CHARS)
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -253,9 +253,10 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
             return
         except csv.Error as e:
             if "field larger" in str(e):  # what follows it would be read as something else
+                cure = "is a quote never closed?" if file.format == "csv" else "split it"
                 raise UserError(
                     f"{file.path}:{number}: a cell is longer than {CELL_CHARS >> 20} million "
-                    "characters; is a quote never closed?"
+                    f"characters; {cure}"
                 ) from None
             if header is None:
                 raise UserError(f"{file.path}: its first line is not {file.format}: {e}") from None

@@ -1,0 +1,50 @@
+"""Odd files are read or refused in one sentence: long cells, double columns, times, names."""
+
+import csv
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmwright.config.run import Source
+from lmwright.errors import UserError
+from tests.data.test_sources import read, texts_of
+
+
+def test_times_that_python_cannot_hold_are_bad_rows(tmp_path):
+    """The years of Arrow's times go on after 9999."""
+    times = pa.array([0, 2**62], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["a", "b"], "at": times}), tmp_path / "a.parquet")
+    first, last = read(Source(path=str(tmp_path), meta_columns=("at",)))
+    assert first.meta == '{"at": "1970-01-01 00:00:00"}'
+    assert (last.number, "out of range" in last.reason, "'at'" in last.reason) == (2, True, True)
+
+
+def test_cells_of_any_length_are_read_from_tsv_too(tmp_path, monkeypatch):
+    """Also where no csv was read before, which sets the limit of the process."""
+    (tmp_path / "a.tsv").write_text(f"id\ttext\n1\t{'x' * 200_000}\n")
+    csv.field_size_limit(1 << 17)  # that of Python
+    assert texts_of(read(Source(path=str(tmp_path / "a.tsv")))) == ["x" * 200_000]
+    monkeypatch.setattr("lmwright.data.sources.read.CELL_CHARS", 1000)
+    with pytest.raises(UserError, match="a.tsv:2: a cell is longer .*; split it"):
+        read(Source(path=str(tmp_path / "a.tsv")))
+
+
+@pytest.mark.parametrize("format_", ["csv", "parquet"])
+def test_a_column_that_is_there_twice(tmp_path, format_):
+    """Which of them holds the text, nobody knows; twice of another column does no harm."""
+    table = pa.table([pa.array([each]) for each in "abcd"], ["text", "text", "n", "n"])
+    if format_ == "csv":
+        (tmp_path / "a.csv").write_text("text,text,n,n\na,b,c,d\n")
+    else:
+        pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="has 2 columns called 'text'; rename all but one"):
+        read(Source(path=str(tmp_path)))
+
+
+def test_names_of_files_need_not_be_text(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "wb") as file:
+        file.write(b"tea")
+    (row,) = read(Source(path=str(tmp_path)))
+    assert (row.text, row.id.encode()) == ("tea", rb"caf\xe9.txt")
