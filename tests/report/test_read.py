@@ -68,6 +68,14 @@ def test_step_measured_again_counts_new(tmp_path):
         ('{"step": 1, "time": 1, "kind": "train", "loss": "high"}', "line 3: not a 'train' line"),
         ('{"step": 1, "time": 1, "kind": "eval", "loss": 1}', r"line 3: .*\(no 'source'\)"),
         ('{"step": 1, "time": 1, "kind": "eval", "source": "a"}', r"line 3: .*\(no 'loss'\)"),
+        (
+            '{"step": 1, "time": 1, "kind": "eval", "source": "a", "loss": 1, "rows": 2}',
+            "line 3: .*rows and of_rows belong together",
+        ),
+        (
+            '{"step": 1, "time": 1, "kind": "gradient error", "error": "high", "setting": "fp8"}',
+            "line 3: .*'high' is not a number",
+        ),
         ('{"step": 1, "time": 1, "kind": "train", "loss": 1}', "line 3: .*step 1 comes after"),
     ],
 )

@@ -132,7 +132,14 @@ def test_goodput_counts_each_step_once(tmp_path):
          "other": 4}
     )  # fmt: skip
     assert measured.text().startswith("30.3% (28% compiling, 14% starting and restoring")
+    sit(4, 3, "done")  # the saves at 6 and at 11 were damaged: 5 and 6 again, too
+    measured = goodput(parse_sessions((tmp_path / LEDGER).read_bytes()))
+    assert measured.productive_s == pytest.approx(4 * (4 + 0 + 3))
     assert goodput(parse_sessions(b"[1, {}]")) is None
+    damaged = (
+        b'[{"began": 1, "seconds": 9, "first_step": 0, "last_step": 3, "spent": {"step": null}}]'
+    )
+    assert parse_sessions(damaged) and goodput(parse_sessions(damaged)) is None
     assert goodput([{"began": 1, "seconds": 9, "first_step": 0, "last_step": 3}]) is None
 
 

@@ -75,8 +75,8 @@ def clock_of(record: RunRecord) -> Curve:
     stride = max(math.ceil(len(steps) / CLOCK_POINTS), 1)
     steps = [*steps[:-1:stride], steps[-1]]
     clock = {"step": steps, "tokens": [], "hours": _at(steps, record.hours)}
-    if "tokens_seen" in record.train:
-        seen = record.train["tokens_seen"]
+    seen = record.train.get("tokens_seen", Series())
+    if seen.values and all(map(math.isfinite, seen.values)):
         # Nothing is seen at step 0, though nothing is logged there.
         clock["tokens"] = _at(steps, Series([0, *seen.steps], [0.0, *seen.values]))
     return clock

@@ -10,6 +10,7 @@ slices it is known when they were there: then it counts as start-up, and the que
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from lmwright.report.ledger import SPENT, is_number
@@ -81,13 +82,15 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
         return None
     lost = dict.fromkeys(WORDS, 0.0)
     productive = 0.0
-    for entry, after in zip(measured, [*measured[1:], None], strict=True):
+    # the earliest step that any later session began with: a damaged save leads further back
+    firsts = [*accumulate((entry["first_step"] for entry in reversed(measured)), min)][::-1]
+    for entry, after in zip(measured, [*firsts[1:], None], strict=True):
         spent = {name: float(value) for name, value in entry[SPENT].items()}
         steps_s = spent.pop("step", 0.0)
         done = entry["last_step"] - entry["first_step"]
         again = 0
         if after is not None:
-            again = min(max(entry["last_step"] - after["first_step"], 0), done)
+            again = min(max(entry["last_step"] - after, 0), done)
         redone = steps_s * again / done if done else 0.0
         productive += steps_s - redone
         lost["redone"] += redone
@@ -102,17 +105,23 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
 
 
 def parse_sessions(data: bytes) -> list[dict[str, Any]]:
-    """Sessions of a sessions.json; those that are damaged are left out."""
+    """Sessions of a sessions.json; those that are damaged are left out, and so is what one is said
+    to have spent where that is damaged."""
     try:
         entries = json.loads(data)
     except (ValueError, RecursionError):
         return []
     needed = ("began", "seconds", "first_step", "last_step")
-    return [
+    sessions = [
         entry
         for entry in (entries if isinstance(entries, list) else [])
         if isinstance(entry, dict) and all(is_number(entry.get(name)) for name in needed)
     ]
+    for entry in sessions:
+        spent = entry.get(SPENT)
+        if not (isinstance(spent, dict) and all(map(is_number, spent.values()))):
+            entry.pop(SPENT, None)
+    return sessions
 
 
 def _hours(seconds: float) -> str:

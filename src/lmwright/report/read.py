@@ -205,12 +205,19 @@ def _add(entry: dict[str, Any], record: RunRecord) -> None:
     elif kind == "eval":
         source = str(fields.pop("source"))
         fields["loss"]  # required
+        if ("rows" in fields) != ("of_rows" in fields):
+            raise ValueError("rows and of_rows belong together")
         _extend(record.evals.setdefault(source, {}), step, fields)
     elif kind == "sample":
         record.samples.append(Sample(step, str(fields["prompt"]), str(fields["text"])))
     else:
         if kind == "checkpoint" and "blocked_s" in fields:
             entry["blocked_s"] = _number(fields["blocked_s"])
+        if kind == "gradient error" and "error" in fields:
+            numbers = [name for name in fields if name.split()[-1] == "error"]
+            entry |= {name: _number(fields[name]) for name in numbers} | {
+                "setting": fields["setting"]
+            }
         record.events.append(entry)
 
 

@@ -131,7 +131,7 @@ class Display:
 
     def _add_loss(self, loss: float) -> None:
         self._losses.append(loss)
-        if self._smooth_loss is None:
+        if self._smooth_loss is None or not math.isfinite(self._smooth_loss):
             self._smooth_loss = loss
         elif math.isfinite(loss):
             self._smooth_loss = SMOOTHING * self._smooth_loss + (1 - SMOOTHING) * loss

@@ -204,7 +204,7 @@ class Loop:
         attention = attention_taken(self.plan.compute)
         facts = {"reason": compiled.reason, "attention": attention}
         facts = {name: text for name, text in facts.items() if text}
-        self.metrics.event("compile", step=self.start, seconds=seconds, by_plan=by_plan, **facts)
+        self.metrics.event("compile", step=self.at, seconds=seconds, by_plan=by_plan, **facts)
         verb = "loaded the step that plan compiled" if by_plan else "compiled the train step"
         beside = f" ({compiled.reason})" if compiled.reason else ""
         self.display.note(f"{verb} in {seconds:.1f} s{beside}")
