@@ -27,7 +27,7 @@ def test_cells_of_any_length_are_read_from_tsv_too(tmp_path, monkeypatch):
     csv.field_size_limit(1 << 17)  # that of Python
     assert texts_of(read(Source(path=str(tmp_path / "a.tsv")))) == ["x" * 200_000]
     monkeypatch.setattr("lmwright.data.sources.read.CELL_CHARS", 1000)
-    with pytest.raises(UserError, match="a.tsv:2: a cell is longer .*; split it"):
+    with pytest.raises(UserError, match=r"a\.tsv:2: a cell is longer .*; split it"):
         read(Source(path=str(tmp_path / "a.tsv")))
 
 

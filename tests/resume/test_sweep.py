@@ -124,6 +124,10 @@ def test_one_that_fails_is_named_and_the_others_go_on(file, tmp_path, capfd):
         ('[sweep.grid]\n"model.num_kv_head" = [1]', "num_kv_heads"),
         ('[sweep.grid]\n"model.num_kv_heads" = [4, 3]', "not a multiple"),
         ("[[sweep.cases]]\nname = 'a'", "sweep.cases.0 must hold a name and the fields"),
+        ("[sweep]\ngrid = 3", r"must hold tables: \[sweep.grid\]"),
+        ("[[sweep.cases]]\nname = '../..'\nseed = 1", "'' cannot be the folder of a run"),
+        ("[[sweep.cases]]\nname = 'report.html'\nseed = 1", "'report.html' cannot be the folder"),
+        ("[[sweep.cases]]\nname = 'a'\ndir = 'b'", "'dir' has no effect in 'a'"),
         ('[sweep.grid]\n"seed" = ' + str(list(range(200))), "makes 200 runs"),
     ],
 )

@@ -15,7 +15,11 @@ from lmwright.train.environment import write_env
 letters = st.text("ABCXYZ_", max_size=8)
 
 
-@given(letters, st.sampled_from(["TOKEN", "Key", "SECRET", "password", "Credential"]), letters)
+@given(
+    letters,
+    st.sampled_from(["TOKEN", "Key", "SECRET", "password", "Credential", "DB_Pass", "mysql_pwd"]),
+    letters,
+)
 def test_variables_named_like_secrets_are_dropped(before, word, after):
     kept = redact({before + word + after: "hunter2", "XLA_FLAGS": "--xla_a=1"})
     assert kept == {"XLA_FLAGS": "--xla_a=1"}

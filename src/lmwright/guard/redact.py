@@ -6,7 +6,7 @@ from typing import Any
 from lmwright.guard.urls import redact_text
 
 SECRET_WORDS = (
-    *("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH", "COOKIE"),
+    *("TOKEN", "KEY", "SECRET", "PASS", "_PWD", "CREDENTIAL", "AUTH", "COOKIE"),
     "SESSION",
 )
 

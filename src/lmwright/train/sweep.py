@@ -30,6 +30,7 @@ from lmwright.train.signals import EXIT_PREEMPTED, HANGUP, StopRequest
 
 EXIT_SOME_FAILED = 1
 MOST_RUNS = 100
+FILES = (".toml", ".html")
 LINE = "{:<{width}}  {:>14}  {:>10}  {:>10}  {:>9}"
 
 
@@ -60,6 +61,7 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
     base = load_base(path, overrides)
     by_label: dict[str, Member] = {}
     for label, fields in _combinations(path, table):
+        _check_member(path, label, fields)
         if label in by_label:
             raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
         words = [f"{key}={literal(value)}" for key, value in fields.items()]
@@ -73,7 +75,9 @@ def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]
     known = {"grid", "cases"}
     if not isinstance(table, dict) or not table or set(table) - known:
         raise UserError(f"{path}: sweep must hold [sweep.grid], [[sweep.cases]] or both")
-    grid = table.get("grid", {})
+    grid, cases = table.get("grid", {}), table.get("cases", [])
+    if not (isinstance(grid, dict) and isinstance(cases, list)):
+        raise UserError(f"{path}: sweep must hold tables: [sweep.grid], [[sweep.cases]] or both")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"{path}: sweep.grid.{key} must be a list of values to try")
@@ -85,7 +89,7 @@ def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]
     for values in itertools.product(*grid.values()) if grid else ():
         fields = dict(zip(grid, values, strict=True))
         yield _label(fields), fields
-    for number, case in enumerate(table.get("cases", [])):
+    for number, case in enumerate(cases):
         fields = dict(case) if isinstance(case, dict) else {}
         name = fields.pop("name", None)
         if not isinstance(name, str) or not fields:
@@ -94,6 +98,22 @@ def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]
                 f'as in name = "deep", "model.num_layers" = 24'
             )
         yield _plain(name), fields
+
+
+def _check_member(path: Path, label: str, fields: dict[str, Any]) -> None:
+    """Raises UserError for a run whose folder would be another file's, and for fields that the
+    sweep sets itself."""
+    if not label or label.endswith(FILES):
+        raise UserError(
+            f"{path}: sweep: {label!r} cannot be the folder of a run, beside the sweep's own "
+            "files; give the case another name"
+        )
+    for name in ("dir", "name"):
+        if name in fields:
+            raise UserError(
+                f"{path}: sweep: {name!r} has no effect in {label!r}, since each run has its own "
+                "by its label; remove it there"
+            )
 
 
 def _label(fields: dict[str, Any]) -> str:
@@ -176,7 +196,7 @@ def _compare(done: list[Member], out: str) -> None:
     from lmwright.program.trainee import spec_of
     from lmwright.report.html import report_command
     from lmwright.report.read import read_run
-    from lmwright.report.summary import tail_mean
+    from lmwright.report.summary import summarize, tail_mean
 
     width = max(len(member.label) for member in done)
     print("\n" + LINE.format("run", "parameters", "train", "held out", "tokens/s", width=width))
@@ -185,8 +205,7 @@ def _compare(done: list[Member], out: str) -> None:
         losses = [curves["loss"].values[-1] for curves in record.evals.values()]
         held_out = f"{sum(losses) / len(losses):.4f}" if losses else ""
         train = f"{tail_mean(record.train['loss']):.4f}" if "loss" in record.train else ""
-        speed = record.train.get("tokens_per_s")
-        speed = f"{sorted(speed.values)[len(speed.values) // 2]:,.0f}" if speed else ""
+        speed = summarize(record).get("tokens/s", "")
         count = f"{count_params(spec_of(member.run)):,}"
         print(LINE.format(member.label, count, train, held_out, speed, width=width))
     report_command([member.run.dir for member in done], out)
