@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lmwright.config.run import Data, Normalize, Source
 from lmwright.data import stage as stage_module
+from lmwright.data.text import normalize as normalize_module
 from lmwright.data.text.dedup import keep_first
 from lmwright.data.text.normalize import normalize
 from lmwright.errors import UserError
@@ -217,3 +218,26 @@ def test_changed_input_is_read_again(tmp_path):
     assert [r["split"] for r in table(run(tmp_path, Source(path=str(path), use="eval")))] == [
         "eval"
     ] * 2
+
+
+@pytest.mark.parametrize("change", ["grown", "gone"])
+def test_input_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+    """Part of a file that is being downloaded is no corpus."""
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path, ["one", "two"])
+    rows = normalize_module.read_rows
+
+    def read(piece, source):
+        yield from rows(piece, source)
+        if change == "gone":
+            path.unlink()
+        else:
+            write_jsonl(path, ["one", "two", "three"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(normalize_module, "read_rows", read)
+        with pytest.raises(UserError, match=r"a\.jsonl changed while it was read; run again"):
+            run(tmp_path, Source(path=str(path)))
+    assert not (tmp_path / "data/normalize/manifest.json").exists()
+    write_jsonl(path, ["one", "two", "three"])
+    assert len(table(run(tmp_path, Source(path=str(path))))) == 3

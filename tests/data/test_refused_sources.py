@@ -51,3 +51,12 @@ def test_a_server_that_does_not_answer_is_told_from_a_missing_file(tmp_path, cap
 def test_a_file_where_the_folder_would_be_is_named(tmp_path, capsys):
     said = refused(tmp_path, capsys, 'name = "a"', f"data.dir={tmp_path}/a.txt")
     assert f"data.dir: {tmp_path}/a.txt is a file, not a folder" in said
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path, capsys):
+    assert "data.sources.0.path: is empty" in refused(tmp_path, capsys, 'path = ""')
+
+
+def test_the_home_of_nobody(tmp_path, capsys):
+    said = refused(tmp_path, capsys, 'path = "~nobody-here/a.txt"')
+    assert "data.sources: ~nobody-here/a.txt does not exist" in said

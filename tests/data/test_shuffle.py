@@ -81,3 +81,5 @@ def test_refusals(tmp_path):
     pack(tmp_path / "b", 16)
     with pytest.raises(UserError, match="at least two"):
         shuffle_rows(tmp_path / "b", Shuffle(), {"books": 2.0, "web/news": None})
+    with pytest.raises(UserError, match=r"the weight 1e-09 of 'books' is less than one row in an"):
+        shuffle_rows(tmp_path / "b", Shuffle(), {"books": 1e-9, "web/news": 1.0})

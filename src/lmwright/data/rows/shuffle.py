@@ -76,6 +76,7 @@ def shuffle_rows(
         "weights": [given.get(s) for s in sorted(train)],
     }
     order = order_of(facts)
+    _refuse_unread(facts, order)
     step = max(1, shard_tokens // packed.facts["seq_len"])
     parts = [
         Stretch(str(data_dir), packed.hash, facts, e, number, at, min(at + step, order.epoch_rows))
@@ -93,6 +94,17 @@ def shuffle_rows(
         workers=workers,
         progress=progress,
     )
+
+
+def _refuse_unread(facts: Mapping[str, Any], order: Order) -> None:
+    """Raises UserError for a weight so small that no row of its source would ever be read."""
+    for name, weight, rows in zip(facts["sources"], facts["weights"], order.quotas, strict=True):
+        if weight is not None and rows == 0:
+            raise UserError(
+                f"data.sources: the weight {weight:g} of {name!r} is less than one row in an epoch "
+                f"of {order.epoch_rows:,} rows, so it would never be read; raise it, or remove the "
+                "source"
+            )
 
 
 def order_of(facts: Mapping[str, Any]) -> Order:

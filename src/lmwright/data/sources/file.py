@@ -1,6 +1,7 @@
 """One input file: its metadata, and its bytes, decompressed in bounded memory."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,27 @@ class Slice:
     stop: int | None = None
     first_row: int = 0
     """Lines or rows of the file before the slice."""
+
+
+def local_stamp(path: str) -> tuple[int, str]:
+    """Bytes and stamp of a file on this machine."""
+    stat = os.stat(path)
+    return stat.st_size, str(stat.st_mtime_ns)
+
+
+def refuse_changed(file: File) -> None:
+    """Raises UserError for a file on this machine that changed since it was listed: one that is
+    still being written would be read in part."""
+    if "://" in file.path:
+        return
+    try:
+        changed = local_stamp(file.path) != (file.size, file.stamp)
+    except OSError:
+        changed = True
+    if changed:
+        raise UserError(
+            f"{file.path} changed while it was read; run again when nobody writes to it"
+        )
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:

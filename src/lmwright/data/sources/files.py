@@ -19,7 +19,13 @@ import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
 from lmwright.data.json_text import parse_json
-from lmwright.data.sources.file import File, Slice, open_binary, open_filesystem
+from lmwright.data.sources.file import (
+    File,
+    Slice,
+    local_stamp,
+    open_binary,
+    open_filesystem,
+)
 from lmwright.errors import UserError, first_line
 from lmwright.guard.urls import was_redacted, without_secrets
 from lmwright.storage.kaggle import Dataset, find_dataset, is_kaggle_name
@@ -67,7 +73,7 @@ def source_names(sources: Sequence[Source]) -> list[str]:
     for i, source in enumerate(sources):
         last = re.sub(r"[*?\[].*$", "", source.path.rstrip("/")).rstrip("/").rsplit("/", 1)[-1]
         if last in (".", "..", "~", ""):
-            last = Path(source.path).expanduser().resolve().name
+            last = _home_path(source.path).resolve().name
         name = source.name or last.lstrip(".").split(".")[0] or f"source{i}"
         unfit = "/" in name or "\\" in name or name.startswith(".") or not name.isprintable()
         if unfit or len(name.encode("utf-8", "replace")) > NAME_BYTES:
@@ -109,7 +115,7 @@ def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list
 
 
 def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
-    root = Path(source.path).expanduser()
+    root = _home_path(source.path)
     if root.is_dir():
         if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
             return _find_saved_to_disk(root, source)
@@ -127,6 +133,10 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
         paths = [p for p in paths if not Path(p).is_relative_to(Path(exclude).absolute())]
     fixed = re.split(r"[*?\[]", str(root.absolute()))[0]
     return _choose(source, paths, fixed[: fixed.rfind(os.sep) + 1], matched=True)
+
+
+def _home_path(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # without an error for a user that is not there
 
 
 def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
@@ -264,8 +274,7 @@ def split_ending(path: str) -> tuple[str, str | None]:
 def _stamp(path: str, fs: Any) -> tuple[int | None, str]:
     try:
         if fs is None:
-            stat = os.stat(path)
-            return stat.st_size, str(stat.st_mtime_ns)
+            return local_stamp(path)
         info = fs.info(path)
         stamp = next((str(info[k]) for k in STAMPS if info.get(k)), "")
         return info.get("size"), stamp

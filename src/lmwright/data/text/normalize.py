@@ -41,7 +41,7 @@ from lmwright.data.sources.columns import (
     names_of,
     refuse_plain,
 )
-from lmwright.data.sources.file import RECORDS, Slice
+from lmwright.data.sources.file import RECORDS, Slice, refuse_changed
 from lmwright.data.sources.files import PART_BYTES, cut_parts, find_files, source_names
 from lmwright.data.sources.read import read_rows
 from lmwright.data.stage import find_finished_stage, run_stage
@@ -208,6 +208,8 @@ def write_part(part: Part, tmp_dir: Path) -> dict[str, Any]:
             entry["bytes"] += len(raw)
             if part.hashes:
                 hashes.append(digest)
+    for piece in part.slices:
+        refuse_changed(piece.file)
     if part.hashes:
         digests = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
         (tmp_dir / "hashes").mkdir()
