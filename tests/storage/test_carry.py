@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lmwright.data.carry import working_folder
+from lmwright.data.dropped import drop
 from lmwright.data.stage import run_stage
 from lmwright.storage.bucket import Bucket
 
@@ -55,3 +56,30 @@ def test_what_was_not_sent_is_kept_only_for_the_same_configuration(url, tmp_path
         patch.setattr("lmwright.data.carry._Carrier.send", lambda self: None)
         make("B", url)
     assert make("A", url) == [f"{part} of A" for part in range(PARTS)]
+
+
+@pytest.mark.parametrize("lost", ["one file", "everything"])
+def test_what_the_bucket_lost_is_sent_again(url, lost):
+    """The machine that prepared still has it."""
+    make("A", url)
+    before = Bucket(url).entries()
+    for name in before if lost == "everything" else ["pack/part-1.bin"]:
+        Bucket(url).remove(name)
+    assert make("A", url) == [f"{part} of A" for part in range(PARTS)]
+    there = Bucket(url).entries()
+    assert {n: e.crc32c for n, e in there.items()} == {n: e.crc32c for n, e in before.items()}
+
+
+def test_what_was_dropped_elsewhere_is_not_sent_again(url, tmp_path, monkeypatch):
+    """`--keep store` on another machine, while this one still has the files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    make("A", url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    with working_folder(url) as data:
+        drop(Path(data, "pack"))
+    left = set(Bucket(url).entries())
+    assert not any(name.endswith(".bin") for name in left)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    with working_folder(url):
+        pass
+    assert set(Bucket(url).entries()) == left

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lmwright.data.manifest import MANIFEST
+from lmwright.data.manifest import DROPPED, MANIFEST
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import Bucket, Entry, is_bucket
@@ -71,6 +71,13 @@ class _Carrier:
         with suppress(OSError, ValueError):
             self._same = json.loads(self._record.read_bytes())
         self._there = _visible(self.bucket.entries())
+        # what was lost there is sent again, but not what was dropped there
+        dropped = tuple(n.removesuffix(DROPPED) for n in self._there if n.endswith(f"/{DROPPED}"))
+        self._same = {
+            name: same
+            for name, same in self._same.items()
+            if name in self._there or name.startswith(dropped)
+        }
         for name in sorted(self._there, key=_order):
             entry, file = self._there[name], self.folder / name
             if not file.exists() or self._same.get(name) != [entry.generation, *_stamp(file)]:
