@@ -102,3 +102,21 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
         refuse_existing(tmp_path, overwrite=True)
     with pytest.raises(UserError, match="none is no folder; make it"):
         refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)
+
+
+def test_a_file_that_changes_while_it_is_read_makes_no_output(write, tmp_path):
+    def grow():
+        with (tmp_path / "in.txt").open("a") as file:
+            file.write("one more\n")
+
+    with pytest.raises(UserError, match=r"in\.txt changed while it was read; run again"):
+        write(beside=grow)
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_of_a_surrogate_pair_beside_a_text_is_a_bad_row(tmp_path):
+    rows = ['{"text": "a", "pair": "\\ud83d"}', '{"text": "a", "pair": "\\ud83d\\ude00"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    bad, good = open_texts(str(tmp_path / "a.jsonl"), "text", None, ("pair",)).rows()
+    assert "surrogate pair" in bad.reason
+    assert json.loads(good.meta) == {"pair": "\U0001f600"}

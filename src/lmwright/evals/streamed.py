@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import Bad, Row
-from lmwright.data.sources.file import File, Slice
+from lmwright.data.sources.file import File, Slice, refuse_changed
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
@@ -43,13 +43,25 @@ class Texts:
     files: tuple[File, ...]
 
     def rows(self) -> Iterator[Row | Bad]:
-        """All rows of the files, in order."""
-        return (row for each in self.files for row in read_rows(Slice(each), self.source))
+        """All rows of the files, in order. Raises UserError for a file that changes meanwhile."""
+        for each in self.files:
+            yield from map(_whole_characters, read_rows(Slice(each), self.source))
+            refuse_changed(each)
 
     @property
     def stamps(self) -> list[list[Any]]:
         """Path, size and time of each file, by which a changed one is known."""
         return [[each.path, each.size, each.stamp] for each in self.files]
+
+
+def _whole_characters(row: Row | Bad) -> Row | Bad:
+    """Refuses half of a surrogate pair in the columns beside a text, as readers do in texts."""
+    if isinstance(row, Row) and "\\ud" in row.meta:
+        try:
+            json.dumps(json.loads(row.meta), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Bad(row.number, "half of a surrogate pair in an escape")
+    return row
 
 
 def open_texts(
