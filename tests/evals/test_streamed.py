@@ -105,9 +105,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
 
 
 def test_a_file_that_changes_while_it_is_read_makes_no_output(write, tmp_path):
+    path = tmp_path / "in.txt"
+
     def grow():
-        with (tmp_path / "in.txt").open("a") as file:
-            file.write("one more\n")
+        path.write_text("\n".join([*WORDS, "one more"]) + "\n")
 
     with pytest.raises(UserError, match=r"in\.txt changed while it was read; run again"):
         write(beside=grow)
