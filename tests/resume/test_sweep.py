@@ -11,7 +11,7 @@ import pytest
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.train.signals import StopRequest
+from lmwright.train.signals import EXIT_SESSION_OVER, StopRequest
 from lmwright.train.sweep import Children, members, sweep_command
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import environment, in_dir, losses
@@ -136,6 +136,23 @@ def test_refused_before_anything_starts(file, tmp_path, small_run, table, says):
     with pytest.raises(UserError, match=says):
         sweep_command(str(file))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_session_is_that_of_the_machine(file, tmp_path, capsys, monkeypatch):
+    """Its runs share the hours of one, and none is begun without time for it."""
+    now = iter([0.0, 1800.0, 5400.0])
+    given = []
+
+    def run(children, words):
+        given.append(load_run(words[-1]).limits.session_hours)
+        return 0
+
+    monkeypatch.setattr(Children, "run", run)
+    monkeypatch.setattr("lmwright.train.sweep.time.monotonic", lambda: next(now))
+    words = ["limits.session_hours=1.5", "limits.margin_minutes=3"]
+    assert sweep_command(str(file), words) == EXIT_SESSION_OVER
+    assert given == [1.0]
+    assert "sweep: stopped; continue with" in capsys.readouterr().err
 
 
 def test_other_verbs_point_here(file):

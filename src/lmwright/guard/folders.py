@@ -1,8 +1,10 @@
-"""Copies of small folders that are whole or not there, also after a kill."""
+"""Copies of small folders that are whole or not there, also after a kill or a power loss."""
 
 import os
 import shutil
 from pathlib import Path
+
+from lmwright.guard.files import sync
 
 
 def copy_folder(source: Path, target: Path) -> None:
@@ -19,7 +21,9 @@ def copy_folder(source: Path, target: Path) -> None:
                 copy.mkdir()
             else:
                 shutil.copy2(path, copy)  # which keeps to its owner what is private
+                sync(copy)
         os.replace(temporary, target)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

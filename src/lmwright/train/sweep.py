@@ -14,8 +14,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,8 +26,9 @@ from lmwright.config.run import Run
 from lmwright.config.text import literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
+from lmwright.planner.sessions import session_limit_s
 from lmwright.storage.mirror import mirror_folder, place_in
-from lmwright.train.signals import EXIT_PREEMPTED, HANGUP, StopRequest
+from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER, HANGUP, StopRequest
 
 EXIT_SOME_FAILED = 1
 MOST_RUNS = 100
@@ -131,12 +133,12 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
     _print_members(runs)
     if dry_run:
         return 0
-    failed = []
+    failed, began = [], time.monotonic()
     with Children() as children:
         for number, member in enumerate(runs, 1):
             print(f"\n{member.label} ({number} of {len(runs)})", flush=True)
-            code = children.exit_code or _train(member, children)
-            if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+            code = children.exit_code or _train(member, children, time.monotonic() - began)
+            if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_SESSION_OVER):
                 print(f"sweep: stopped; continue with: lmwright sweep {path}", file=sys.stderr)
                 return code
             if code:
@@ -159,12 +161,26 @@ def _print_members(runs: list[Member]) -> None:
         print(f"{member.label:<{width}}  {count:>14,} parameters  {train.steps:>7,} steps")
 
 
-def _train(member: Member, children: "Children") -> int:
+def _train(member: Member, children: "Children", used_s: float) -> int:
+    """Trains a member on a machine whose session began `used_s` seconds ago; its exit code."""
+    run = _in_session(member.run, used_s)
+    if run is None:
+        return EXIT_SESSION_OVER
     folder = member.folder.parent
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{member.label}.toml"
-    file.write_text(dump_toml(member.run), encoding="utf-8")
+    file.write_text(dump_toml(run), encoding="utf-8")
     return children.run([sys.executable, "-m", "lmwright.cli.main", "train", str(file)])
+
+
+def _in_session(run: Run, used_s: float) -> Run | None:
+    """The run with what earlier ones have left of the machine's session; None where that is
+    nothing."""
+    limits = run.limits
+    if limits.session_hours is None:
+        return run
+    left = replace(limits, session_hours=limits.session_hours - used_s / 3600)
+    return replace(run, limits=left) if session_limit_s(left) > 0 else None
 
 
 class Children(StopRequest):
