@@ -105,6 +105,7 @@ def test_what_is_no_override_says_how_to_write_one(tmp_path, text):
         ("name = foo\n", "run.toml:1: ", ["not valid TOML", "text needs quotes"]),
         (RUN_FILE + "[train]\nremat = 'full'\n", "run.toml:9: ", ["others call 'full' is 'block'"]),
         (RUN_FILE + "[train]\nema = 0.9\n", "run.toml:9: ", ["did you mean 'ema_decay'?"]),
+        (RUN_FILE + "[optim]\nlr = 1e-4\n", "run.toml:9: ", ["did you mean 'learning_rate'?"]),
         ('name = "foo\na = 2\n', "run.toml:1: ", ["not valid TOML", "a quote is not closed"]),
         ("train = {steps = 3,\n", "run.toml:1: ", ["not valid TOML", "stands on one line"]),
         ("train = {steps = 3,}\n", "run.toml:1: ", ["without a comma at its end"]),

@@ -176,6 +176,10 @@ def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
     code, said = command(capsys, "prepare", "run.toml", "data.sources.0.text_column=content")
     assert code == 2 and "no row of words.jsonl has 'content'" in said
     assert "no 'content', only 'text'" in said
+    Path("chats.jsonl").write_text(json.dumps({"id": 1, "messages": []}) + "\n")
+    code, said = command(capsys, "prepare", "run.toml", "data.sources.0.path=chats.jsonl")
+    assert code == 2 and """only 'id', 'messages' (as rows = "messages" has them)""" in said
+    assert "change data.sources.text_column or data.sources.rows" in said
 
 
 def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(

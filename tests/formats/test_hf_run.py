@@ -48,6 +48,12 @@ def test_a_run_directory_is_exported_with_its_facts(run_dir, tmp_path, capsys, m
     assert capsys.readouterr().out == f"the cat{found[0][0].text}\n" * 2
 
 
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_printed(run_dir, capsys):
+    with pytest.raises(UserError, match="prompt 1: has .* tokens and the model's context"):
+        generate_command(run_dir, ["the cat " * 400], max_new_tokens=4)
+    assert "cat" not in capsys.readouterr().out
+
+
 def test_a_run_without_its_tokenizer(run_dir, tmp_path, monkeypatch):
     data = run_dir.parent / "data"
     data.rename(run_dir.parent / "away")

@@ -10,6 +10,7 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import init_weights
 from lmwright.errors import UserError
+from lmwright.formats.adapter_verbs import merge_command
 from lmwright.formats.load import load_model
 from lmwright.formats.open import (
     ADAPTER,
@@ -89,6 +90,26 @@ def test_a_run_file_a_run_directory_and_a_preset(places):
 def test_an_adapter_alone_is_no_model(places, ask):
     with pytest.raises(UserError, match=r"is an adapter.*lmwright adapters merge"):
         ask(str(places / "adapter"))
+
+
+@pytest.mark.parametrize(
+    "base, adapter, says",
+    [
+        ("adapter", "hf", "adapter: is an adapter; name its base first and then the adapter"),
+        ("hf", "run", "run: is a run; export its adapter first: lmwright adapters export .*run F"),
+    ],
+)
+def test_what_is_no_pair_of_base_and_adapter(places, tmp_path, base, adapter, says):
+    with pytest.raises(UserError, match=says):
+        merge_command(places / base, places / adapter, tmp_path / "out")
+
+
+def test_a_missing_folder_beside_others_is_no_hub_name(places, monkeypatch):
+    monkeypatch.chdir(places.parent)
+    for name, hub in ((f"{places.name}/gone", False), ("owner/name", True)):
+        with pytest.raises(UserError) as caught:
+            open_place(name)
+        assert (f"write hf://{name}" in str(caught.value)) == hub
 
 
 @pytest.mark.parametrize("path", ["hf", "adapter", "empty", "nowhere"])

@@ -54,8 +54,8 @@ from tests.sharded.problem import make_run
         (
             {"data": 4, "fsdp": 2},
             {"global_batch_size": 36},
-            "train.global_batch_size: 36 rows do not divide into 1 microbatches over 8 batch "
-            "shards; use a multiple of 8 (nearest: 32 or 40)",
+            "train.global_batch_size: 36 rows do not divide over 8 devices; "
+            "use a multiple of 8 (nearest: 32 or 40)",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def plan(run: str, overrides: Sequence[str], **options: Any) -> Any:
 def train(run: str, overrides: Sequence[str], pod: bool, rehearse: str | None) -> Any:
     """Train a model, or resume an interrupted run.
 
-    Data that is not prepared yet is, where that takes minutes; else this says the command.
+    Prepares the data first if that takes only minutes; otherwise prints the command for it.
 
     Ctrl-C saves and says how to continue; a second one stops at once. On a TPU pod, start it
     on every host with --pod and one run directory that all of them see.

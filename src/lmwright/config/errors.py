@@ -57,6 +57,25 @@ ELSEWHERE = {
     ("train.precision", "bfloat16"): "bf16",
 }
 
+# Names of fields in transformers, TRL and PEFT for which no similar name is found.
+CALLED = {
+    "gradient_accumulation_steps": "num_microbatches",
+    "gradient_checkpointing": "remat",
+    "lr": "learning_rate",
+    "lr_scheduler_type": "schedule",
+    "max_grad_norm": "clip_norm",
+    "max_length": "seq_len",
+    "max_seq_length": "seq_len",
+    "model_name_or_path": "init_from",
+    "num_train_epochs": "epochs",
+    "output_dir": "dir",
+    "per_device_train_batch_size": "global_batch_size",
+    "r": "rank",
+    "save_total_limit": "keep_last",
+    "use_dora": "variant",
+    "use_rslora": "scaling",
+}
+
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 UNTAGGED = ("union_tag_invalid", "union_tag_not_found")
@@ -80,8 +99,11 @@ def nearest(word: str, names: Sequence[str], *, what: str, listed_by: str = "") 
 
 
 def _near(word: str, names: Sequence[str]) -> list[str]:
-    """Name that was probably meant, if any: one that differs by a letter or two, else a longer one
-    that contains the whole word, as `ema_decay` for `ema`, else the most similar one."""
+    """Name that was probably meant, if any: another tool's name for it, else one that differs by a
+    letter or two, else a longer one that contains the whole word, as `ema_decay` for `ema`, else
+    the most similar one."""
+    if CALLED.get(word) in names:
+        return [CALLED[word]]
     close = get_close_matches(word, names, n=1, cutoff=0.8)
     longer = [name for name in names if len(word) > 2 and word in name.split("_")]
     return (close or longer or get_close_matches(word, names, n=1, cutoff=0.6))[:1]

@@ -335,6 +335,8 @@ def generate_command(
     if chat:
         asked, settings, ends = _in_template(prompts, settings, tokenizer, loaded.path)
         end_ids, prompts = (*end_ids, *ends), [f"{prompt}\n" for prompt in prompts]
+    for number, prompt in enumerate(asked):  # refused before anything is printed
+        _row(number, prompt, model, tokenizer, settings, loaded.prompt_prefix)
     began = time.monotonic()
     on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
     if on_text:

@@ -18,9 +18,9 @@ from lmwright.formats.hf_read import read_config
 from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
-from lmwright.formats.open import HF, open_origin, open_run
+from lmwright.formats.open import HF, is_run, open_origin, open_run
 from lmwright.formats.peft import merge_into, to_peft
-from lmwright.formats.peft_folder import PeftFolder, read_folder, write_folder
+from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_folder
 from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
@@ -81,6 +81,7 @@ def merge_command(
     """Writes a model with a PEFT adapter merged into it, as `lmwright export` writes models, and
     compares it with what PEFT computes from the same base and folder, where PEFT is installed.
     Raises UserError for an adapter that was trained on another base."""
+    _refuse_others(base, adapter)
     loaded, peft = load_model(base), read_folder(adapter)
     loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
@@ -104,6 +105,18 @@ def merge_command(
         origin=Source(loaded.reference, model, lambda: merged, Path(adapter)),
     )
     return export_loaded(changed, out, dtype=dtype, overwrite=overwrite)
+
+
+def _refuse_others(base: str | Path, adapter: str | Path) -> None:
+    """Raises UserError where base and adapter are exchanged, or the adapter is still in its run."""
+    if (Path(base) / CONFIG).is_file():
+        raise UserError(f"{base}: is an adapter; name its base first and then the adapter")
+    if is_run(adapter):
+        raise UserError(
+            f"{adapter}: is a run; export its adapter first: lmwright adapters export {adapter} "
+            "FOLDER, and give FOLDER; or write the merged model: "
+            f"lmwright export {adapter} OUT"
+        )
 
 
 def combine_command(

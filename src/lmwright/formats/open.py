@@ -188,7 +188,8 @@ def _nothing_at(path: Path) -> UserError:
         what = "is weights alone, without the config.json that says what they mean"
     elif path.exists():
         what = "is not a folder"
-    if what == "is not there" and HUB_LIKE.fullmatch(str(path)):
+    elsewhere = "/" not in str(path) or not path.parent.exists()  # else a folder of this machine
+    if what == "is not there" and elsewhere and HUB_LIKE.fullmatch(str(path)):
         hub = f"for a model from the hub, write {PREFIX}{path}"
         if "/" not in str(path):
             hub = f"a model from the hub is named with its owner, as in {PREFIX}owner/{path}"

@@ -123,9 +123,12 @@ def refuse_batch(plan: Plan, rows: int, field: str, what: str) -> None:
     if rows % size:
         below = rows // size * size
         nearest = f"{below} or {below + size}" if below else f"{size}"
+        pieces = f" into {num} microbatches" if num > 1 else ""
+        if ways > 1:
+            pieces += f" over {ways} {'' if ways == plan.mesh.size else 'groups of '}devices"
         raise UserError(
-            f"{field}: {rows} {what} do not divide into {num} microbatches over {ways} batch "
-            f"shards; use a multiple of {size} (nearest: {nearest})"
+            f"{field}: {rows} {what} do not divide{pieces}; use a multiple of {size} "
+            f"(nearest: {nearest})"
         )
 
 

@@ -103,4 +103,7 @@ def sentence(error: Exception, repo: str, revision: str | None, what: str) -> st
     text = first_line(error)
     for secret in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
         text = text.replace(secret, "***")
-    return f"cannot be fetched ({text}); try again, or give a local folder"
+    return (
+        f"cannot be fetched ({text}); check that this machine reaches the internet and try again, "
+        "or give a local folder"
+    )

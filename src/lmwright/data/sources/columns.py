@@ -5,12 +5,12 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmwright.config.fields import default_of
-from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
+from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
 from lmwright.config.run import Source
 from lmwright.data.sources.file import File
 from lmwright.data.text.answered import answered_question
@@ -112,7 +112,8 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
         return Bad(number, f"{kind_of(row)}, not an object")
     for name in content_columns(source):
         if name not in row:
-            return Bad(number, f"no {name!r}, only {names_of(row)}", missing=True)
+            there = f"{names_of(row)}{_as_in(row, source)}"
+            return Bad(number, f"no {name!r}, only {there}", missing=True)
     if source.rows == "text":
         text = row[source.text_column]
         if not isinstance(text, str):
@@ -146,6 +147,17 @@ def names_of(names: Iterable[str]) -> str:
     return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "") or "nothing"
 
 
+def _as_in(there: Collection[str], source: Source) -> str:
+    """Kind of rows that has these columns where the source's kind has not, for a message."""
+    kinds = [
+        kind
+        for kind, (needed, _, _) in ROW_PARTS.items()
+        if kind != source.rows and all(name in there for name in needed)
+    ]
+    most = max(kinds, key=lambda kind: len(ROW_PARTS[kind][0]), default=None)
+    return "" if most is None else f' (as rows = "{most}" has them)'
+
+
 def check_header(header: list[str], file: File, source: Source) -> list[str]:
     """Raises UserError unless every column that the source names exists, once."""
     for key, columns in list_needed_columns(source).items():
@@ -157,7 +169,7 @@ def check_header(header: list[str], file: File, source: Source) -> list[str]:
                 )
             if column not in header:
                 raise UserError(
-                    f"{file.path} has no column {column!r}, only {names_of(header)}; "
-                    f"change data.sources.{key}"
+                    f"{file.path} has no column {column!r}, only "
+                    f"{names_of(header)}{_as_in(header, source)}; change data.sources.{key}"
                 )
     return header

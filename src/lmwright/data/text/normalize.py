@@ -271,7 +271,8 @@ def _check_columns(
             raise UserError(
                 f"data.sources: no row of {part.source.path} has "
                 f"{names_of(content_columns(part.source))} ({seen['rows']} rows read, listed in "
-                f"{quarantine}; the first: {reason}); change data.sources.{field}"
+                f"{quarantine}; the first: {reason}); change data.sources.{field} or "
+                "data.sources.rows"
             )
 
 
