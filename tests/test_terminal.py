@@ -96,7 +96,7 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
 
     class Loaded:
         weights = tokenizer = None
-        model = SimpleNamespace(fills_masks=False)
+        model = SimpleNamespace(fills_masks=False, spec=dict)
         prompt_prefix = end_ids = ()
 
     def says(model, weights, tokenizer, prompts, settings, compute, on_text=None, **_):
@@ -108,7 +108,10 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(module, "load_model", lambda *_: Loaded)
     monkeypatch.setattr(module, "generate", says)
     monkeypatch.setattr(module, "_print_speed", lambda *_: None)
-    monkeypatch.setattr(module, "decode_compute", lambda *_: None)
+    monkeypatch.setattr(module, "text_compute", lambda *_: None)
+    monkeypatch.setattr(module, "weights_of", lambda *_: None)
+    monkeypatch.setattr(module, "map_params", lambda *_: None)
+    monkeypatch.setattr(module, "_row", lambda *_: None)
     for terminal in (True, False):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         for prompts in (["a\x1b"], ["a\x1b", "b"]):

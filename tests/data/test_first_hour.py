@@ -194,6 +194,25 @@ def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
     code, said = command(capsys, "train", "run.toml")
     assert code == 0 and "up to date" not in said  # found, and left alone
 
+    # what was prepared otherwise is not trained on in silence
+    for said_here, field in (
+        ("data.holdout_fraction=0.3", "data.holdout_fraction is 0.1 there and 0.3 here"),
+        ("data.shuffle.seed=5", "data.shuffle.seed is 0 there and 5 here"),
+        ("data.tokenize.append=none", 'data.tokenize.append is "eos" there and "none" here'),
+        ("data.sources.0.text_column=body", 'sources.0.text_column is "text" there and "body"'),
+        ("data.sources.0.weight=2.0", "data.sources.0.weight is unset there and 2.0 here"),
+        ("data.sources.0.name=other", 'data.sources is ["words"] there and ["other"] here'),
+    ):
+        code, said = command(capsys, "train", "run.toml", "dir=fresh", said_here)
+        assert code == 2 and field in said and "run `lmwright prepare run.toml" in said
+        assert not Path("fresh").exists()
+    with open("words.jsonl", "a") as f:
+        f.write(json.dumps({"text": "more words"}) + "\n")
+    code, said = command(capsys, "train", "run.toml", "train.steps=3")
+    assert code == 0 and "changed since" not in said  # it goes on with the data that it has
+    code, said = command(capsys, "train", "run.toml", "dir=fresh")
+    assert code == 0 and "note: words.jsonl changed since data was prepared" in said
+
     elsewhere = ["data.dir=elsewhere", "dir=another"]
     monkeypatch.setattr(missing, "BYTES_PER_MINUTE", 10)
     code, said = command(capsys, "train", "run.toml", *elsewhere)

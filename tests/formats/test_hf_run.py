@@ -49,7 +49,7 @@ def test_a_run_directory_is_exported_with_its_facts(run_dir, tmp_path, capsys, m
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_it_is_printed(run_dir, capsys):
-    with pytest.raises(UserError, match="prompt 1: has .* tokens and the model's context"):
+    with pytest.raises(UserError, match=r"prompt 1: has .* tokens and the model's context"):
         generate_command(run_dir, ["the cat " * 400], max_new_tokens=4)
     assert "cat" not in capsys.readouterr().out
 

@@ -26,6 +26,7 @@ from lmwright.config.run import (
 )  # fmt: skip
 from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
+from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.held_out import encode_prompts
 from lmwright.formats.convert import export_command
@@ -146,7 +147,7 @@ def test_tuning_goes_on_without_its_source(base, tmp_path):
     evals = [e for e in lines_of(run.dir) if e["kind"] == "eval"]
     assert [e["step"] for e in evals] == [0, whole.step]
     assert evals[1]["loss"] < evals[0]["loss"]
-    rows = open_stores(resolve(run, jax.devices()[ONE]))["model"].epoch_rows
+    rows = TokenStore.open(run.data.dir).epoch_rows
     assert whole.step == -(-3 * rows // 4)
     shutil.rmtree(moved)
     longer = load_run(file, ["train.epochs=2"])
@@ -258,7 +259,6 @@ def test_prompts_of_a_chat(base, tmp_path):
     pack = replace(run.data.pack, seq_len=128)
     data = replace(run.data, dir=str(tmp_path / "chat"), chat=chat, pack=pack)
     prepare(data, 128)
-    from lmwright.data.rows.store import TokenStore
     from lmwright.data.tokens.tokenizer import load_tokenizer
 
     store = TokenStore.open(data.dir)

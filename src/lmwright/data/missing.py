@@ -7,6 +7,7 @@ from lmwright.data.manifest import MANIFEST
 from lmwright.data.portions import PORTIONS
 from lmwright.data.prepare import prepare_command
 from lmwright.data.room import text_bytes
+from lmwright.data.stale import refuse_stale
 from lmwright.errors import UserError
 from lmwright.hardware.devices import cores_here
 
@@ -23,13 +24,18 @@ def prepare_missing(run: Run) -> bool:
     and fetched within `MOST_MINUTES`.
 
     Raises UserError for more text than that, or for sources elsewhere that do not tell their size,
-    so that nobody waits for it unasked. True if it prepared something.
+    so that nobody waits for it unasked; and for data that was prepared with other settings. True if
+    it prepared something.
     """
     data = run.data
-    begun = any((Path(data.dir) / name).exists() for name in (f"pack/{MANIFEST}", PORTIONS))
-    if "://" in data.dir or not data.sources or begun:
-        return False  # whatever else is wrong there, opening it says
+    if "://" in data.dir or not data.sources:
+        return False
     if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
+        return False
+    if (Path(data.dir) / f"pack/{MANIFEST}").exists():
+        refuse_stale(run)
+        return False  # whatever else is wrong there, opening it says
+    if (Path(data.dir) / PORTIONS).exists():
         return False
     elsewhere = any("://" in source.path for source in data.sources)
     try:

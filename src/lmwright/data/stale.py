@@ -1,0 +1,118 @@
+"""Stale data: prepared with settings that the run no longer has, which would have no effect."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.run import Data, Run
+from lmwright.data.dropped import read_made
+from lmwright.data.sources.files import source_names
+from lmwright.errors import UserError
+from lmwright.guard.redact import redact_tree
+from lmwright.guard.urls import without_secrets
+
+MOST_SHOWN = 3
+LONGEST_SHOWN = 60
+ELSEWHERE = ("name", "weight")
+"""Settings of a source that are compared as such, or in another stage."""
+
+Change = tuple[str, Any, Any]
+"""A field, its value when the data was prepared, and its value now."""
+
+
+def refuse_stale(run: Run) -> None:
+    """Raises UserError where a run that has not begun names other settings of its data than the
+    prepared data has; prints a note where a file of a source has another size since.
+
+    A run that has begun is compared with its own run.toml.
+    """
+    data = run.data
+    if "://" in run.dir or (Path(run.dir) / "run.toml").exists():
+        return
+    changes = list(find_changes(data))
+    if changes:
+        shown = [
+            f"{path} is {_show(then)} there and {_show(now)} here" for path, then, now in changes
+        ]
+        more = len(changes) - MOST_SHOWN
+        raise UserError(
+            f"data.dir: {data.dir} was prepared with other settings: "
+            f"{', '.join(shown[:MOST_SHOWN])}{f', and {more} more' if more > 0 else ''}; "
+            "run `lmwright prepare` to make it again, or choose another data.dir"
+        )
+    if changed := list(_find_changed_files(data)):
+        others = " and others" if changed[1:] else ""
+        print(
+            f"note: {changed[0]}{others} changed since {data.dir} was prepared; training uses what "
+            "was prepared"
+        )
+
+
+def find_changes(data: Data) -> Iterator[Change]:
+    """Settings in which prepared data differs from what the run says, by field; of those that the
+    stages record. Stages and fields that are not recorded are equal."""
+    yield from _normalize_changes(data)
+    tokenize, pack, shuffle = (_recorded(data, name) for name in ("tokenize", "pack", "shuffle"))
+    yield from _changes("data.tokenize", tokenize, {"prepend", "append"}, data.tokenize)
+    chat = (tokenize.get("conversations") or {}).get("chat", {})
+    yield from _changes("data.chat", chat, set(chat), data.chat)
+    yield from _changes("data.pack", pack, {"method", "attention"}, data.pack)
+    yield from _changes("data.shuffle", shuffle, {"order", "seed", "block_rows"}, data.shuffle)
+    weights = dict(zip(shuffle.get("sources", ()), shuffle.get("weights", ()), strict=False))
+    for i, (name, source) in enumerate(zip(source_names(data.sources), data.sources, strict=True)):
+        if name in weights and weights[name] != source.weight:
+            yield f"data.sources.{i}.weight", weights[name], source.weight
+
+
+def _normalize_changes(data: Data) -> Iterator[Change]:
+    recorded = _recorded(data, "normalize")
+    parts = {part["name"]: part for part in recorded.get("parts", ())}
+    if not parts:
+        return
+    names = source_names(data.sources)
+    if sorted(parts) != sorted(names):
+        yield "data.sources", sorted(parts), sorted(names)
+        return
+    for i, name in enumerate(names):
+        then, source = parts[name]["source"], data.sources[i]
+        fields = set(then) - set(ELSEWHERE) - ({"path"} if "://" in source.path else set())
+        yield from _changes(f"data.sources.{i}", then, fields, source)
+    first = next(iter(parts.values()))
+    yield from _changes("data", first, {"holdout_fraction"}, data)
+    yield from _changes("data.normalize", first | recorded, {"unicode", "dedup"}, data.normalize)
+
+
+def _changes(section: str, then: dict[str, Any], names: set[str], now: Any) -> Iterator[Change]:
+    values = json.loads(json.dumps(redact_tree(asdict(now), without_secrets), default=str))
+    for name in sorted(names & then.keys() & values.keys()):
+        if then[name] != values[name]:
+            yield f"{section}.{name}", then[name], values[name]
+
+
+def _find_changed_files(data: Data) -> Iterator[str]:
+    """Local files of the sources that are still there, with another size."""
+    parts = _recorded(data, "normalize").get("parts", ())
+    files = {s["file"]["path"]: s["file"]["size"] for part in parts for s in part["slices"]}
+    for path, size in files.items():
+        try:
+            if "://" not in path and os.stat(path).st_size != size:
+                yield path
+        except OSError:
+            pass  # data may be trained on where its sources are not
+
+
+def _recorded(data: Data, stage: str) -> dict[str, Any]:
+    """Settings that a stage was made with; none where it is not there."""
+    try:
+        made: dict[str, Any] = read_made(Path(data.dir) / stage).fingerprint
+    except UserError:
+        return {}  # opening the store says what is wrong
+    return made.get("fingerprint", {})
+
+
+def _show(value: Any) -> str:
+    text = "unset" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
