@@ -218,6 +218,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (["data.pack.seq_len=513"], "data.pack.seq_len: 513 is longer than model.seq_len = 512"),
         (["data.pack.seq_len=1"], "data.pack.seq_len: a row of 1 token has none to predict"),
         (["mesh.data=rest"], "are both 'rest'"),
+        (["lora.targets=['q_prj']"], "lora.targets: 'q_prj' matches no weight; there are: all, "),
         (["checkpoint.keep_every_steps=75"], "checkpoint.keep_every_steps: 75 is not a multiple"),
         (
             ["model.preset=llama-1m", "data.tokenizer.vocab_size=4096"],

@@ -218,6 +218,20 @@ def test_adapters_are_offered_where_nothing_else_fits(tmp_path):
     assert "lora.rank=16" in advice.text and "(trains differently), which fits" in advice.text
 
 
+def test_adapters_are_offered_beside_what_fits(tmp_path):
+    """An 8B on v5e-8, where moments on the host fit too and take longer."""
+    given = run_of(tmp_path, "data.pack.seq_len=2048", preset="llama-8b", batch=16)
+    machine = parse_machine("v5e-8")
+    run = replace(given, train=replace(given.train, init_from="somewhere"))
+    lines = suggest(run, machine).lines
+    assert "adapters" not in "\n".join(suggest(given, machine).lines)
+    at = lines.index("  with a frozen model and adapters beside it:")
+    assert "optim.offload=moments" in "".join(lines[:at])
+    words = ["data.pack.seq_len=2048", *lines[at + 1].split(" (")[0].split()]
+    assert "lora.rank=16" in words
+    assert command.Quick.of(load_run(tmp_path / "run.toml", words), machine).fits
+
+
 def test_the_smallest_slice_that_trains_it(tmp_path):
     run = run_of(tmp_path, preset="600b", batch=1024)
     text = "\n".join(suggest(run, parse_machine("v4-32"), 720).lines)

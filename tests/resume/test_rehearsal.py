@@ -160,6 +160,11 @@ def test_the_plan_ends_with_what_is_known_without_the_machine(run, trained_run, 
     assert said["data loads"] == ("yes", f"{epoch_rows(run):,} rows of 32 tokens")
     assert said["weights load"][0] == "yes" and said["fits"][0] == "yes"
     assert "GiB to spare" in said["fits"][1] and said["resumes"][0] == "not known"
+    assert main(["export", trained_run.dir, "bare"]) == 0
+    Path("bare/model.safetensors").unlink()
+    capsys.readouterr()
+    assert main(["plan", "run.toml", "--quick", *sized, "train.init_from=bare"]) == 0
+    assert lines(capsys.readouterr().out)["weights load"][0] == "not known"
     assert main(["plan", "run.toml", "--quick", *sized, "model.mlp_dim=64"]) == 0
     assert lines(capsys.readouterr().out)["weights load"][0] == "no"
 

@@ -28,9 +28,10 @@ from lmwright.formats.train_state import pick, restore
 from lmwright.models.conversion import ADDING
 from lmwright.models.heads import left_out
 from lmwright.models.over import encoder_of
-from lmwright.program.lora import frozen_spec, storages
+from lmwright.program.lora import storages
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import averaged_weights, fresh_frozen
+from lmwright.program.targets import frozen_spec
 from lmwright.program.trainee import Frozen
 from lmwright.storage.mirror import shown
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
-from lmwright.formats.open import open_origin
+from lmwright.formats.open import HF, open_origin
 from lmwright.formats.weights import refuse_unlike_base
 from lmwright.hardware.chips import GIB
 from lmwright.planner.units import short_duration
@@ -89,4 +89,6 @@ def _weights_check(run: Run) -> list[Check]:
             refuse_unlike_base(place, run.model.spec(), set(run.objective.new_weights))
     except UserError as error:
         return [Check("weights load", False, str(error))]
+    if place.kind == HF and not any(place.path.glob("*.safetensors")):
+        return [Check("weights load", None, f"{path} holds no weights yet; its config.json fits")]
     return [Check("weights load", True, f"{path}: every weight has its shape")]

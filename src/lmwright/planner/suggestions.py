@@ -70,7 +70,7 @@ def suggest(
     if best is not None and best.quick.fits and faster:
         lines.append("  the fastest configuration that fits this machine:")
         lines.append("  " + _line(best))
-        return Suggestions(lines, fastest or best)
+        return Suggestions(lines + _adapter_lines(adapters(run, machine)), fastest or best)
     if best is not None and not single:
         parts = best.quick.memory.parts()
         largest = max(parts, key=parts.get)
@@ -80,10 +80,11 @@ def suggest(
             f"takes {parts[largest] / GIB:,.2f} GiB"
         )
     if single:
-        return Suggestions(lines, fastest or next(iter(single.values())))
+        more = _adapter_lines(adapters(run, machine))
+        return Suggestions(lines + more, fastest or next(iter(single.values())))
     tuned = adapters(run, machine)
     if tuned is not None:
-        lines += ["  with a frozen model and adapters beside it:", "  " + _line(tuned)]
+        lines += _adapter_lines(tuned)
         return Suggestions([*lines, *larger_way(run, machine, hours)[1]], tuned)
     way, more = larger_way(run, machine, hours)
     return Suggestions(lines + more, way)
@@ -129,6 +130,12 @@ def adapters(run: Run, machine: Machine) -> Candidate | None:
         return None
     way = next((way for way in ways if way.quick.fits), None)
     return None if way is None else replace(way, given=run)
+
+
+def _adapter_lines(tuned: Candidate | None) -> list[str]:
+    if tuned is None:
+        return []
+    return ["  with a frozen model and adapters beside it:", "  " + _line(tuned)]
 
 
 def _line(candidate: Candidate) -> str:

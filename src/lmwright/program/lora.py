@@ -24,7 +24,7 @@ from lmwright.core.quantize import quantize, stored_spec
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter, LowRank
-from lmwright.program.targets import by_target, choose
+from lmwright.program.targets import by_target, choose, frozen_spec
 from lmwright.program.trainee import Trainee, num_steps, spec_of
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
@@ -154,11 +154,6 @@ def refuse_ternary(run: Run, adapter: Adapter) -> None:
 def whole_spec(run: Run) -> Tree:
     """The weights that each adapter trains whole, as Params."""
     return {k: tree for k, tree in spec_of(run).items() if k in run.objective.new_weights}
-
-
-def frozen_spec(run: Run) -> Tree:
-    """The weights of the base, as Params."""
-    return {k: tree for k, tree in spec_of(run).items() if k not in run.objective.new_weights}
 
 
 def module_spec(module: Module, variant: str) -> dict[str, Param]:

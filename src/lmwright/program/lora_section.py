@@ -118,6 +118,9 @@ class LowRank:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
+        from lmwright.program.targets import choose, frozen_spec
+
+        choose(run.model, frozen_spec(run), self.targets)
         self.rows_of(run.train.global_batch_size)
 
 

@@ -22,7 +22,6 @@ from lmwright.program.lora import (
     ResolvedAdapter,
     base_spec,
     bind,
-    frozen_spec,
     init_adapter,
     merged,
     module_spec,
@@ -33,6 +32,7 @@ from lmwright.program.lora import (
     storages,
     stored,
 )
+from lmwright.program.targets import frozen_spec
 from lmwright.program.trainee import Held, Training
 
 SMALL = {"int8": jnp.int8, "int4": jnp.int4}

@@ -20,9 +20,10 @@ from lmwright.core.param import Param, Tree, nest, walk
 from lmwright.core.rounded import first_scale, stored, widened
 from lmwright.errors import UserError
 from lmwright.models.counts import is_layer_matrix
-from lmwright.program.lora import SCALE, ResolvedAdapter, frozen_spec
+from lmwright.program.lora import SCALE, ResolvedAdapter
 from lmwright.program.lora_training import LoraTraining
 from lmwright.program.qat_section import Qat
+from lmwright.program.targets import frozen_spec
 from lmwright.program.trainee import FullTraining, Trainee, spec_of
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.config.run import Run
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.stack import LAYERS
@@ -56,6 +57,12 @@ def _groups(param: Param) -> Iterable[str]:
     if part in ("attention", "mlp", "experts") and "layers" in param.batch:
         yield "all"
         yield part
+
+
+def frozen_spec(run: Run) -> Tree:
+    """The weights of the base of a run of adapters, as Params."""
+    spec = run.objective.spec(run.model)
+    return {k: tree for k, tree in spec.items() if k not in run.objective.new_weights}
 
 
 def choose(
