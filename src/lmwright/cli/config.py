@@ -1,6 +1,6 @@
 """The verbs that show what can be configured: config, models, params."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -57,12 +57,16 @@ def config_presets() -> None:
 
     names = {section: presets.of_section(section) for section in presets.SECTIONS}
     for section, functions in {"recipe": presets.all_recipes(), **names}.items():
-        click.echo(f"{section}:")
-        for name, function in functions.items():
-            click.echo(f"  {name:<12} {' '.join((function.__doc__ or '').split())}")
-    click.echo("data.sources:")
-    for name, preset in SOURCES.items():
-        click.echo(f"  {name:<12} {preset.line}")
+        said = {name: " ".join((each.__doc__ or "").split()) for name, each in functions.items()}
+        _echo_table(section, said)
+    _echo_table("data.sources", {name: preset.line for name, preset in SOURCES.items()})
+
+
+def _echo_table(title: str, said: Mapping[str, str]) -> None:
+    width = max(map(len, said), default=0)
+    click.echo(
+        "\n".join([f"{title}:", *(f"  {name:<{width}} {text}" for name, text in said.items())])
+    )
 
 
 @click.command()

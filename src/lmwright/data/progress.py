@@ -33,7 +33,8 @@ class Progress:
     def rate(self) -> str:
         """Speed of the work so far, such as "12,345 tokens/s"."""
         seconds = max(time.monotonic() - self.begun, 1e-9)
-        return f"{self.amount / seconds:,.0f} {self.unit}/s"
+        unit = "entries" if self.unit == "vocab_size" else self.unit
+        return f"{self.amount / seconds:,.0f} {unit}/s"
 
 
 class PlainProgress(Progress):

@@ -91,7 +91,7 @@ def train_command(
         except UserError as error:  # the run itself ended as its exit code says
             report = f"no report: {error}"
         if outcome.exit_code:
-            console.print(describe_stop(run, outcome))
+            console.print(describe_stop(run, outcome), soft_wrap=True)
         else:
             for line in compare_lines(run, outcome):
                 console.print(visible(line), markup=False)

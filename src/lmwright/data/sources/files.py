@@ -125,8 +125,10 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
         return _choose(source, [str(root)], str(root.parent) + os.sep, single=True)
     if not re.search(r"[*?\[]", source.path):
         hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)
-        cure = f"; the Hugging Face data set of this name is hf://datasets/{source.path}"
-        raise UserError(f"data.sources: {source.path} does not exist{cure if hub else ''}")
+        cure = "" if root.is_absolute() else f" in {Path.cwd()}"
+        if hub:
+            cure += f"; the Hugging Face data set of this name is hf://datasets/{source.path}"
+        raise UserError(f"data.sources: {source.path} does not exist{cure}")
     fs = fsspec.filesystem("file")
     paths = sorted(p for p in fs.glob(str(root.absolute())) if os.path.isfile(p))
     if exclude:
