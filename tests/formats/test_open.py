@@ -20,6 +20,7 @@ from lmwright.formats.open import (
     RUN_FILES,
     find_model,
     init_fields,
+    load_run,
     open_place,
     open_run,
 )
@@ -90,6 +91,13 @@ def test_a_run_file_a_run_directory_and_a_preset(places):
 def test_an_adapter_alone_is_no_model(places, ask):
     with pytest.raises(UserError, match=r"is an adapter.*lmwright adapters merge"):
         ask(str(places / "adapter"))
+
+
+def test_folders_given_as_a_run(places):
+    with pytest.raises(UserError, match=r"hf: is a model folder.* train\.init_from in a run file"):
+        load_run(places / "hf")
+    with pytest.raises(UserError, match=r"checkpoints: no such run file .*; give .*/run$"):
+        load_run(places / "run" / "checkpoints")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such run file; check the path") from error
+        raise UserError(_missing_run(path)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     except OSError as error:
@@ -58,6 +58,17 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
             where = f"{path}:{line_of(lines, keys)}"
             raise UserError(f"{where}: {join_keys(keys)} is a date; put it in quotes to mean text")
     return values, lines
+
+
+def _missing_run(path: Path) -> str:
+    folder = path.parent
+    if path.name != "run.toml" or not folder.is_dir():
+        return f"{path}: no such run file; check the path"
+    if (folder / "config.json").exists():
+        return f"{folder}: is a model folder, not a run; name it as train.init_from in a run file"
+    above = next((each for each in folder.parents if (each / "run.toml").exists()), None)
+    cure = "a run file or the directory of a run" if above is None else str(above)
+    return f"{folder}: no such run file (there is no run.toml); give {cure}"
 
 
 def _refuse_data(path: Path) -> None:
