@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmwright.errors import UserError
-from lmwright.objectives.mlm import Draws, Mlm
+from lmwright.objectives.mlm import Mlm, RowKeys
 from lmwright.objectives.ramp import TIE, Ramp
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
@@ -48,7 +48,7 @@ def test_each_row_hides_the_rounded_share_of_the_moment():
     ramp = Ramp(start=0.5, end=0.1)
     objective = Mlm(mask_token_id=MASK, mask_ratio=ramp)
     batch = rows(8, 37)
-    hide = jax.jit(lambda done: objective.hide(batch, V, Draws(keys(8), done)))
+    hide = jax.jit(lambda done: objective.hide(batch, V, RowKeys(keys(8), done)))
     for k in (0, 3, 10, 19):
         hidden = hide(jnp.float32(k) / 20)
         assert hidden.places.shape == (8, T // 2)
@@ -68,7 +68,7 @@ def test_what_stands_for_a_token_moves_too():
     )  # fmt: skip
     batch = rows(2000)
     old, n = np.asarray(batch.tokens), 2000 * T // 2
-    hide = jax.jit(lambda done: objective.hide(batch, V, Draws(keys(2000), done)).tokens)
+    hide = jax.jit(lambda done: objective.hide(batch, V, RowKeys(keys(2000), done)).tokens)
     for done, (random, kept) in ((0.0, (0.0, 0.6)), (0.5, (0.2, 0.4))):
         new = np.asarray(hide(jnp.float32(done)))
         share = 1 - random - kept + random / V

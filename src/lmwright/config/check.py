@@ -287,7 +287,8 @@ def _check_limits(run: Run) -> None:
     if limits.session_hours is None and limits.total_hours is None:
         if limits.margin_minutes != default_of(type(limits).__dataclass_fields__["margin_minutes"]):
             raise UserError(
-                "limits.margin_minutes: has no effect without session_hours or total_hours"
+                "limits.margin_minutes: has no effect without session_hours or total_hours; set "
+                "one or leave it out"
             )
 
 

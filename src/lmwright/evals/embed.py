@@ -35,7 +35,7 @@ from lmwright.models.embedder import Embedder, Length, TokenPooling, embedder_of
 
 
 @dataclass
-class Tally:
+class VectorTally:
     """Counts of texts."""
 
     given: int = 0
@@ -94,7 +94,7 @@ def _vectors(model: Embedder, compute: Compute, w: Tree, batch: Batch) -> jax.Ar
 
 
 def embed_lines(
-    vectors: Vectors, rows: Iterator[Row | Bad], tally: Tally, form: str
+    vectors: Vectors, rows: Iterator[Row | Bad], tally: VectorTally, form: str
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order."""
     while chunk := list(islice(rows, CHUNK)):
@@ -166,7 +166,7 @@ def embed_command(
     loaded = load_model(path, adapter)
     model = embedder_at(loaded, pooling, length)
     vectors = Vectors(loaded, model, dim, row_compute(precision, kernels), prompt)
-    tally = Tally()
+    tally = VectorTally()
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         return embed_lines(vectors, rows, tally, form)

@@ -73,7 +73,10 @@ class Filling:
             )
         most = settings.max_new_tokens
         if self.block_tokens is not None and self.block_tokens > most:
-            raise UserError(f"block_tokens: {self.block_tokens} is more than max_new_tokens {most}")
+            raise UserError(
+                f"block_tokens: {self.block_tokens} is more than max_new_tokens {most}; use at "
+                "most that"
+            )
         block = self.block_tokens or most
         if self.steps is not None and self.steps > block:
             raise UserError(

@@ -117,10 +117,10 @@ class Mlm(Objective):
         """A key [B] for each row, with the progress of the run if shares follow it."""
         keys = super().draws(key, numbers, count)
         moves = any(isinstance(getattr(self, name), Ramp) for name in SHARES)
-        return Draws(keys, progress) if moves else keys
+        return RowKeys(keys, progress) if moves else keys
 
     def keys(self, batch: Batch, key: Any) -> Any:
-        """A key [B] for each row, or Draws, as `draws` returned them."""
+        """A key [B] for each row, or RowKeys, as `draws` returned them."""
         return key
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Any, compute: Compute) -> Loss:
@@ -132,8 +132,8 @@ class Mlm(Objective):
         return loss_at(model, w, x, aux, targets, weights, compute, z_loss=self.z_loss)
 
     def hide(self, batch: Batch, vocab_size: int, keys: Any) -> "Hidden":
-        """The rows with some tokens hidden, by a key [B] for each, or by Draws."""
-        keys, done = keys if isinstance(keys, Draws) else Draws(keys)
+        """The rows with some tokens hidden, by a key [B] for each, or by RowKeys."""
+        keys, done = keys if isinstance(keys, RowKeys) else RowKeys(keys)
         mask = known_or_any(self.mask_token_id, vocab_size)
         special = jnp.asarray(np.isin(np.arange(vocab_size), self.never_masked or ()))
         candidates = (batch.segment_ids > 0) & (batch.loss_weight > 0) & ~special[batch.tokens]
@@ -165,7 +165,7 @@ class Mlm(Objective):
         return b""
 
 
-class Draws(NamedTuple):
+class RowKeys(NamedTuple):
     """Randomness of the rows of a batch, and the time in a run."""
 
     keys: Array  # [B]
@@ -185,7 +185,7 @@ class Hidden(NamedTuple):
         return jnp.take_along_axis(a, places, axis=1)
 
 
-class _Draws(NamedTuple):
+class _TokenDraws(NamedTuple):
     """Random numbers for each token of a row."""
 
     order: Array  # uniform in [0, 1): the smallest are hidden
@@ -193,11 +193,11 @@ class _Draws(NamedTuple):
     token: Array  # any id
 
 
-def _draw(key: Array, length: int, vocab_size: int) -> _Draws:
+def _draw(key: Array, length: int, vocab_size: int) -> _TokenDraws:
     first, second, third = jax.random.split(key, 3)
     uniform = jax.random.uniform
     token = jax.random.randint(third, (length,), 0, vocab_size)
-    return _Draws(uniform(first, (length,)), uniform(second, (length,)), token)
+    return _TokenDraws(uniform(first, (length,)), uniform(second, (length,)), token)
 
 
 def _meetings(random: float | Ramp, kept: float | Ramp) -> list[tuple[float, float]]:

@@ -68,7 +68,7 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
         # JAX has left each process of Slurm and MPI the one GPU that has its number
         jax.config.update("jax_cuda_visible_devices", visible)
     if jax.process_count() > 1:
-        peers.Watch(jax.process_count())
+        peers.AbortNotice(jax.process_count())
 
 
 def _given(variables: Mapping[str, str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _say(text: str) -> None:
     print(f"lmwright: {text}", file=sys.stderr, flush=True)
 
 
-class Watch:
+class AbortNotice:
     """Turns JAX's abort into a sentence, for the rest of the process."""
 
     def __init__(self, count: int | None):

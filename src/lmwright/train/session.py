@@ -66,12 +66,9 @@ def train(
         stop = stack.enter_context(StopRequest()) if stop is None else stop
         run = completed(run)
         plan, why = _planned(run, devices or jax.devices())
-        refuse_small_host(plan)
         stop.starting = stop.starting and jax.process_count() == 1
         plan, stores = _with_stores(plan)  # before the claim: a refusal leaves no folder behind
         trainees = plan.training.trainees
-        Lanes.of(plan, trainees)  # refuses rows that do not divide
-        refuse_start(plan, stores[trainees[0].name])
         frozen = _frozen(plan, stores[trainees[0].name])
         folder = stack.enter_context(claim(run, plan))
         path = folder.path
@@ -123,10 +120,15 @@ def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:
 
 
 def _with_stores(plan: Plan) -> tuple[Plan, dict[str, TokenStore]]:
-    """The prepared data of each trainee, and the plan for such rows."""
+    """The plan for the rows that are prepared, and the data of each trainee. Refuses a host that is
+    too small, and data that the run cannot train on."""
+    refuse_small_host(plan)
     stores = open_stores(plan)
     refuse_other_stores(stores)
-    return of_rows(plan, stores.values()), stores
+    plan, trainees = of_rows(plan, stores.values()), plan.training.trainees
+    Lanes.of(plan, trainees)  # refuses rows that do not divide
+    refuse_start(plan, stores[trainees[0].name])
+    return plan, stores
 
 
 def _frozen(plan: Plan, store: TokenStore) -> Frozen:

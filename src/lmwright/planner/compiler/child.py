@@ -96,7 +96,8 @@ def devices_of(where: Machine) -> Sequence[Any]:
         return topologies.get_topology_desc(**topology_request(where.where)).devices
     except Exception as error:
         raise UserError(
-            f"--on {where.name}: the TPU compiler refuses this topology: {error}"
+            f"--on {where.name}: the TPU compiler refuses this topology ({error}); name another, "
+            "or ask with --quick"
         ) from None
 
 
