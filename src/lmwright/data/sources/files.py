@@ -19,13 +19,7 @@ import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
 from lmwright.data.json_text import parse_json
-from lmwright.data.sources.file import (
-    File,
-    Slice,
-    local_stamp,
-    open_binary,
-    open_filesystem,
-)
+from lmwright.data.sources.file import File, Slice, local_stamp, open_binary, open_filesystem
 from lmwright.errors import UserError, first_line
 from lmwright.guard.urls import was_redacted, without_secrets
 from lmwright.storage.kaggle import Dataset, find_dataset, is_kaggle_name
