@@ -65,8 +65,6 @@ def _check_sources(data: Data) -> None:
                 f"{where}.name: {name!r} is empty or used twice; give each source its own name"
             )
         names.add(name or "")
-        if not source.path.strip():
-            raise UserError(f"{where}.path: is empty; name a file, folder, glob or URL")
         if source.weight is not None and source.use == "eval":
             raise UserError(
                 f"{where}.weight: has no effect on a source that is only evaluated; remove it"

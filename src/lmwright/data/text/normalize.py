@@ -149,6 +149,11 @@ def plan_parts(data: Data, part_bytes: int, portion: Portion | None = None) -> l
         raise UserError(
             f"data.dir: {data.dir} is a URL; prepare in a local folder and copy it there"
         )
+    for place, source in enumerate(data.sources):
+        if not source.path.strip():  # which would be the current folder
+            raise UserError(
+                f"data.sources.{place}.path: is empty; name a file, folder, glob or URL"
+            )
     parts: list[Part] = []
     own = data.dir if portion is None else os.path.dirname(data.dir)  # holds no sources
     counting = counting_of(data, Path(data.dir).absolute())
