@@ -82,3 +82,19 @@ def test_hosts_share_the_files_and_one_of_them_finds_it(inside):
             except UserError as e:
                 found.append(str(e))
     assert len(found) == 1 and EVAL in found[0]
+
+
+@pytest.mark.parametrize("stage, ending", [("normalize", ".parquet"), ("tokenize", ".docs.npy")])
+def test_stages_between_are_not_read_where_their_bits_flipped(inside, capsys, stage, ending):
+    """What is made of them would have hashes of its own, and pass every later check."""
+    path = next(Path("data", stage).rglob(f"*{ending}"))
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    for name in ("tokenize", "pack") if stage == "normalize" else ("pack",):
+        shutil.rmtree(Path("data", name))
+    code, said = command(capsys, "prepare", "run.toml")
+    assert code == 2 and f"{path} was altered" in said and "delete this file" in said
+    path.unlink()  # the cure that it names
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    assert command(capsys, "data", "verify", "data")[0] == 0

@@ -60,3 +60,9 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path, capsys):
 def test_the_home_of_nobody(tmp_path, capsys):
     said = refused(tmp_path, capsys, 'path = "~nobody-here/a.txt"')
     assert "data.sources: ~nobody-here/a.txt does not exist" in said
+
+
+def test_a_link_to_nowhere_in_the_folder_s_place_is_named(tmp_path, capsys):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    said = refused(tmp_path, capsys, 'name = "a"', f"data.dir={tmp_path}/link")
+    assert f"data.dir: {tmp_path}/link is a link to nowhere" in said

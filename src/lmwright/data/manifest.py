@@ -130,6 +130,12 @@ def altered_error(path: str, what: str) -> UserError:
     )
 
 
+def refuse_altered(path: str | os.PathLike, wanted: str) -> None:
+    """Raises UserError unless a file has the hash that its manifest records."""
+    if hash_file(path) != wanted:
+        raise altered_error(os.fspath(path), "its hash is not the manifest's")
+
+
 def total(counts: Any, key: str) -> float:
     """Sum of every number stored under `key` in nested dicts."""
     if not isinstance(counts, Mapping):

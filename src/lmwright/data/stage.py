@@ -329,8 +329,9 @@ def _lock(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(path for path in (folder, *folder.parents) if path.is_file())
-        raise UserError(f"data.dir: {file} is a file, not a folder; choose another") from None
+        file = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        what = "a link to nowhere" if file.is_symlink() else "a file, not a folder"
+        raise UserError(f"data.dir: {file} is {what}; choose another") from None
     with open(folder / ".lock", "a") as f:
         if not try_lock(f):
             raise UserError(

@@ -20,7 +20,7 @@ from lmwright.config.check_data import refuse_splitting
 from lmwright.config.rows import TOKENS_PER_TEXT
 from lmwright.config.run import Pack
 from lmwright.data.dropped import read_dropped, read_made
-from lmwright.data.manifest import Manifest, add_counts
+from lmwright.data.manifest import Manifest, add_counts, refuse_altered
 from lmwright.data.progress import Progress
 from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.rows.record import row_dtype
@@ -44,6 +44,8 @@ class TokenFile:
     """`....tokens.bin`; the documents' table lies beside it as `....docs.npy`."""
     start: int
     tokens: int
+    hashes: tuple[tuple[str, str], ...]
+    """Path and xxh3_128 of it and of each file beside it."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,18 @@ def plan_shards(
     """Splits the stream of every source into shards; depends on sizes only."""
     dtype = np.dtype(tokenized.facts["dtype"])
     streams: dict[tuple[str, str], list[TokenFile]] = {}
+    beside: dict[str, list[tuple[str, str]]] = {}
+    for name, entry in sorted(tokenized.files.items()):
+        path = str(Path(tokenized.folder) / name)
+        beside.setdefault(_stem(name), []).append((path, entry["xxh3_128"]))
     for name in sorted(n for n in tokenized.files if n.endswith(".tokens.bin")):
         split, *source, _ = name.split("/")
         tokens = tokenized.files[name]["bytes"] // dtype.itemsize
         files = streams.setdefault((split, "/".join(source)), [])
         start = files[-1].start + files[-1].tokens if files else 0
         if tokens:
-            files.append(TokenFile(str(Path(tokenized.folder) / name), start, tokens))
+            path = str(Path(tokenized.folder) / name)
+            files.append(TokenFile(path, start, tokens, tuple(beside[_stem(name)])))
     step = max(1, shard_tokens // seq_len) * seq_len
     shards = []
     for (split, source), files in streams.items():
@@ -184,6 +191,12 @@ def plan_shards(
             kinds = *kinds, facts.get("tagged", False)
             shards.append(Shard(split, source, *shape, touched, *kinds))
     return tuple(shards)
+
+
+def _stem(name: str) -> str:
+    """Name of a part's file without its ending."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/{file.split('.')[0]}"
 
 
 def _first_rows(size: int, rows: int, seq_len: int, what: str) -> int:
@@ -226,6 +239,8 @@ class _Stream:
         self.dtype = np.dtype(shard.dtype).newbyteorder("<")
         starts, ends, sizes, labels = [], [], [], []
         for file in shard.files:
+            for path, wanted in file.hashes:
+                refuse_altered(path, wanted)
             table = np.load(file.path.removesuffix(".tokens.bin") + ".docs.npy", mmap_mode="r")
             if not len(table) or table[-1, 0] != file.tokens:
                 raise UserError(

@@ -29,7 +29,7 @@ from lmwright.config.rows import ANSWERED, QUESTIONS, TAGGED
 from lmwright.config.run import Chat, Tokenize
 from lmwright.data.bad_examples import BadWriter, bad_file, gather_bad_examples
 from lmwright.data.dropped import read_made, row_groups
-from lmwright.data.manifest import Manifest, read_manifest, save_array
+from lmwright.data.manifest import Manifest, read_manifest, refuse_altered, save_array
 from lmwright.data.progress import Progress
 from lmwright.data.rows.lengths import bucket
 from lmwright.data.sources.files import cut_row_groups
@@ -95,6 +95,8 @@ class Work:
     classes: Asked | None
     group_tokens: int | None
     lengths: Lengths
+    hash: str
+    """xxh3_128 of the part's file."""
 
 
 def tokenize(
@@ -140,6 +142,7 @@ def tokenize(
     before = (facts["bos_id"],) if settings.prepend == "bos" else ()
     after = (facts["eos_id"],) if settings.append == "eos" else ()
     places = (str(folder / "normalize"), str(folder / "tokenizer"))
+    wishes = conversations, classes, group_tokens, lengths or {}
     shared = (*places, facts["tokenizer_fingerprint"], route, before, after, facts["dtype"])
 
     def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
@@ -148,7 +151,7 @@ def tokenize(
     return run_stage(
         "tokenize",
         target,
-        [Work(p, *shared, conversations, classes, group_tokens, lengths or {}) for p in parts],
+        [Work(p, *shared, *wishes, normalized.files[p.file]["xxh3_128"]) for p in parts],
         write_part,
         fingerprint=fingerprint,
         inputs=inputs,
@@ -176,6 +179,7 @@ def write_part(work: Work, tmp_dir: Path) -> dict[str, Any]:
         chats = _chat_encoder(work.tokenizer, work.fingerprint, work.conversations, work.after)
     writers: dict[tuple[str, str], _DocumentWriter] = {}
     path = Path(work.folder) / work.part.file
+    refuse_altered(path, work.hash)
     with contextlib.ExitStack() as stack, one_thread():
         bad = stack.enter_context(BadWriter(tmp_dir / bad_file(work.part.number)))
         for rows in read_rows(path, work.part.start, work.part.stop):
