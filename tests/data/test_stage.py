@@ -101,6 +101,21 @@ def test_lost_or_cut_file_is_made_again(tmp_path):
     assert sorted(p.name[0] for p in log.iterdir()) == list("0112334")
 
 
+def test_a_marker_that_names_files_elsewhere_is_not_believed(tmp_path):
+    """Such a name would be removed, or sent to a bucket."""
+    log, folder = tmp_path / "log", tmp_path / "s"
+    run(folder, parts_for(log))
+    before = contents(folder)
+    (tmp_path / "mine.txt").write_text("mine")
+    marker = folder / "parts" / "part-00001.json"
+    body = json.loads(marker.read_text())
+    body["files"]["../mine.txt"] = {"bytes": 4, "xxh3_128": "0"}
+    marker.write_text(json.dumps(body))
+    (folder / "manifest.json").unlink()
+    run(folder, parts_for(log))
+    assert contents(folder) == before and len(list(log.iterdir())) == 6
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     "fail, says", [("user", "part 2, field text"), ("disk", "no space left on this disk")]

@@ -302,7 +302,8 @@ def _read_marker(folder: Path, index: int) -> dict[str, Any] | None:
     marker = _read_json(_marker(folder, index))
     try:
         files = marker["files"].items()
-        whole = isinstance(marker["counts"], dict)
+        outside = any(f.startswith("/") or ".." in f.split("/") for f, _ in files)
+        whole = isinstance(marker["counts"], dict) and not outside
         whole = whole and all(_has_size(folder / f, e["bytes"]) for f, e in files)
         return marker if whole else None
     except (TypeError, KeyError, AttributeError, ValueError):
