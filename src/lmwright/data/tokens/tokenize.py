@@ -133,17 +133,15 @@ def tokenize(
     fingerprint |= {"classes": asdict(classes)} if classes else {}
     fingerprint |= {"group_tokens": group_tokens} if group_tokens else {}
     target, inputs = folder / "tokenize", {"normalize": normalized}
-    manifest = find_finished_stage(
-        "tokenize", target, len(parts), fingerprint=fingerprint, inputs=inputs
-    )
-    if manifest:
+    known = {"fingerprint": fingerprint, "inputs": inputs}
+    if manifest := find_finished_stage("tokenize", target, len(parts), **known):
         return manifest
     route = choose_route(load_tokenizer(folder / "tokenizer"), settings.route)
     before = (facts["bos_id"],) if settings.prepend == "bos" else ()
     after = (facts["eos_id"],) if settings.append == "eos" else ()
     places = (str(folder / "normalize"), str(folder / "tokenizer"))
-    wishes = conversations, classes, group_tokens, lengths or {}
     shared = (*places, facts["tokenizer_fingerprint"], route, before, after, facts["dtype"])
+    shared = (*shared, conversations, classes, group_tokens, lengths or {})
 
     def finish(counts: Sequence[dict[str, Any]], temp: Path) -> dict[str, Any]:
         return gather_bad_examples(target, counts, temp, conversations.max_bad_fraction)
@@ -151,10 +149,9 @@ def tokenize(
     return run_stage(
         "tokenize",
         target,
-        [Work(p, *shared, *wishes, normalized.files[p.file]["xxh3_128"]) for p in parts],
+        [Work(p, *shared, normalized.files[p.file]["xxh3_128"]) for p in parts],
         write_part,
-        fingerprint=fingerprint,
-        inputs=inputs,
+        **known,
         facts=facts | kinds(conversations, classes, group_tokens),
         finish=classes.check if classes else finish if conversations else None,
         workers=workers,
