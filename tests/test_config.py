@@ -188,7 +188,7 @@ POSITIVE = st.integers(1, 2**40)
     name=TEXT,
     seed=st.integers(0, 2**40),
     prompts=st.lists(TEXT, max_size=4),
-    paths=st.lists(TEXT.filter(str.strip), max_size=3),
+    paths=st.lists(TEXT, max_size=3),
     rate=st.floats(1e-12, 1e6),
     kind=st.sampled_from(["adamw", "lion", "muon", "adafactor", "adam8bit"]),
     clip=st.none() | st.floats(1e-6, 1e6),
