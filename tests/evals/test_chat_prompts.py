@@ -46,7 +46,7 @@ def test_an_answer_ends_where_the_template_goes_on(name, stop):
 class Loaded:
     """Stands in for a model that was read."""
 
-    model = SimpleNamespace(spec=dict)
+    model = SimpleNamespace(spec=dict, vocab_size=999, seq_len=999)
     path, tokenizer = "here", PLAIN
     prompt_prefix, end_ids = (), (3,)
 
