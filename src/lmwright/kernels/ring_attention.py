@@ -26,7 +26,6 @@ from jax import Array, lax
 
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
-from lmwright.kernels.online_softmax import QUERIES as QUERIES
 from lmwright.kernels.online_softmax import along, named, no_sums, pair_gradients, softmax_sums
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, causal

@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields, replace
 
 from lmwright.core.compute import ATTENTION, BLOCK_INPUT, HEADS, MATMUL
 from lmwright.kernels import gpu_attention
-from lmwright.kernels.ring_attention import QUERIES
+from lmwright.kernels.online_softmax import QUERIES
 from lmwright.planner.analytic.kept_experts import kept_of_experts
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.stock import Weight
