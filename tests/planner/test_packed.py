@@ -67,6 +67,8 @@ def test_plan_looks_at_the_rows_that_are_prepared(tmp_path, capsys, monkeypatch)
     for other in ("v5e-8", "cpu:4", "gpu:b200x1"):  # whose kernels compute all scores
         machine = parse_machine(other)
         assert with_documents(run, machine) == machine
+    for other in ("gpu:a100x1", "gpu:rtx5090x1"):  # for which tokamax has no kernels
+        assert with_documents(run, parse_machine(other)).packed_share == known.packed_share
     plain, packed = Quick.of(run, H100), Quick.of(run, known)
     kinds = plain.timing.by_kind, packed.timing.by_kind
     assert kinds[1]["attention"] == pytest.approx(known.packed_share * kinds[0]["attention"])

@@ -118,6 +118,11 @@ def remat_of(remat: RematName, offload: OffloadName = "none", inputs: str = "exa
     return replace(policy, kept=policy.kept - offloaded, offloaded=offloaded, format=form)
 
 
+def platform_of(kernels: str) -> str:
+    """The platform that a set of kernels is for; "reference" for those of none."""
+    return kernels.rpartition(" ")[2]
+
+
 @dataclass(frozen=True)
 class Compute:
     """Static choices of one compiled program: activation dtype, what the backward pass
@@ -147,7 +152,7 @@ class Compute:
     @property
     def platform(self) -> str:
         """The platform that the kernels are for; "reference" for those of none."""
-        return self.kernels.rpartition(" ")[2]
+        return platform_of(self.kernels)
 
     @property
     def early(self) -> bool:

@@ -19,6 +19,11 @@ FETCHED_PER_MINUTE = 60e6
 MOST_MINUTES = 5
 
 
+def has_adapter_data(run: Run) -> bool:
+    """True for a run whose adapters train on data of their own."""
+    return run.lora is not None and any(adapter.data for adapter in run.lora.adapters)
+
+
 def prepare_missing(run: Run) -> bool:
     """Prepares the run's data if none is there and its sources, or the samples of them, are read
     and fetched within `MOST_MINUTES`.
@@ -30,7 +35,7 @@ def prepare_missing(run: Run) -> bool:
     data = run.data
     if "://" in data.dir or not data.sources:
         return False
-    if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
+    if has_adapter_data(run):
         return False
     if (Path(data.dir) / f"pack/{MANIFEST}").exists():
         refuse_stale(run)

@@ -79,9 +79,14 @@ def is_hopper(device_kind: str) -> bool:
     return any(card in device_kind for card in HOPPER)
 
 
+def has_card(device_kind: str) -> bool:
+    """True for cards that tokamax has kernels for."""
+    return any(card in device_kind for card in CARDS)
+
+
 def fits(q: Array, k: Array, scoring: Scoring, device_kind: str) -> bool:
     """True if tokamax is there and its kernels take these shapes on a device of this kind."""
-    if q.dtype != jnp.bfloat16 or not any(card in device_kind for card in CARDS):
+    if q.dtype != jnp.bfloat16 or not has_card(device_kind):
         return False
     return _fits(q.shape, k.shape, scoring._replace(window=None))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmwright.config.run import Run
+from lmwright.data.missing import has_adapter_data
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.open import HF, open_origin
@@ -65,7 +66,7 @@ def known_now(
 
 
 def _data_check(run: Run) -> Check:
-    if run.lora is not None and any(adapter.data for adapter in run.lora.adapters):
+    if has_adapter_data(run):
         return Check("data loads", None, "each adapter has its own")
     if "://" in run.data.dir:
         return Check("data loads", None, f"{run.data.dir} is not read here")

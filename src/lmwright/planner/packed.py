@@ -12,10 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from lmwright.config.run import Run, seq_len_of
+from lmwright.data.missing import has_adapter_data
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.hardware.devices import GPUS
-from lmwright.kernels.gpu_attention import MOST_HEAD_DIM, MOST_PACKED_HEAD_DIM
+from lmwright.kernels import gpu_attention, gpu_tokamax
 from lmwright.planner.analytic.machine import Machine
 from lmwright.planner.analytic.stock import stocks_of
 
@@ -26,7 +27,6 @@ BLOCK = 128  # tokens of queries, and of keys
 # 0.55, 1.06 and 0.91.
 BESIDE = 1.0  # what a block of queries costs beside its blocks of keys, in these
 SLOWER = 1.18
-HOPPER, BLACKWELL = 9, 10
 
 
 def with_documents(run: Run, machine: Machine) -> Machine:
@@ -49,20 +49,24 @@ def packed_share(segments: np.ndarray, windows: Sequence[int | None]) -> float:
 
 
 def _leaves_out(run: Run, machine: Machine) -> bool:
-    """True if attention of packed rows is computed by our kernels there."""
+    """True if attention of packed rows is computed by our kernels there, as
+    `gpu_attention.name_for` has it where tokamax is installed."""
+    attention = stocks_of(run)[0].work.attention
     if machine.platform != "gpu" or run.data.pack.attention == "row":
         return False
-    attention = stocks_of(run)[0].work.attention
-    if attention is None or attention.both_ways or run.train.precision == "fp32":
+    if attention is None or attention.both_ways:
         return False
-    generation = GPUS[machine.kind].card.capability[0]
-    most = MOST_PACKED_HEAD_DIM if generation == HOPPER else MOST_HEAD_DIM
-    return generation < BLACKWELL and attention.head_dim <= most
+    itemsize = 2 if run.train.activations == "bf16" else 4
+    if not gpu_attention.fits(seq_len_of(run), attention.head_dim, itemsize):
+        return False
+    kind = GPUS[machine.kind].device_kind
+    narrow = attention.head_dim <= gpu_attention.MOST_PACKED_HEAD_DIM
+    return not gpu_tokamax.has_card(kind) or (narrow and gpu_tokamax.is_hopper(kind))
 
 
 def _segment_ids(run: Run) -> np.ndarray | None:
     """[rows, T] of rows spread over an epoch; None where none are prepared on this host."""
-    if "://" in run.data.dir or (run.lora is not None and any(a.data for a in run.lora.adapters)):
+    if "://" in run.data.dir or has_adapter_data(run):
         return None
     try:
         store = TokenStore.open(run.data.dir)

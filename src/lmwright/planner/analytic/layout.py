@@ -14,7 +14,7 @@ from functools import cache, cached_property, lru_cache
 from jax.sharding import AbstractMesh
 
 from lmwright.config.run import Run, seq_len_of
-from lmwright.core.compute import LANES, MATMUL, Remat, remat_of, unrolled
+from lmwright.core.compute import LANES, MATMUL, Remat, platform_of, remat_of, unrolled
 from lmwright.core.contract import Attention, Work
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, axes_of, mesh_shape, partition, slices_of
 from lmwright.hardware.chips import CHIPS
@@ -170,7 +170,7 @@ class Layout:
         policy = remat_of(train.fixed_remat, train.offload, train.block_inputs)
         if not self.is_unrolled:
             return policy
-        return unrolled(policy, self.kernels.split()[-1], math.prod(self.sizes.values()))
+        return unrolled(policy, platform_of(self.kernels), math.prod(self.sizes.values()))
 
     @property
     def is_unrolled(self) -> bool:
