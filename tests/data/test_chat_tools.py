@@ -11,6 +11,7 @@ import tokenizers
 from lmwright.config.run import Chat, Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
 from lmwright.data.text.chat import UnusableError
+from lmwright.data.text.chat_calls import quotes_arguments
 from lmwright.data.text.chat_encode import ChatEncoder
 from lmwright.data.text.chat_template import BUILT_IN, FOLDER, ChatTemplate
 from lmwright.data.tokens.tokenizer import save_tokenizer
@@ -201,6 +202,7 @@ def test_arguments_written_as_json_are_those_of_the_object(tokenizer):
         "{% for m in messages %}{% for c in m.tool_calls or [] %}" + call + "{% else %}"
         "{{ m.content }}{% endfor %}</s>{% endfor %}"
     )
+    assert not quotes_arguments("no call", [{**said[1], "tool_calls": ["not a call", CALL]}])
     raw = ChatTemplate(plain, tokenizer).turns({"messages": said})  # which takes it as it is
     assert raw.text == f"{ASKED}</s>{NAME}: {function['arguments']}</s>"
 

@@ -34,7 +34,9 @@ def quotes_arguments(text: str, messages: Sequence[Message]) -> bool:
 
 def _written(call: Any) -> str | None:
     """Arguments of a call that are written as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict):
+        return None
+    function = call.get("function")
     arguments = (function if isinstance(function, dict) else call).get("arguments")
     return arguments if isinstance(arguments, str) else None
 
