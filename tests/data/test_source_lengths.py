@@ -75,3 +75,10 @@ def test_what_contradicts_itself(data):
     for place in ("data.sources.0.weight: has no", "data.tokenizer.train: has no effect beside"):
         assert place in str(both.value)
     assert not Path(data.dir).exists()
+
+
+def test_lengths_that_leave_nothing_are_named(data):
+    data, sizes = data
+    none = replace(data, sources=(replace(data.sources[0], min_tokens=9_000, max_tokens=None),))
+    with pytest.raises(UserError, match=f"all {len(sizes)} documents are shorter than min_tokens"):
+        prepare(none, 128, workers=1)

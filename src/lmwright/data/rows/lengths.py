@@ -54,6 +54,18 @@ def histogram_of(counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return reduce(add_counts, (lengths for split in splits for lengths in split.values()), {})
 
 
+def why_empty(tokenized: Manifest) -> str:
+    """Why tokenized data holds no tokens, and the cure."""
+    splits = tokenized.counts["sources"].values()
+    other = sum(count.get("other_length", 0) for split in splits for count in split.values())
+    if not other:
+        return "the corpus is empty; add text"
+    return (
+        f"all {other:,} documents are shorter than min_tokens or longer than max_tokens of their "
+        "source in data.sources; change these, or add text"
+    )
+
+
 def warnings(tokenized: Manifest) -> list[str]:
     """One sentence for each source that lost more than LOST of its examples to short rows."""
     sentences = []

@@ -23,6 +23,7 @@ from lmwright.data.dropped import read_dropped, read_made
 from lmwright.data.manifest import Manifest, add_counts, refuse_altered
 from lmwright.data.progress import Progress
 from lmwright.data.rows.best_fit import best_fit_rows
+from lmwright.data.rows.lengths import why_empty
 from lmwright.data.rows.record import row_dtype
 from lmwright.data.stage import run_stage
 from lmwright.data.text.chat_encode import BEGINS, LEARNED, LIKED
@@ -121,7 +122,7 @@ def pack_tokens(
     wanted |= {} if rows is None else {"rows": dict(rows)}
     shards = plan_shards(tokenized, pack.method, seq_len, shard_tokens, rows)
     if not shards:
-        raise UserError(f"{data_dir}/tokenize holds no tokens: the corpus is empty; add text")
+        raise UserError(f"{data_dir}/tokenize holds no tokens: {why_empty(tokenized)}")
     copied = ("dtype", "vocab_size", "eos_id", "tokenizer_fingerprint")
     facts = {k: tokenized.facts[k] for k in copied}
     facts |= {name: tokenized.facts.get(name, False) for name in ("masked", "pairs", "rated")}
