@@ -11,7 +11,8 @@ import pytest
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
-from lmwright.train.signals import EXIT_SESSION_OVER, StopRequest
+from lmwright.train import sweep
+from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT, StopRequest
 from lmwright.train.sweep import Children, members, sweep_command
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import environment, in_dir, losses
@@ -68,16 +69,30 @@ def test_trained_compared_and_taken_up(file, tmp_path, capfd):
     assert again.model.num_layers == 3
 
 
+def test_one_whose_hours_are_spent_is_compared(file, monkeypatch, capfd):
+    codes = iter((EXIT_TIME_SPENT, 1, 0))
+    compared = []
+    monkeypatch.setattr(sweep, "_train", lambda *_: next(codes))
+    monkeypatch.setattr(sweep, "_compare", lambda done, _: compared.extend(m.label for m in done))
+    assert sweep_command(str(file)) == 1
+    assert compared == ["num_kv_heads-4", "deep-and-thin"]
+    said = capfd.readouterr().err
+    assert "failed: num_kv_heads-1 " in said
+    assert "limits.total_hours are spent before the last step of: num_kv_heads-4;" in said
+    codes = iter((0, 0, EXIT_TIME_SPENT))
+    assert sweep_command(str(file)) == EXIT_TIME_SPENT
+
+
 def test_told_to_stop_it_stops_what_it_runs(file, tmp_path):
     words = [sys.executable, "-m", "lmwright", "sweep", str(file), "train.steps=1000000"]
-    sweep = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "runs" / "num_kv_heads-4" / "metrics.jsonl"
     while not (metrics.exists() and '"train"' in metrics.read_text()):
-        assert sweep.poll() is None
+        assert process.poll() is None
         time.sleep(0.2)
-    sweep.terminate()
-    assert sweep.wait(120) == 42
-    assert "continue with: lmwright sweep" in sweep.stderr.read()
+    process.terminate()
+    assert process.wait(120) == 42
+    assert "continue with: lmwright sweep" in process.stderr.read()
     steps = losses(in_dir(load_run(metrics.parent), metrics.parent))
     assert (metrics.parent / "checkpoints" / str(max(steps))).is_dir()
     with open(metrics.parent / ".lock") as lock:  # nothing trains there any more

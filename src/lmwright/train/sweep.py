@@ -28,7 +28,13 @@ from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
 from lmwright.planner.sessions import session_limit_s
 from lmwright.storage.mirror import mirror_folder, place_in
-from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER, HANGUP, StopRequest
+from lmwright.train.signals import (
+    EXIT_PREEMPTED,
+    EXIT_SESSION_OVER,
+    EXIT_TIME_SPENT,
+    HANGUP,
+    StopRequest,
+)
 
 EXIT_SOME_FAILED = 1
 MOST_RUNS = 100
@@ -133,7 +139,9 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
     _print_members(runs)
     if dry_run:
         return 0
-    failed, began = [], time.monotonic()
+    failed: list[str] = []
+    spent: list[str] = []
+    began = time.monotonic()
     with Children() as children:
         for number, member in enumerate(runs, 1):
             print(f"\n{member.label} ({number} of {len(runs)})", flush=True)
@@ -142,13 +150,19 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
                 print(f"sweep: stopped; continue with: lmwright sweep {path}", file=sys.stderr)
                 return code
             if code:
-                failed.append(member.label)
+                (spent if code == EXIT_TIME_SPENT else failed).append(member.label)
     done = [member for member in runs if member.label not in failed]
     if done:
         _compare(done, f"{done[0].run.dir.rpartition('/')[0] or '.'}/report.html")
     if failed:
         print(f"sweep: failed: {', '.join(failed)} (see above)", file=sys.stderr)
-    return EXIT_SOME_FAILED if failed else 0
+    if spent:
+        print(
+            f"sweep: limits.total_hours are spent before the last step of: {', '.join(spent)}; "
+            "compared as they are",
+            file=sys.stderr,
+        )
+    return EXIT_SOME_FAILED if failed else EXIT_TIME_SPENT if spent else 0
 
 
 def _print_members(runs: list[Member]) -> None:
