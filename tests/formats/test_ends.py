@@ -2,6 +2,7 @@
 generation_config.json, and by a chat template."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,17 @@ import pytest
 
 from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
 from lmwright.data.prepare import prepare
-from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from lmwright.formats import proof, reference
+from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
 from lmwright.formats.convert import export_command, import_command
 from lmwright.formats.hf_write import GENERATION
 from lmwright.formats.load import load_model
+from lmwright.formats.open import load_run
 from lmwright.formats.vocab import vocab_command
 from lmwright.models.llama import Llama
 from lmwright.objectives.sft import Sft
+from lmwright.program.lora_section import LowRank
 from tests.in_memory import export_hf
 from tests.saved_run import save_run, tiny_run, weights_at
 
@@ -105,3 +109,51 @@ def test_a_chat_model_begins_texts_as_its_template_does(chat_run, tmp_path):
     said = [{"role": "user", "content": "a cat?"}]
     asked = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
     assert theirs("a cat")["input_ids"][0] == asked[0] == loaded.tokenizer.bos_id
+
+
+@pytest.fixture(scope="module")
+def chat_adapter(chat_run, tmp_path_factory) -> Path:
+    """A folder with a base that knows no conversations, a run of an adapter that learned them, and
+    that adapter in PEFT's form."""
+    root = tmp_path_factory.mktemp("adapter")
+    chats = load_run(chat_run / "run.toml")
+    made = load_tokenizer(Path(chats.data.dir) / "tokenizer")
+    save_tokenizer(replace(made, chat_template=None), root / "plain")
+    export_hf(chats.model, weights_at(0, chats.model.spec()), root / "plain", root / "base")
+    data = replace(chats.data, tokenizer=Tokenizer(path=str(root / "plain")))
+    train = replace(chats.train, init_from=str(root / "base"))
+    lora = LowRank(rank=2)
+    save_run(replace(chats, dir=str(root / "run"), data=data, train=train, lora=lora))
+    export_adapter_command(root / "run", root / "peft")
+    return root
+
+
+def test_an_adapter_brings_the_template_that_it_learned(chat_adapter, tmp_path):
+    base = load_model(chat_adapter / "base")
+    assert base.tokenizer.chat_template is None
+    merge_command(chat_adapter / "base", chat_adapter / "peft", tmp_path / "merged")
+    export_command(chat_adapter / "run", tmp_path / "whole")
+    end = base.tokenizer.special_tokens["<end_of_turn>"]
+    for name in ("merged", "whole"):
+        assert settings_of(tmp_path / name)["eos_token_id"] == [base.tokenizer.eos_id, end]
+    auto = pytest.importorskip("transformers").AutoTokenizer
+    said = [{"role": "user", "content": "a cat?"}]
+    folders = (chat_adapter / "peft", tmp_path / "merged", tmp_path / "whole")
+    one, *others = (
+        auto.from_pretrained(folder).apply_chat_template(
+            said, add_generation_prompt=True, return_dict=False
+        )
+        for folder in folders
+    )
+    assert others == [one, one] and one[0] == base.tokenizer.bos_id
+
+
+def test_tokens_that_a_model_lacks_stay_beside_the_adapter(chat_adapter, tmp_path):
+    """As `[PAD]`, which some tools add without a place for it in the model."""
+    shutil.copytree(chat_adapter / "peft", tmp_path / "peft")
+    backend = load_tokenizer(tmp_path / "peft").backend
+    backend.add_special_tokens([f"<extra {i}>" for i in range(MODEL.vocab_size)])
+    backend.save(str(tmp_path / "peft/tokenizer.json"))
+    merge_command(chat_adapter / "base", tmp_path / "peft", tmp_path / "merged")
+    merged, base = (load_model(f) for f in (tmp_path / "merged", chat_adapter / "base"))
+    assert merged.tokenizer.vocab_size == base.tokenizer.vocab_size

@@ -9,6 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from lmwright.data.text.chat_ends import end_ids
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import refuse_other_base, write_note
 from lmwright.formats.combine import Combination, combine
@@ -24,8 +25,7 @@ from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_
 from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.tensor_hash import weights_hash
-from lmwright.formats.tokenizer_files import has_tokenizer
-from lmwright.models.over import OverEncoder
+from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
 from lmwright.models.text_part import TEXT_PARTS, architecture_of
 from lmwright.storage.mirror import sending
 
@@ -55,8 +55,7 @@ def export_adapter_command(
     peft = to_peft(model, chosen, weights[chosen.name], base.path, names_in_whole(base.path, model))
     with sending(out) as local, new_folder(local) as temporary:
         write_folder(temporary, peft)
-        if isinstance(model, OverEncoder):
-            write_run_tokenizer(run, folder, temporary)
+        write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
     _say(out, peft)
 
@@ -89,9 +88,7 @@ def merge_command(
     hashes = (weights_hash(own, to) for to in (None, ml_dtypes.bfloat16))
     refuse_other_base(Path(adapter), base, hashes, "merge into that one")
     model, merged = merge_into(model, weights, peft, str(adapter))
-    if isinstance(model, OverEncoder) and has_tokenizer(Path(adapter)):
-        # with what is around a text
-        loaded = replace(loaded, tokenizer_dir=Path(adapter), prefix=None, suffix=())
+    loaded = _with_tokenizer_of(loaded, model, Path(adapter))
     facts = replace(
         loaded.facts,
         name=Path(out).absolute().name,
@@ -105,6 +102,20 @@ def merge_command(
         origin=Source(loaded.reference, model, lambda: merged, Path(adapter)),
     )
     return export_loaded(changed, out, dtype=dtype, overwrite=overwrite)
+
+
+def _with_tokenizer_of(loaded: LoadedModel, model: Any, adapter: Path) -> LoadedModel:
+    """The model with the tokenizer that the adapter was trained with, which knows its chat template
+    and what is around a text, where it lies beside the adapter and the model has all its tokens."""
+    if not has_tokenizer(adapter):
+        return loaded
+    tokenizer = open_tokenizer(adapter)
+    if tokenizer.vocab_size > model.vocab_size:
+        return loaded
+    ends = loaded.end_ids
+    if loaded.tokenizer_dir is None or loaded.tokenizer.chat_template != tokenizer.chat_template:
+        ends = (*ends, *(each for each in end_ids(tokenizer) if each not in ends))
+    return replace(loaded, tokenizer_dir=adapter, prefix=None, suffix=(), end_ids=ends)
 
 
 def _refuse_others(base: str | Path, adapter: str | Path) -> None:

@@ -176,7 +176,8 @@ def _export_run(subject: Subject, place: Origin, folder: Path, facts: Facts) -> 
         out = folder / name if folders else folder
         export_adapter_command(path, out, adapter=name)
         _name_base(out, str(listing.base_model))
-    write_run_tokenizer(place.run, place.path, folder)
+    if folders:
+        write_run_tokenizer(place.run, place.path, folder)
     return _adapter_card(subject, facts, folders, folder / names[0] if folders else folder)
 
 
