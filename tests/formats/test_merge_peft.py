@@ -41,6 +41,15 @@ CASES = {
     ),
     "table": dict(r=4, lora_alpha=7, target_modules=["q_proj", "embed_tokens"]),
     "tied table": dict(r=4, lora_alpha=7, target_modules=["q_proj", "embed_tokens"]),
+    "table and head whole": dict(r=2, lora_alpha=7, modules_to_save=["embed_tokens", "lm_head"]),
+    "tied table whole": dict(r=2, lora_alpha=7, modules_to_save=["embed_tokens"]),
+    "tied head whole": dict(r=2, lora_alpha=7, modules_to_save=["lm_head"]),
+    "tied table and head whole": dict(
+        r=2, lora_alpha=7, modules_to_save=["embed_tokens"], ensure_weight_tying=True
+    ),
+    "norms and a product whole": dict(
+        r=2, lora_alpha=7, target_modules=["q_proj"], modules_to_save=["norm", "v_proj"]
+    ),
     "by regex": dict(r=4, lora_alpha=7, target_modules=r".*\.(q|v)_proj"),
     "all but a regex": dict(r=4, lora_alpha=7, exclude_modules=r".*\.1\..*(q|up)_proj"),
     "layers by regex": dict(
@@ -48,7 +57,10 @@ CASES = {
     ),
 }
 
-QUICK = ("pissa", "pissa dora rslora", "olora patterns rslora", "head", "tied table", "by regex")
+QUICK = (
+    "pissa", "pissa dora rslora", "olora patterns rslora", "head", "tied table", "by regex",
+    "table and head whole", "tied table whole", "norms and a product whole",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +93,7 @@ def adapter(base, folder, noise=0.1, **said):
     model = peft.get_peft_model(base_model(base), config)
     torch.manual_seed(1)
     for name, p in model.named_parameters():
-        if "lora_" in name:
+        if "lora_" in name or "modules_to_save" in name:
             p.data = p.data + torch.randn_like(p) * noise
     model.save_pretrained(folder)
     return logits(model)
@@ -113,6 +125,30 @@ def test_merged_as_peft_computes_it(case, bases, tmp_path, capsys):
     assert f"the adapter in PEFT {peft.__version__}: logits differ by at most" in said
     proof = json.loads((tmp_path / "m" / "convert.json").read_text())
     assert proof["peft"] == peft.__version__ and proof["merged_to_peft"]["max_abs_diff"] < 1e-3
+
+
+@pytest.mark.parametrize("ensured", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_table_trained_whole_stays_tied_if_peft_ties_it(ensured, bases, tmp_path, capsys):
+    said = dict(r=2, modules_to_save=["embed_tokens"], ensure_weight_tying=ensured)
+    adapter(bases[True], tmp_path / "a", **said)
+    assert merged(bases[True], tmp_path / "a", tmp_path / "m", capsys)[0] == 0
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is ensured
+
+
+def test_a_table_with_new_tokens_needs_a_base_of_its_size(bases, tmp_path, capsys):
+    theirs = base_model(bases[False])
+    theirs.resize_token_embeddings(100)
+    theirs.save_pretrained(tmp_path / "larger")
+    adapter(tmp_path / "larger", tmp_path / "a", r=2, modules_to_save=["embed_tokens", "lm_head"])
+    code, told = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 2 and "lmwright vocab BASE OUT --size 100" in told
+    words = ["vocab", str(bases[False]), str(tmp_path / "base"), "--size", "100"]
+    assert main(words) == 0
+    code, told = merged(tmp_path / "base", tmp_path / "a", tmp_path / "m", capsys)
+    assert code == 0, told
+    expected = peft.PeftModel.from_pretrained(base_model(tmp_path / "larger"), tmp_path / "a")
+    close(logits(base_model(tmp_path / "m")), logits(expected))
 
 
 @pytest.mark.parametrize("start", ["pissa", pytest.param("olora", marks=pytest.mark.slow)])

@@ -200,6 +200,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
         read(names=(*NAMES, "k_proj"))
     with pytest.raises(UserError, match=r'set lora\.variant = "lora"'):
         read(lora={"variant": "dora"})
+    saved = dict(r=5, lora_alpha=7, modules_to_save=["embed_tokens"])
+    torch_adapter(saved).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"embed_tokens.*adapters merge` puts it into its base"):
+        read()
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="damaged"):
         read()

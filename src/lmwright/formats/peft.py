@@ -26,7 +26,6 @@ from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, re
 from lmwright.formats.peft_head import (
     config_of_saved,
     read_saved,
-    refuse_saved,
     saved_weights,
     saves_head,
     task_type,
@@ -105,7 +104,12 @@ def of_text(adapter: PeftFolder) -> PeftFolder:
     parts = [part.prefixes for part in TEXT_PARTS.values()]
     beginnings = {before: after for prefixes in parts for before, after in prefixes.items()}
     named = lambda each: {_replaced(n, beginnings): v for n, v in each.items()}  # noqa: E731
-    return replace(adapter, modules=named(adapter.modules), whole=named(adapter.whole))
+    return replace(
+        adapter,
+        modules=named(adapter.modules),
+        whole=named(adapter.whole),
+        saved=named(adapter.saved),
+    )
 
 
 def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -218,10 +222,10 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     is for another base."""
     adapter = of_text(adapter)
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
-    if not saves_head(model):  # whose head is in `w`
-        refuse_saved(adapter, where)
     _replace_whole(leaves, model, adapter.whole, where)
     model = _untied(leaves, model, adapter)
+    if not saves_head(model):  # whose head is in `w`
+        _replace_saved(leaves, model, adapter.saved, where)
     known = _known_slots(adapter, model, where)
     adapter = as_plain(adapter, lambda name: known[name].to_layout(leaves[known[name].path]))
     for name, module in adapter.modules.items():
@@ -265,13 +269,47 @@ def _replace_whole(
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
 
 
+def _replace_saved(
+    leaves: Mapping[str, np.ndarray], model: HfModel, saved: Mapping[str, np.ndarray], where: str
+) -> None:
+    """Puts weights that were trained whole in the place of the base's."""
+    known = {slot.name: slot for slot in slots(model)}
+    for name, weight in saved.items():
+        slot = known.get(name)
+        if slot is None and name == TIED_HEAD:
+            continue  # the same as the table
+        if slot is None:
+            raise UserError(
+                f"{where}: has a {name} of modules_to_save, which the model lacks; it belongs to "
+                "another base"
+            )
+        if slot.shape != weight.shape:
+            cure = "it belongs to another base"
+            if name.removesuffix(".weight") in (HEAD, _table(model)):
+                cure = f"lmwright vocab BASE OUT --size {len(weight)} makes a base of that size"
+            raise UserError(
+                f"{where}: {name} of modules_to_save is {list(weight.shape)}, the model's is "
+                f"{list(slot.shape)}; {cure}"
+            )
+        leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
+
+
+def _same_saved(adapter: PeftFolder, table: str) -> bool:
+    """True where head and table were trained whole as one: PEFT's `ensure_weight_tying` keeps both,
+    the head in the place of the base's."""
+    head = adapter.saved.get(TIED_HEAD, adapter.whole.get(HEAD))
+    whole = adapter.saved.get(f"{table}.weight")
+    return head is not None and whole is not None and np.array_equal(head, whole)
+
+
 def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) -> Any:
     """The model with head and embedding table untied where the adapter changes only one of them:
     PEFT leaves the other unchanged."""
     table = _table(model)
     headless = isinstance(model, OverEncoder)  # whose table is tied to nothing
     known = module_slots(model)
-    if headless or HEAD in known or not {HEAD, table} & adapter.modules.keys():
+    changed = adapter.modules.keys() | {name.removesuffix(".weight") for name in adapter.saved}
+    if headless or HEAD in known or not {HEAD, table} & changed or _same_saved(adapter, table):
         return model
     weight = known[table].to_layout(leaves[known[table].path])
     model = replace(model, head="untied")

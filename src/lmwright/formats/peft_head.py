@@ -103,6 +103,8 @@ def headed(
     host weights. Raises UserError where the adapter needs a head that the base cannot have."""
     note = read_note(Path(folder))
     form = form_of(note, adapter.config)
+    if form is None and not isinstance(model, OverEncoder):
+        return model, w, w  # a language model, in which all that was trained whole has a place
     encoder = encoder_of(model)
     if not adapter.saved:
         if form is not Embedder or encoder.kind not in vector_kinds():
@@ -183,6 +185,7 @@ def _read(adapter: PeftFolder, slot: Slot, where: str) -> np.ndarray:
 def _not_supported(adapter: PeftFolder, names: list[str]) -> str:
     listed = adapter.config.get("modules_to_save")
     return (
-        f"{CONFIG} has modules_to_save = {listed}, and {some(names)} cannot be trained whole here; "
-        "only the head of a classifier, tagger or answerer can"
+        f"{CONFIG} has modules_to_save = {listed}, and {some(names)} cannot be trained whole "
+        "beside an adapter; only the head of a classifier, tagger or answerer can; `lmwright "
+        "adapters merge` puts it into its base"
     )
