@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         read(lora={"variant": "dora"})
     saved = dict(r=5, lora_alpha=7, modules_to_save=["embed_tokens"])
     torch_adapter(saved).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"embed_tokens.*adapters merge` puts it into its base"):
+    with pytest.raises(UserError, match=r"embed_tokens.*name it in lora\.whole"):
         read()
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="damaged"):

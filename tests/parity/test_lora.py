@@ -1,5 +1,7 @@
 """Fifty steps of LoRA beside PEFT and torch: same base, rows, order, start and settings."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,12 +30,12 @@ STEPS, ROWS, RATE, DECAY, CLIP, RATIO = 50, 4, 2e-2, 0.05, 0.3, 3.0
 NAMES = ["q_proj", "v_proj", "down_proj"]
 
 
-def torch_losses(tokens, folder, said):
+def torch_losses(model, tokens, folder, said):
     """Losses of PEFT with torch's AdamW; the base and the fresh adapter are left in `folder`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = MODEL.hf.config(MODEL)
+    config = model.hf.config(model)
     del config["architectures"]
     model = LlamaForCausalLM(LlamaConfig(**config))
     model.save_pretrained(folder / "base")
@@ -45,6 +47,9 @@ def torch_losses(tokens, folder, said):
         for key, rate in {
             "lora_A": {"lr": RATE}, "lora_B": {"lr": RATE * RATIO},
             "lora_magnitude": {"lr": RATE, "weight_decay": 0.0},
+            "norm.modules_to_save": {"lr": RATE, "weight_decay": 0.0},
+            "embed_tokens.modules_to_save": {"lr": RATE},
+            "lm_head.modules_to_save": {"lr": RATE},
         }.items()
     ]  # fmt: skip
     optimizer = torch.optim.AdamW(
@@ -68,15 +73,24 @@ def torch_losses(tokens, folder, said):
     [
         ({}, {}),
         ({"use_dora": True, "use_rslora": True}, {"variant": "dora", "scaling": "sqrt-rank"}),
+        (
+            {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+            {"whole": ("embed",)},
+        ),
+        (
+            {"modules_to_save": ["embed_tokens", "lm_head", "model.norm"]},
+            {"whole": ("embed_tokens", "lm_head", "norm")},
+        ),
     ],
-    ids=["lora", "dora, rslora"],
+    ids=["lora", "dora, rslora", "table", "table, head and norm"],
 )
 def test_fifty_steps_follow_peft(theirs, ours, tmp_path, record_property):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 20, (STEPS, ROWS, MODEL.seq_len))  # few ids: there is much to learn
-    expected = torch_losses(tokens, tmp_path, theirs)
+    model = replace(MODEL, head="untied" if len(ours.get("whole", ())) > 1 else MODEL.head)
+    expected = torch_losses(model, tokens, tmp_path, theirs)
     run = Run(
-        name="x", dir="x", model=MODEL, objective=Clm(), data=Data(dir="x"),
+        name="x", dir="x", model=model, objective=Clm(), data=Data(dir="x"),
         optim=KINDS["adamw"](
             learning_rate=RATE, schedule=Linear(), weight_decay=DECAY, clip_norm=CLIP
         ),

@@ -88,7 +88,13 @@ def to_peft(
     # of what is not the text, modules have the same last words
     config["target_modules"] = sorted(modules) if whole else _short(modules, module_slots(model))
     saved = saved_weights(model, adapter.whole, leaves)
-    return PeftFolder(config | config_of_saved(saved), modules, saved=saved)
+    config |= config_of_saved(saved)
+    if not isinstance(model, OverEncoder) and f"{_table(model)}.weight" in saved:
+        if HEAD not in module_slots(model):  # as PEFT keeps a table and a head that stay one
+            config["ensure_weight_tying"] = True
+            saved[TIED_HEAD] = saved[f"{_table(model)}.weight"]
+    saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
+    return PeftFolder(config, modules, saved=saved)
 
 
 def _replaced(name: str, beginnings: Mapping[str, str]) -> str:
@@ -131,7 +137,7 @@ def read_adapter(
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.
     """
-    loaded = of_text(read_folder(folder))
+    loaded = _head_once(of_text(read_folder(folder)), model)
     known = _known_slots(loaded, model, str(folder))
     loaded = _on_base(loaded, model, base, str(folder))
     paths = {known[name].path for name in loaded.modules}
@@ -292,6 +298,16 @@ def _replace_saved(
                 f"{list(slot.shape)}; {cure}"
             )
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
+
+
+def _head_once(adapter: PeftFolder, model: HfModel) -> PeftFolder:
+    """The adapter without a head that was trained whole as one with the table."""
+    if isinstance(model, OverEncoder) or not _same_saved(adapter, _table(model)):
+        return adapter
+    saved, whole = dict(adapter.saved), dict(adapter.whole)
+    saved.pop(TIED_HEAD, None)
+    whole.pop(HEAD, None)
+    return replace(adapter, saved=saved, whole=whole)
 
 
 def _same_saved(adapter: PeftFolder, table: str) -> bool:

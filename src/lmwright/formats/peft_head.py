@@ -104,7 +104,9 @@ def headed(
     note = read_note(Path(folder))
     form = form_of(note, adapter.config)
     if form is None and not isinstance(model, OverEncoder):
-        return model, w, w  # a language model, in which all that was trained whole has a place
+        # a language model, in which all that was trained whole has a place
+        theirs = {slot.path for slot in slots(model) if slot.name in adapter.saved}
+        return model, w, {name: tree for name, tree in w.items() if name not in theirs}
     encoder = encoder_of(model)
     if not adapter.saved:
         if form is not Embedder or encoder.kind not in vector_kinds():
@@ -185,7 +187,7 @@ def _read(adapter: PeftFolder, slot: Slot, where: str) -> np.ndarray:
 def _not_supported(adapter: PeftFolder, names: list[str]) -> str:
     listed = adapter.config.get("modules_to_save")
     return (
-        f"{CONFIG} has modules_to_save = {listed}, and {some(names)} cannot be trained whole "
-        "beside an adapter; only the head of a classifier, tagger or answerer can; `lmwright "
-        "adapters merge` puts it into its base"
+        f"{CONFIG} has modules_to_save = {listed}, and {some(names)} is not trained whole here; "
+        "name it in lora.whole if it is not in the layers, or put it into its base with `lmwright "
+        "adapters merge`"
     )

@@ -31,7 +31,7 @@ from lmwright.models.over import encoder_of
 from lmwright.program.lora import storages
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import averaged_weights, fresh_frozen
-from lmwright.program.targets import frozen_spec
+from lmwright.program.targets import frozen_spec, whole_names
 from lmwright.program.trainee import Frozen
 from lmwright.storage.mirror import shown
 
@@ -182,14 +182,15 @@ def load_frozen(plan: Plan) -> Frozen:
     kinds = storages(plan.run)
     try:
         place = open_origin(path, plan.run.model)
-        but = {*plan.run.objective.new_weights, *headless_weights(plan)}
-        refuse_unlike_base(place, frozen_spec(plan.run), but)
+        new = plan.run.objective.new_weights
+        spec = {name: tree for name, tree in plan.spec.items() if name not in new}
+        refuse_unlike_base(place, spec, {*new, *headless_weights(plan)})
         fresh = fresh_weights(plan, place)
         weights = host_weights(place)
     except UserError as error:
         raise error.at("train.init_from") from error
     leaves, digest = keep_frozen(plan.mesh, _some(weights, params), params, kinds, places)
-    whole = {k: weights[k] for k in plan.run.objective.new_weights if k not in fresh}
+    whole = {k: weights[k] for k in sorted(whole_names(plan.run)) if k not in fresh}
     read = lambda: nest(_some(host_weights(place), params))  # noqa: E731
     return Frozen(leaves, path, digest, read, whole)
 

@@ -5,7 +5,8 @@
 
 An adapter's weights are a tree of Params like a model's, so that init, sharding, optimizers and
 checkpoints treat them as any others. What the objective begins afresh (`new_weights`, the head of a
-classifier) is no part of the base: each adapter trains it whole, as PEFT's `modules_to_save`.
+classifier) and what `lora.whole` names are no part of the base: each adapter trains them whole, as
+PEFT's `modules_to_save`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from lmwright.core.quantize import quantize, stored_spec
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
 from lmwright.program.lora_section import Adapter, LowRank
-from lmwright.program.targets import by_target, choose, frozen_spec
+from lmwright.program.targets import by_target, choose, frozen_spec, whole_names
 from lmwright.program.trainee import Trainee, num_steps, spec_of
 
 NARROW = ("attention", "mlp", "experts")  # what integers hold; a router stays as it is
@@ -153,7 +154,8 @@ def refuse_ternary(run: Run, adapter: Adapter) -> None:
 
 def whole_spec(run: Run) -> Tree:
     """The weights that each adapter trains whole, as Params."""
-    return {k: tree for k, tree in spec_of(run).items() if k in run.objective.new_weights}
+    whole = whole_names(run)
+    return {k: tree for k, tree in spec_of(run).items() if k in whole}
 
 
 def module_spec(module: Module, variant: str) -> dict[str, Param]:

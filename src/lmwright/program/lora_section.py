@@ -66,6 +66,9 @@ class LowRank:
     scaling: Literal["rank", "sqrt-rank"] = "rank"
     """`sqrt-rank` divides alpha by the root of the rank (rsLoRA,
     https://arxiv.org/abs/2312.03732)."""
+    whole: tuple[str, ...] = ()
+    """Weights outside of the layers that are trained whole beside the factors, from the base's on:
+    `embed`, `head`, `norm`, or PEFT's names for them (its `modules_to_save`)."""
     variant: Literal["lora", "dora"] = "lora"
     """`dora` trains the norm of each output beside it (https://arxiv.org/abs/2402.09353)."""
     dropout: Fraction = 0.0
@@ -118,6 +121,8 @@ class LowRank:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
+        if self.whole:
+            _refuse_whole(run, len(names))
         from lmwright.program.targets import choose, frozen_spec
 
         choose(run.model, frozen_spec(run), self.targets)
@@ -135,6 +140,16 @@ def _refuse_several(run: Run) -> None:
             'train.skip_spikes: "rollback" goes back with all adapters, of which each may spike on '
             'its own; use "skip", or train one at a time'
         )
+
+
+def _refuse_whole(run: Run, num_adapters: int) -> None:
+    for found, why in (
+        (num_adapters > 1, "is for one adapter; several share what is not in the layers"),
+        (run.objective.forward_passes, "changes the base, with which the objective compares"),
+        (run.qat is not None, "has no effect on what [qat] rounds; train all weights there"),
+    ):
+        if found:
+            raise UserError(f"lora.whole: {why}; leave it out")
 
 
 KINDS = {"lora": LowRank}

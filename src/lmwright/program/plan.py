@@ -73,7 +73,8 @@ class Plan:
         """FLOPs of a step, forward and backward, without recomputation."""
         passes = self.training.flops_per_weight, self.run.objective.forward_passes
         works = self.works.values()
-        return float(self.tokens_per_step) * sum(w.flops_per_token(*passes) for w in works)
+        each = sum(w.flops_per_token(*passes) for w in works) + self.training.flops_of_head
+        return float(self.tokens_per_step) * each
 
 
 def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:

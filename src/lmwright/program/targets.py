@@ -61,8 +61,26 @@ def _groups(param: Param) -> Iterable[str]:
 
 def frozen_spec(run: Run) -> Tree:
     """The weights of the base of a run of adapters, as Params."""
+    spec, whole = run.objective.spec(run.model), whole_names(run)
+    return {k: tree for k, tree in spec.items() if k not in whole}
+
+
+def whole_names(run: Run) -> set[str]:
+    """Names of weights that each adapter trains whole: those that the objective begins afresh, and
+    those of `lora.whole`. Raises UserError for a word there that means none."""
     spec = run.objective.spec(run.model)
-    return {k: tree for k, tree in spec.items() if k not in run.objective.new_weights}
+    known = [
+        Target(name, param, (name, *_module(run.model, name)))
+        for name, param in spec.items()
+        if isinstance(param, Param) and name not in run.objective.new_weights
+    ]
+    found = set(run.objective.new_weights)
+    for word in run.lora.whole if run.lora is not None else ():
+        answering = {target.path for target in known if target.answers(word)}
+        if not answering:
+            raise UserError(f"lora.whole: {word!r} matches no weight; {_listed(known)}")
+        found |= answering
+    return found
 
 
 def choose(

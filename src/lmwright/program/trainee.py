@@ -100,6 +100,11 @@ class Training(Generic[T]):
         removed; empty if there is no such list."""
         return ""
 
+    @property
+    def flops_of_head(self) -> int:
+        """FLOPs that a token costs beside these: the gradient of a head beside adapters."""
+        return 0
+
     def held(self) -> list[Held]:
         """Every weight, trained and frozen, as devices hold it."""
         return [Held(path, param) for path, param in walk(spec_of(self.run))]
