@@ -16,6 +16,7 @@ from lmwright.cloud.book import read_book, spent, usage
 from lmwright.cloud.identity import HostIdentity
 from lmwright.cloud.service import Away
 from lmwright.cloud.spec import OVER, Cloud, Limits, Spec
+from lmwright.cloud.times import began_serving
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
@@ -73,8 +74,8 @@ def _keep_to_budget(spec: Spec, identity: HostIdentity, bucket: Bucket, began: f
         return
     book = read_book(bucket)
     for entry in book["made"]:
-        if entry["id"] == identity.incarnation:
-            entry.setdefault("active", began)  # nobody has seen it become active
+        if entry["id"] == identity.incarnation and "active" not in entry:  # nobody saw it come
+            entry["active"] = began_serving(bucket, entry["id"]) or began
     reached = spent(spec.cloud, usage(spec, book))
     if reached and bucket.entry("stop") is None:
         bucket.write("stop", reached)

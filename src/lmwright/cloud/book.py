@@ -1,6 +1,7 @@
 """Book: slices.json of a job, where its supervisor writes down every request before it makes it.
 
-    {"made": [{"id", "offer", "asked", "created", "active", "step", "letting_go", "ended"}, ...],
+    {"made": [{"id", "offer", "asked", "created", "active", "step", "letting_go",
+               "deleted", "ended"}, ...],
      "current": 1, "offer": 0, "failures": 0, "bad_slices": 0, "code", "events", "writer"}
 
 A book is written only over the version that was read before, so that two supervisors never both

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +37,11 @@ from lmwright.cloud.spec import (
     save_spec,
 )
 from lmwright.cloud.steps import receive_steps
+from lmwright.cloud.times import LEADER, began_serving
 from lmwright.cloud.vault import read_secrets
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 
-LEADER = "leader.json"
 POLL_S = 2.0
 NOTICE_POLL_S = 2.0
 PUSH_S = 5.0
@@ -196,9 +197,9 @@ def _secrets(spec: Spec, bucket: Bucket, host: int) -> dict[str, str]:
 async def _leader_address(bucket: Bucket, identity: HostIdentity, host: int) -> str:
     """Address of host 0, which that host tells all others."""
     if host == 0:
-        if not identity.in_pod:
-            facts = {"slice": identity.incarnation, "address": identity.address}
-            bucket.write(LEADER, json.dumps(facts))
+        began = began_serving(bucket, identity.incarnation) or time.time()
+        facts = {"slice": identity.incarnation, "address": identity.address, "began": began}
+        bucket.write(LEADER, json.dumps(facts))
         return identity.address
     if identity.in_pod:
         return identity.leader

@@ -21,6 +21,7 @@ from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
 from lmwright.cloud.target import NO_GCLOUD
 from lmwright.cloud.tell import Teller, last_words
+from lmwright.cloud.times import fill_in_current
 from lmwright.cloud.tunnel import Tunnel, run_until_interrupted
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
@@ -176,6 +177,8 @@ def show(spec: Spec) -> None:
     """Prints what is known of a job."""
     bucket, state = Bucket(spec.url), state_of(spec)
     book = read_book(bucket)
+    with contextlib.suppress(UserError):  # it then counts as there
+        fill_in_current(spec, bucket, book, state, lambda: service_of(spec))
     used = usage(spec, book)
     print(f"job {spec.name}: {state['status']}")
     print(f"  run directory  {spec.dir}")

@@ -18,6 +18,7 @@ from typing import Any
 from lmwright.cloud.book import Book, id_of, label_of, spent, usage, waiting_since
 from lmwright.cloud.service import Scarce, Service
 from lmwright.cloud.spec import OVER, Offer, Spec
+from lmwright.cloud.times import fill_in, fill_in_current
 from lmwright.cloud.watch import NO_QUOTA, Watch, bad_slice, last_words
 from lmwright.errors import TransientError, UserError
 from lmwright.storage.bucket import Bucket
@@ -124,9 +125,9 @@ class Slices:
         for line in self._watch.events():
             self._tell(line)
         over = not self._cured_by_another_slice(state) and state["status"] in OVER
-        if over or self._must_end():
+        if over or self._must_end(state):
             if self._book.current is not None:
-                self._let_go("the job is over" if over else "the job has to end")
+                self._let_go("the job is over" if over else "the job has to end", state)
             elif not self._swept():
                 return state if over else self._close_job(state)
         elif self._book.current is None:
@@ -215,14 +216,14 @@ class Slices:
             elif "created" not in entry:
                 self._create(entry, offer, state)  # interrupted before the request was made
             elif "active" in entry or now - self._since > 2 * self._patience.poll:
-                self._lost("it was deleted by somebody")
+                self._lost("it was deleted by somebody", state)
         elif request.state in GOING or entry.get("letting_go"):
-            self._let_go(entry.get("letting_go") or "it is being taken away")
+            self._let_go(entry.get("letting_go") or "it is being taken away", state)
         elif request.state == "FAILED" and NO_QUOTA.search(request.message):
             self._count_refusal(f"{offer.name} in {offer.zone}: {request.message}", state)
-            self._lost(f"it is FAILED {request.message}")
+            self._lost(f"it is FAILED {request.message}", state)
         elif request.state in ("SUSPENDED", "FAILED"):
-            self._lost(f"it is {request.state} {request.message}".rstrip())
+            self._lost(f"it is {request.state} {request.message}".rstrip(), state)
         elif request.state == "HOPELESS":
             self._give_up(state, request.message)
         elif request.state in WAITING and "active" not in entry:
@@ -236,7 +237,7 @@ class Slices:
             return
         if len(self._spec.offers) > 1 and now - self._since > self._patience.elsewhere:
             self._facts["offer"] = (self._facts["offer"] + 1) % len(self._spec.offers)
-            self._lost("there is no capacity yet; trying the next offer")
+            self._lost("there is no capacity yet; trying the next offer", state)
 
     def _has_waited(self, state: dict[str, Any]) -> bool:
         """Fails the job if no slice was to be had for as long as the user wants to wait."""
@@ -251,8 +252,9 @@ class Slices:
     ) -> None:
         """Watches a slice that is there."""
         patience, watch = self._patience, self._watch
-        if "active" not in entry:
-            entry |= {"active": time.time(), "step": state["step"]}
+        if "step" not in entry:
+            fill_in(entry, self._spec, self._bucket, state, "")
+            entry |= {"active": entry.get("active", time.time()), "step": state["step"]}
             self._since = now
             watch.start()
             self._book.write()
@@ -265,7 +267,7 @@ class Slices:
             reason = ", ".join(f"{n.name} is {n.state} {n.health}" for n in bad) or "a node is gone"
             repairing = all(n.state in REPAIRED or n.state in GOOD_NODES for n in bad)
             if not (replaced or repairing) or now - self._begin > patience.repair:
-                self._lost(reason)
+                self._lost(reason, state)
                 return
             self._since = now  # its hosts may install again
             watch.start()
@@ -273,7 +275,7 @@ class Slices:
             self._facts |= {"failures": 0, "bad_slices": 0}
             self._book.write()
         if watch.spoke and now - watch.heard > patience.silence:
-            self._lost("nothing is heard of its hosts any more")
+            self._lost("nothing is heard of its hosts any more", state)
         elif not watch.spoke and now - watch.heard > patience.first_word:
             told = last_words(self._bucket, entry["id"])
             self._bad_start(state, f"its hosts do not start: {told}" if told else NO_START)
@@ -283,24 +285,24 @@ class Slices:
         self._facts["bad_slices"] += 1
         if (count := self._facts["bad_slices"]) >= self._spec.limits.failures:
             self._give_up(state, f"{count} slices in a row did no step, the last: {reason}")
-        self._lost(reason)
+        self._lost(reason, state)
 
     def _give_up(self, state: dict[str, Any], reason: str) -> None:
         """Fails the job for a reason that another slice does not cure."""
         self._watch.write(state | {"status": "failed", "error": reason})
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, state: dict[str, Any]) -> None:
         """Gives a slice up; another one is asked for."""
         self._facts["failures"] += 1
         self._pause()
-        self._let_go(reason)
+        self._let_go(reason, state)
 
     def _pause(self) -> None:
         failures = max(0, self._facts["failures"] - 1)
         pause = min(self._patience.poll * 2.0 ** min(failures, 20), self._patience.backoff)
         self._next = time.monotonic() + (pause if failures else 0.0)
 
-    def _let_go(self, reason: str) -> None:
+    def _let_go(self, reason: str, state: dict[str, Any]) -> None:
         """Deletes the slice; forgets it once it is gone."""
         entry = self._facts["made"][self._facts["current"]]
         zone = self._spec.offers[entry["offer"]].zone
@@ -309,13 +311,16 @@ class Slices:
             self._say(f"{entry['id']}: {reason}; deleting it")
             self._book.write()
         request = self._service.request(zone, entry["id"])
+        if "deleted" not in entry:
+            fill_in(entry, self._spec, self._bucket, state, request.state)
         if request.state == "GONE":
             self._forget()
         elif request.state != "DELETING":
+            entry["deleted"] = True
             self._service.delete(zone, entry["id"])
 
     def _forget(self) -> None:
-        self._facts["made"][self._facts["current"]]["ended"] = time.time()
+        self._facts["made"][self._facts["current"]].setdefault("ended", time.time())
         self._facts["current"] = None
         self._book.write()
 
@@ -332,14 +337,21 @@ class Slices:
         self._facts["bad_slices"] += 1
         self._watch.write(state | {"status": "starting", "failures": 0})
         if current is not None:
-            self._lost(f"a bad slice: {reason}")
+            self._lost(f"a bad slice: {reason}", state)
         return True
 
-    def _must_end(self) -> bool:
+    def _spent(self, state: dict[str, Any]) -> str:
+        """Limit that is reached, as text; empty if none is. A slice that was lost while nobody was
+        watching counts until then."""
+        if spent(self._service.cloud, usage(self._spec, self._facts)):
+            words = self._spec, self._bucket, self._facts, state
+            fill_in_current(*words, lambda: self._service)
+        return spent(self._service.cloud, usage(self._spec, self._facts))
+
+    def _must_end(self, state: dict[str, Any]) -> bool:
         """True once a stop or a spent budget has had its time to save."""
         asked = self._bucket.entry("stop") is not None
-        used = usage(self._spec, self._facts)
-        if not asked and (reached := spent(self._service.cloud, used)):
+        if not asked and (reached := self._spent(state)):
             self._say(f"{reached}; the job saves and ends")
             self._bucket.write("stop", reached)
             asked = True
