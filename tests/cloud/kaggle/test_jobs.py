@@ -45,6 +45,19 @@ def test_a_run_is_planned_first(fake, run, monkeypatch, capsys):
         launched(replace(run, model=huge), name="huge")
 
 
+def test_a_session_is_no_longer_than_kaggle_lets_it_be(fake, run, monkeypatch):
+    """What is over is ended there, and its output lost."""
+    monkeypatch.setattr(launch, "plan", PLAN)
+    for hours, fits in ((12.0, False), (9.0, True)):
+        longer = replace(run, limits=replace(run.limits, session_hours=hours))
+        if fits:
+            launched(longer)
+            continue
+        with pytest.raises(UserError, match=r"limits.session_hours: 12: .* after 9 hours"):
+            launched(longer)
+        assert not fake.sessions and not fake.datasets
+
+
 def test_what_is_pushed(fake, run):
     launched(run)
     request = fake.sessions["acme/lmwright-cats-a"][0].request

@@ -56,15 +56,21 @@ def launch(run: Run, name: str, limits: Limits, *, dry_run: bool = False) -> Spe
 
 def plan(run: Run) -> tuple[Run, float]:
     """The run with a session's hours, and the seconds of a session; the plan is printed. Raises
-    UserError if the run does not fit."""
+    UserError if the run does not fit, or asks for a longer session than there is."""
     from lmwright.planner.analytic.machine import known_as
     from lmwright.planner.command import Wanted, plan_command
 
-    if plan_command(run, Wanted(on=TARGET, quick=True)):
-        raise UserError(f"--on {TARGET}: the run does not fit its TPU; see the suggestions above")
     alias = known_as(TARGET)
     assert alias is not None
     hours = run.limits.session_hours or alias.hours
+    if hours > alias.hours:
+        raise UserError(
+            f"limits.session_hours: {hours:g}: Kaggle ends a session with a TPU after "
+            f"{alias.hours:g} hours, and then keeps nothing of it; set at most that, or leave it "
+            "out"
+        )
+    if plan_command(run, Wanted(on=TARGET, quick=True)):
+        raise UserError(f"--on {TARGET}: the run does not fit its TPU; see the suggestions above")
     return replace(run, limits=replace(run.limits, session_hours=hours)), hours * 3600
 
 
