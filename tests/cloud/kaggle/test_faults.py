@@ -12,7 +12,7 @@ import pytest
 
 from lmwright.cloud import jobs
 from lmwright.cloud.jobs import follow
-from lmwright.cloud.kaggle import job, service
+from lmwright.cloud.kaggle import job, service, session
 from lmwright.cloud.kaggle.session import Attempts
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Spec, job_names, load_spec, read_state, save_spec
@@ -194,3 +194,16 @@ def test_a_session_that_is_told_to_end_while_its_rank_starts_ends(tmp_path, monk
             return await Attempts(spec, time.time() + 3600).run()
 
     assert asyncio.run(scene())["code"] == -signal.SIGTERM
+
+
+def test_an_attempt_that_fails_when_the_session_is_nearly_over_ends_no_job(tmp_path, monkeypatch):
+    """`train` refuses a session that is no longer than its margin, as a mistake of the user."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(session, "PAUSE_S", 0.1)
+    (tmp_path / "run" / "checkpoints" / "7").mkdir(parents=True)
+    words = (sys.executable, "-c", "import sys, time; time.sleep(1); sys.exit(1)")
+    spec = Spec(name="k", dir=str(tmp_path / "run"), command=words, hosts=1, port=0)
+    save_spec(spec)
+    attempts = Attempts(spec, time.time() + 601.5, 600.0)
+    outcome = asyncio.run(attempts.run())
+    assert outcome["code"] == 43 and outcome["saved"] == 7

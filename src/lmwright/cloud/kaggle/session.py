@@ -15,6 +15,7 @@ import signal
 import sys
 import tarfile
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lmwright.cloud import local
 from lmwright.cloud.leader import FINAL_CODES
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Limits, Spec, save_spec
+from lmwright.config.run import Limits as Time
 from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import is_bucket
 from lmwright.train.signals import EXIT_PREEMPTED, EXIT_SESSION_OVER
@@ -62,7 +64,8 @@ def main(file: str) -> int:
         limits=Limits(**facts["limits"]),
     )
     save_spec(spec)
-    outcome = asyncio.run(Attempts(spec, deadline).run())
+    margin = tomllib.loads(text).get("limits", {}).get("margin_minutes", Time().margin_minutes)
+    outcome = asyncio.run(Attempts(spec, deadline, 60 * margin).run())
     outcome |= {"job": facts["job"], "session": facts["session"], "archive": ""}
     if not is_bucket(directory) and outcome["saved"]:
         outcome["archive"] = f"run-{facts['job']}-{facts['session']}{ENDING}"
@@ -78,8 +81,9 @@ def main(file: str) -> int:
 class Attempts:
     """Attempts of one session, one after the other."""
 
-    def __init__(self, spec: Spec, deadline: float):
-        self._spec, self._deadline = spec, deadline
+    def __init__(self, spec: Spec, deadline: float, margin_s: float = 0.0):
+        """Attempts until `deadline`; each leaves `margin_s` before it free."""
+        self._spec, self._deadline, self._margin_s = spec, deadline, margin_s
         self._rank: Rank | None = None
         self._told = False
 
@@ -88,6 +92,9 @@ class Attempts:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._tell)
         failures, number, saved = 0, 0, newest_step(self._spec.dir)
         while True:
+            if self._deadline - time.time() < self._margin_s + 1:  # `train` would refuse it
+                error = "there is no time left in this session"
+                return {"code": EXIT_SESSION_OVER, "error": error, "step": saved, "saved": saved}
             number += 1
             code, error, facts = await self._attempt(number)
             now = max(saved, facts["saved"])
