@@ -13,6 +13,7 @@ import pytest
 from lmwright.cloud import jobs
 from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import job, service, session
+from lmwright.cloud.kaggle.job import kernels_of
 from lmwright.cloud.kaggle.session import Attempts
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Spec, job_names, load_spec, read_state, save_spec
@@ -207,3 +208,14 @@ def test_an_attempt_that_fails_when_the_session_is_nearly_over_ends_no_job(tmp_p
     attempts = Attempts(spec, time.time() + 601.5, 600.0)
     outcome = asyncio.run(attempts.run())
     assert outcome["code"] == 43 and outcome["saved"] == 7
+
+
+def test_no_two_jobs_have_the_same_kernels():
+    slugify = pytest.importorskip("slugify").slugify  # the client asks that of a title
+    long = "a-very-long-name-of-a-run-that-is-launched"
+    names = ["cats", "a.b", "a-b", "a_b", "a..b", f"{long}-1", f"{long}-2"]
+    kernels = [kernel for name in names for kernel in kernels_of("acme", name)]
+    assert len(set(kernels)) == 2 * len(names)
+    slugs = [kernel.removeprefix("acme/") for kernel in kernels]
+    assert all(len(slug) <= 50 and slugify(slug) == slug for slug in slugs)
+    assert kernels[0] == "acme/lmwright-cats-a"

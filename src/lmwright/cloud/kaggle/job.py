@@ -9,6 +9,7 @@ comes here before the end. The job's folder has kaggle.json (what was sent) besi
 job; all that a supervisor knows is there, so that it may be ended at any time.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -49,8 +50,12 @@ def is_kaggle(spec: Spec) -> bool:
 
 
 def kernels_of(user: str, name: str) -> list[str]:
-    """The two kernels of a job, which take turns."""
-    slug = re.sub(r"[-_.]+", "-", f"lmwright-{name}")[: LONGEST_NAME - 2].rstrip("-")
+    """The two kernels of a job, which take turns. No two jobs have the same, also where a name is
+    too long for Kaggle or has other signs."""
+    slug = re.sub(r"[-_.]+", "-", f"lmwright-{name}").rstrip("-")
+    if slug != f"lmwright-{name}" or len(slug) > LONGEST_NAME - 2:
+        mark = hashlib.sha256(name.encode()).hexdigest()[:6]
+        slug = f"{slug[: LONGEST_NAME - 9].rstrip('-')}-{mark}"
     return [f"{user}/{slug}-{end}" for end in "ab"]
 
 
