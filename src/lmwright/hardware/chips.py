@@ -183,6 +183,8 @@ class Chip:
     """None where only Kubernetes has it."""
     kubernetes: str = ""
     """Label `cloud.google.com/gke-tpu-accelerator` of its nodes; empty where GKE lacks it."""
+    kubernetes_alone: str = ""
+    """That of nodes which are a slice of their own, if it is another."""
     row_attention: Mapping[int, AttentionCycles] = field(default_factory=dict)
     """Cycles of the row kernel by head size; empty where it does not run."""
     disentangled: tuple[float, float] | None = None
@@ -216,7 +218,7 @@ _EVERY = (
         host_gib=85,
         network_bytes_per_s=3.1e9, price=Price(on_demand=2.00), cloud=CloudNames("v3", "V3"),
         power=Power(123, 262, "measured, cloud.google.com/tpu/docs/v3"),
-        kubernetes="tpu-v3-slice",
+        kubernetes="tpu-v3-slice", kubernetes_alone="tpu-v3-device",
     ),
     Chip(
         name="v4", device_kinds=("TPU v4",), compiler_name="v4", chip_config="megacore",

@@ -14,9 +14,11 @@ from lmwright.cloud import identity
 from lmwright.cloud.checks import check
 from lmwright.cloud.gke import context
 from lmwright.cloud.gke.cluster import Cluster
-from lmwright.cloud.gke.manifest import job_set
+from lmwright.cloud.gke.manifest import job_set, selector
+from lmwright.cloud.gke.target import offers_of_gke
 from lmwright.cloud.service import Away
 from lmwright.cloud.spec import Cloud, Gke, dump_spec, parse_spec
+from lmwright.cloud.target import Settings
 from lmwright.errors import UserError
 from tests.cloud.fake_gke import check_job_set
 from tests.cloud.gke.jobs import CLOUD, CONTEXT, OFFER, SECRET, SPOT, launched, metadata
@@ -38,6 +40,26 @@ def test_two_slices_and_all_that_may_be_asked_for(spec):
     labels = manifest["metadata"]["labels"]
     assert labels["team"] == "nlp" and labels["kueue.x-k8s.io/queue-name"] == "q"
     assert parse_spec(dump_spec(replace(spec, cloud=cloud)).encode()).cloud == cloud
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "topology"),
+    [  # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+        ("v3-8", "tpu-v3-device", "2x2"),
+        ("v3-32", "tpu-v3-slice", "4x4"),
+        ("v4-8", "tpu-v4-podslice", "2x2x1"),
+        ("v5e-8", "tpu-v5-lite-podslice", "2x4"),
+        ("v5e-16", "tpu-v5-lite-podslice", "4x4"),
+        ("v5p-8", "tpu-v5p-slice", "2x2x1"),
+        ("v6e-4", "tpu-v6e-slice", "2x2"),
+        ("7x-8", "tpu7x", "2x2x1"),
+    ],
+)
+def test_labels_of_the_nodes(name, accelerator, topology):
+    [asked] = offers_of_gke(name, Settings(), CONTEXT)
+    labels = selector(asked, CLOUD)
+    assert labels["cloud.google.com/gke-tpu-accelerator"] == accelerator
+    assert labels["cloud.google.com/gke-tpu-topology"] == topology
 
 
 def test_a_pod_knows_its_place_from_the_environment(spec, gke):

@@ -70,11 +70,12 @@ def _offer(where: Slice, settings: Settings, context: str, spot: bool) -> Offer:
             f"--slice: {where.name}: GKE joins only slices of several hosts; choose larger slices, "
             "or one"
         )
+    alone = chip.kubernetes_alone if where.num_hosts == 1 else ""
     price = (chip.price.spot if spot else None) or chip.price.on_demand
     return Offer(
         name=where.name,
         zone=f"{context}/{settings.namespace}",
-        accelerator_type=chip.kubernetes,
+        accelerator_type=alone or chip.kubernetes,
         topology="x".join(map(str, where.shape)),
         runtime=settings.image,
         num_slices=where.num_slices,
