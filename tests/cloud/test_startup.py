@@ -49,8 +49,8 @@ def archive(**files):
 def boot(spec, url, tpu, tmp_path):
     """Starts a host whose pip fails so often; returns its home and the name of its slice."""
 
-    def start(failures=0, code=0, **variables):
-        bucket = Bucket(f"{url}/code/abc")
+    def start(failures=0, code=0, folder="code", **variables):
+        bucket = Bucket(f"{url}/{folder}/abc")
         python = PYTHON.replace("FAILURES", str(failures)).replace("CODE", str(code))
         bucket.write("python.tar.gz", archive(python=python))
         bucket.write("wheels.tar", archive())
@@ -59,7 +59,8 @@ def boot(spec, url, tpu, tmp_path):
         tpu.variables = {"LMWRIGHT_PAUSE_S": "0.1", **variables}
         tpu.variables[ENDPOINT] = f"http://{tpu.server.address}/"
         id = id_of(spec, 1)
-        facts = {"lmwright-job": spec.url, "lmwright-slice": id, "lmwright-code": bucket.url}
+        job = spec.url if folder == "code" else f"{url}/{folder}/jobs/j"
+        facts = {"lmwright-job": job, "lmwright-slice": id, "lmwright-code": bucket.url}
         service = Tpus(spec.cloud)
         service.create(id, label_of(spec), offer(), facts)
         while not tpu.active():
@@ -82,6 +83,14 @@ def test_an_installation_that_fails_is_told_and_tried_again(boot, spec):
     said = last_words(Bucket(spec.url), id)
     assert "No matching distribution found for jax" in said and f"console/{id}-" in said
     assert (home / "tries").read_text().count("try") == 4  # the packages, and lmwright itself
+
+
+def test_a_folder_of_any_name_is_read_and_written(boot, url):
+    """Signs that a URL cannot hold, or that mean something else in one."""
+    folder = "a b/50% $x+y&z?#é"
+    home, id = boot(failures=1, folder=folder)
+    wait_for((home / "served").exists, (home / "console.log").read_text)
+    assert "No matching distribution" in last_words(Bucket(f"{url}/{folder}/jobs/j"), id)
 
 
 def test_a_host_on_which_nothing_works_for_hours_deletes_its_slice(boot, tpu):

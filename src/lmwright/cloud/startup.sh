@@ -27,12 +27,23 @@ token() {
 
 authorized() { curl -K - "${steady[@]}" "$@" <<<"header = \"Authorization: Bearer $(token)\""; }
 
+escaped() {  # the name of an object as a part of a URL
+  local LC_ALL=C at sign byte
+  for ((at = 0; at < ${#1}; at++)); do
+    sign=${1:at:1}
+    case $sign in
+      [a-zA-Z0-9._~-]) printf %s "$sign" ;;
+      *) printf -v byte %d "'$sign" && printf %%%02X $((byte & 255)) ;;
+    esac
+  done
+}
+
 fetch() {  # gs://bucket/object file
   local bucket=${1#gs://} code
   local name=${bucket#*/}
   bucket=${bucket%%/*}
   until code=$(authorized -sf -w '%{http_code}' --retry 2 --retry-all-errors -o "$2.part" \
-    "$storage/storage/v1/b/$bucket/o/${name//\//%2F}?alt=media") && mv "$2.part" "$2"; do
+    "$storage/storage/v1/b/$bucket/o/$(escaped "$name")?alt=media") && mv "$2.part" "$2"; do
     fails "cannot fetch $1 (HTTP $code); trying again"
   done
 }
@@ -48,7 +59,7 @@ fails() {  # keeps the output in the bucket; gives the slice up after a long tim
   tail -c 20000 "$home/console.log" >"$home/console.tail"
   authorized -s -o /dev/null -X POST -H 'Content-Type: text/plain' \
     --data-binary @"$home/console.tail" \
-    "$storage/upload/storage/v1/b/$bucket/o?uploadType=media&name=${name//\//%2F}"
+    "$storage/upload/storage/v1/b/$bucket/o?uploadType=media&name=$(escaped "$name")"
   if [ $((SECONDS - well)) -gt "$patience" ]; then
     echo "nothing works here since $patience s; deleting $slice"
     local project zone
