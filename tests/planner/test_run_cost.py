@@ -9,10 +9,11 @@ import pytest
 from lmwright.errors import UserError
 from lmwright.hardware.chips import CHIPS
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.planner.cost import checkpoint_bytes, cost_of
+from lmwright.planner.cost import checkpoint_bytes, cost_of, disk, figure
 from lmwright.planner.sessions import ASSUMED_SAVE_BYTES_PER_S, ASSUMED_START_S
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
+from lmwright.report.summary import short
 from tests.planner.runs import SMALL, run_of
 
 V4 = parse_machine("v4-32")
@@ -145,3 +146,26 @@ def test_small_runs_have_small_units(tmp_path):
     text = "\n".join(cost_of(run, V4, 0.016, 8 * 256).lines())
     assert "about 8 seconds" in text and " MB each" in text
     assert "about 2 minutes" in "\n".join(cost_of(run, V4, 0.24, 8 * 256).lines())
+
+
+@pytest.mark.parametrize("digits", [9994, 9995, 9996, 9999.7, 1000])
+@pytest.mark.parametrize("unit", [1e-1, 1e2, 1e5, 1e8])
+def test_figures_have_no_exponents(digits, unit):
+    """Numbers that three digits round up to the next unit."""
+    value = digits * unit
+    for text in (short(value), figure(value), disk(value)):
+        assert "e" not in text
+        number, _, size = text.replace(",", "").partition(" ")
+        scale = {
+            "k": 1e3,
+            "M": 1e6,
+            "B": 1e9,
+            "T": 1e12,
+            "kB": 1e3,
+            "MB": 1e6,
+            "GB": 1e9,
+            "TB": 1e12,
+        }
+        size = size or number.lstrip("0123456789.")
+        told = float(number.rstrip("kMBT")) * scale.get(size, 1)
+        assert told == pytest.approx(value, rel=6e-4)

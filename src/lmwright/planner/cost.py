@@ -235,14 +235,14 @@ def money(usd: float) -> str:
 def disk(size: float) -> str:
     """Bytes as text in kB, MB, GB or TB, of a thousand each."""
     for unit, of_it in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= of_it:
+        if size >= 0.9995 * of_it:  # which is the unit in three digits
             return f"{figure(size / of_it)} {unit}"
     return f"{figure(size / 1e3)} kB"
 
 
 def figure(value: float) -> str:
     """A number with three digits, and all of them before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _hours(hours: float) -> str:

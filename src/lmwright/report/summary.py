@@ -191,7 +191,7 @@ def _loss(value: float) -> str:
 def short(number: float) -> str:
     """A number with three digits and a unit: `950`, `12.3k`, `4.56M`, `1.2B`."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
+        if abs(number) >= 0.9995 * limit:  # which is the limit in three digits
             return f"{number / limit:.3g}{unit}"
     return f"{number:.3g}"
 
