@@ -53,6 +53,18 @@ def test_hours_cost_and_energy_of_slices(tmp_path):
     assert "pw" not in text and "abc" not in text and "example.org/books.txt" in text
 
 
+def test_the_best_loss_is_a_number(tmp_path):
+    folder = write_run(tmp_path / "run")
+    text = (folder / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    first = next(line for line in lines if line["kind"] == "eval" and line["source"] == "wiki")
+    first["loss"] = "NaN"
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = {row[0]: row for table in tables(page(folder)) for row in table}
+    assert rows["wiki"][1].startswith("nan at") and rows["wiki"][2] == rows["wiki"][3]
+    assert "nan" not in rows["wiki"][2]
+
+
 def test_machines_that_are_no_slices(tmp_path):
     own = [session(None, 100.0, 2 * HOUR, 0, 60, step=HOUR)]
     folder = write_run(tmp_path / "cores")  # 8 devices are 4 chips

@@ -4,6 +4,7 @@ Made from the same files as report.html. Chip-hours are those of slices where th
 the running time times the chips of the machine.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -84,7 +85,8 @@ def _losses(record: RunRecord) -> str:
     rows = []
     for source, curves in record.evals.items():
         loss = curves["loss"]
-        best, step = min(zip(loss.values, loss.steps, strict=True), key=lambda point: point[0])
+        points = list(zip(loss.values, loss.steps, strict=True))
+        best, step = min([p for p in points if not math.isnan(p[0])] or points)
         ends = [f"{loss.values[0]:.4f} at {loss.steps[0]:,}", f"{best:.4f} at {step:,}"]
         last = f"{loss.values[-1]:.4f} at {loss.steps[-1]:,}"
         rows.append((source, *ends, last, *(_last(curves, n) for n in ("ppl", "bits_per_byte"))))
