@@ -82,6 +82,26 @@ def test_machines_that_are_no_slices(tmp_path):
     assert "chip-hours" not in text and "Energy" not in text
 
 
+def test_a_run_that_moved_counts_the_chips_of_each_machine(tmp_path):
+    def on(kind, count, began, first, last):
+        entry = session(None, began, 2 * HOUR, first, last, step=HOUR)
+        return entry | {"devices": {"kind": kind, "count": count}}
+
+    own = [
+        on("TPU v4", 16, 100.0, 0, 60),
+        on("cpu", 1, 8000.0, 60, 70),
+        on("TPU v3", 8, 16_000.0, 70, 90),  # four chips
+    ]
+    text = page(write_run(tmp_path / "moved"), own, device_platform="tpu", device_count=8)
+    rows = {row[0]: row for table in tables(text) for row in table}
+    assert rows["together"] == ["together", "6.00 h", "100.0%", "40"]
+    assert "Between 2.88 and 6.14 kWh: 32 chip-hours of TPU v4" in text
+    assert "Between 0.984 and 2.1 kWh: 8 chip-hours of TPU v3" in text
+    text = page(write_run(tmp_path / "and slices"), [*own, *SESSIONS], device_platform="tpu")
+    rows = {row[0]: row for table in tables(text) for row in table}
+    assert rows["together"][1:] == ["9.50 h", "100.0%", "84"]
+
+
 def test_text_of_a_run_is_no_markup(tmp_path):
     evil = "a|b <script>alert(1)</script> `x` [y](javascript:z) **\n# d"
     folder = write_run(tmp_path / "run", name="tiny", source=evil)

@@ -10,6 +10,8 @@ from typing import Any
 LEDGER = "sessions.json"
 SPENT = "spent"
 """Key of a session's seconds by use."""
+DEVICES = "devices"
+"""Key of the devices of a session; {"kind", "count"}."""
 MOST = 1e15  # of any number; NaN and infinity are not below it either
 
 

@@ -16,10 +16,13 @@ from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 from lmwright.hardware.devices import chip_power, devices_per_chip
 from lmwright.report.goodput import WORDS, Goodput, goodput
+from lmwright.report.ledger import DEVICES, SPENT
+from lmwright.report.paid import FACTS, parse_facts
 from lmwright.report.read import RunRecord, Series, read_run
 from lmwright.report.summary import hours_text, machine_rows, summarize
 from lmwright.report.written import usual_file, write_page
 
+CPU = "cpu"  # as JAX names its devices
 MARKDOWN_FILE = "report.md"
 MOST_INCIDENTS = 50
 NO_INCIDENT = ("checkpoint", "compile")
@@ -120,28 +123,37 @@ def _sessions(record: RunRecord) -> Iterator[tuple[str, ...]]:
         yield str(number), began, hours_text(session["seconds"] / 3600), steps
 
 
-def chip_hours(record: RunRecord, measured: Goodput) -> float | None:
-    """Chip-hours of all sessions; None on a CPU, or where the machine is not known."""
+def chip_hours(record: RunRecord, measured: Goodput) -> dict[str, float]:
+    """Chip-hours of all sessions by the kind of their devices, without those on CPUs. A session
+    that does not tell its devices had those of the last one."""
+    env, hours = record.env, Counter[str]()
+    last = {"kind": str(env.get("device_kind", "")), "count": env.get("device_count")}
+    if env.get("device_platform", "cpu") == "cpu":
+        last["kind"] = CPU
+    for session in record.sessions:
+        if SPENT not in session or parse_facts(session.get(FACTS)) is not None:
+            continue  # of slices all is known together
+        told = session.get(DEVICES)
+        kind, count = ((told if isinstance(told, dict) else last).get(k) for k in ("kind", "count"))
+        if isinstance(kind, str) and isinstance(count, int) and kind != CPU:
+            hours[kind] += session["seconds"] / 3600 * count / devices_per_chip(kind)
     if measured.slices is not None:
-        return measured.slices.chip_hours
-    count, kind = record.env.get("device_count"), str(record.env.get("device_kind", ""))
-    if not isinstance(count, int) or record.env.get("device_platform", "cpu") == "cpu":
-        return None
-    return measured.total_s / 3600 * count / devices_per_chip(kind)
+        hours[last["kind"]] += measured.slices.chip_hours
+    return dict(hours)
 
 
 def _times(record: RunRecord) -> str:
     if (measured := goodput(record.sessions)) is None:
         return ""
-    hours = chip_hours(record, measured)
+    hours = sum(chip_hours(record, measured).values())
     purposes = {"steps that count": measured.productive_s}
     purposes |= {WORDS[name]: seconds for name, seconds in measured.lost_s.items()}
     rows = []
     for name, seconds in [*purposes.items(), ("together", measured.total_s)]:
         share = seconds / measured.total_s
-        chips = () if hours is None else (f"{hours * share:,.4g}",)
+        chips = (f"{hours * share:,.4g}",) if hours else ()
         rows.append((name, hours_text(seconds / 3600), f"{share:.1%}", *chips))
-    head = ("purpose", "time", "share", *(() if hours is None else ("chip-hours",)))
+    head = ("purpose", "time", "share", *(("chip-hours",) if hours else ()))
     text = _table(head, rows)
     if (slices := measured.slices) is not None:
         text += (
@@ -153,10 +165,11 @@ def _times(record: RunRecord) -> str:
 
 def _energy(record: RunRecord) -> str:
     measured = goodput(record.sessions)
-    hours = chip_hours(record, measured) if measured is not None else None
-    if hours is None:
-        return ""
-    kind = str(record.env.get("device_kind", ""))
+    every = chip_hours(record, measured) if measured is not None else {}
+    return "\n\n".join(_energy_of(kind, hours) for kind, hours in every.items())
+
+
+def _energy_of(kind: str, hours: float) -> str:
     if (power := chip_power(kind)) is None:
         return f"Not known: the power of {cell(kind)} is not published."
     high = hours * power.most_w / 1000

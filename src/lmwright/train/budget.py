@@ -3,6 +3,7 @@
     sessions.json  [{"began": ..., "seconds": ..., "first_step": ..., "last_step": ...,
                      "step_s": ..., "save_s": ..., "end": "session limit",
                      "spent": {"start": ..., "compile": ..., "step": ..., ...},
+                     "devices": {"kind": ..., "count": ...},
                      "slice": {"chips": ..., "price": ..., ...}}, ...]
 
 Every session adds its entry and keeps it up to date, so that a killed one counts too. Before
@@ -25,7 +26,7 @@ from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.planner.sessions import assumed_save_s, fits, session_limit_s
-from lmwright.report.ledger import LEDGER, SPENT, is_number
+from lmwright.report.ledger import DEVICES, LEDGER, SPENT, is_number
 from lmwright.report.paid import FACTS, slice_of_host
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
@@ -69,6 +70,7 @@ class Budget:
             "first_step": start_step,
             "last_step": start_step,
             "end": "killed",
+            DEVICES: {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
         }
         if (facts := slice_of_host()) is not None:
             self._entry[FACTS] = facts
