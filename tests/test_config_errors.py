@@ -39,6 +39,8 @@ def said(tmp_path, text, *overrides, load=load_run):
     ("override", "parts"),
     [
         ("train.step=3", ["train.step is not a field", "'steps'"]),
+        ("train.kind=x", ["train.kind is not a field", "the fields here are"]),
+        ("data.tokenizer.kind=byte", ["data.tokenizer.kind is not a field", "path"]),
         ("trian.steps=3", ["trian is not a field", "'train'"]),
         ("data.sources.0.pth=x", ["data.sources.0.pth", "'path'"]),
         ("model.embeddim=3", ["model.embeddim is not", "'embed_dim'"]),

@@ -175,10 +175,10 @@ def _sentence(
     fields: Callable[[Keys], Sequence[str]],
 ) -> str:
     kind = errors[0]["type"]
+    if kind in UNKNOWN:  # also a `kind`, where there are none
+        return _unknown(keys, where, fields)
     if kind in UNTAGGED or keys[-1:] == ("kind",):
         return _kind(keys, errors[0], where, fields)
-    if kind in UNKNOWN:
-        return _unknown(keys, where, fields)
     if kind in MISSING:
         return _missing(keys, errors[0]["loc"], where)
     return _wrong(keys, errors, where)
