@@ -13,7 +13,13 @@ from lmwright.cloud import checks, remote, roles
 from lmwright.cloud.book import begin, id_of, label_of
 from lmwright.cloud.slices import Slices
 from lmwright.cloud.spec import Cloud, Spec, job_names, load_spec, save_spec
-from lmwright.cloud.target import refuse_local_places
+from lmwright.cloud.target import (
+    cloud_of,
+    offers_of,
+    refuse_local_places,
+    settings_path,
+    settings_with,
+)
 from lmwright.cloud.tpu_api import NO_CREDENTIALS, Tpus
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
@@ -118,6 +124,36 @@ def test_settings(run, tpu, tmp_path, capsys):
     path.unlink()
     assert main(words) == 2
     assert "--zone: missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "asked", "price"),
+    [
+        ("", ["--spot"], "spot", 0.93),
+        ("", ["--reservation", "r"], "reservationName", 4.20),
+        ('reservation = "r"', [], "reservationName", 4.20),
+        ('reservation = "r"', ["--spot"], "spot", 0.93),
+        ('capacity = "spot"', ["--reservation", "r"], "reservationName", 4.20),
+        ('capacity = "spot"', ["--guaranteed"], "guaranteed", 4.20),
+    ],
+)
+def test_the_capacity_of_an_option_goes_before_the_files(tpu, file, words, asked, price):
+    path = settings_path()
+    path.parent.mkdir(parents=True)
+    path.write_text(f'project = "p"\nzone = "us-east5-a"\n{file}\n')
+    given = {"capacity": words[0][2:]} if len(words) == 1 else {}
+    given |= {"reservation": words[1]} if words[1:] else {}
+    settings = settings_with(**given)
+    [where] = offers_of("v5p-16", settings)
+    Tpus(cloud_of(settings)).create("x", "j", where, {})
+    kinds = {"spot", "reservationName", "guaranteed"} & set(tpu.bodies[0])
+    assert kinds == {asked}
+    assert where.price == price  # for the limits of the job
+
+
+def test_two_kinds_of_capacity_are_refused(tpu):
+    with pytest.raises(UserError, match="--reservation: is another kind than --spot; give one"):
+        settings_with(capacity="spot", reservation="r")
 
 
 def test_what_launch_says_without_credentials(run, tpu, tmp_path, monkeypatch, capsys):

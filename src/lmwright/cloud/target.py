@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,15 @@ def settings_with(**options: Any) -> Settings:
             written[name] = tuple(value) if isinstance(value, list) else (value,)
         elif not number and not isinstance(value, type(default)):
             raise UserError(f"{path}: {name}: must be a {type(default).__name__}")
-    settings = Settings(**written | {name: value for name, value in options.items() if value})
+    chosen = {name: value for name, value in options.items() if value}
+    if "capacity" in chosen and "reservation" in chosen:
+        raise UserError(f"--reservation: is another kind than --{chosen['capacity']}; give one")
+    if "capacity" in chosen:  # in the place of the file's
+        written.pop("reservation", None)
+    settings = Settings(**written | chosen)
     if settings.capacity not in CAPACITIES:
         raise UserError(f"{path}: capacity: must be one of {', '.join(CAPACITIES)}")
-    return settings
+    return replace(settings, capacity="reserved") if settings.reservation else settings
 
 
 def cloud_of(settings: Settings) -> Cloud:
@@ -112,12 +117,11 @@ def cloud_of(settings: Settings) -> Cloud:
         raise UserError(
             f"--project: missing; name the Google Cloud project, here or in {settings_path()}"
         )
-    capacity = "reserved" if settings.reservation else settings.capacity
     parse_pairs(settings.secrets)
     same = {name: getattr(settings, name) for name in SAME}
     return Cloud(
         project=project,
-        capacity=capacity,
+        capacity=settings.capacity,
         reservation=settings.reservation,
         external_ips=not settings.internal_ips,
         **same,

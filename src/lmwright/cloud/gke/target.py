@@ -39,7 +39,7 @@ def cloud_of_gke(target: str, settings: Settings) -> Cloud:
             raise UserError(f"{option}: {name!r} cannot be a name in Kubernetes; correct it")
     shared = {name: getattr(settings, name) for name in SAME if name.startswith(("max_", "secr"))}
     return Cloud(
-        capacity="reserved" if settings.reservation else settings.capacity,
+        capacity=settings.capacity,
         reservation=settings.reservation.rpartition("/")[2],
         gke=Gke(
             context=find_context(target.removeprefix(PREFIX)),
