@@ -8,6 +8,7 @@ import click
 
 from lmwright.cli.shared import OVERRIDES, REHEARSE, InOrder, given, load, with_word
 
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
 WORDS = "lmwright.words"  # after `--`
 VERBS_OF_JOBS = ("train", "eval", "export", "prepare")
 
@@ -67,10 +68,10 @@ class WithCommand(click.Command):
     multiple=True,
     help="VARIABLE=NAME, of Secret Manager; on gke: VARIABLE=SECRET/KEY.",
 )
-@click.option("--valid-hours", type=float, help="Longest wait in the queue, in hours.")
-@click.option("--max-hours", type=float, help="End the job after this many hours on slices.")
-@click.option("--max-chip-hours", type=float, help="End the job after this many chip-hours.")
-@click.option("--max-cost", type=float, help="End the job at this list price, in USD.")
+@click.option("--valid-hours", type=ABOVE_0, help="Longest wait in the queue, in hours.")
+@click.option("--max-hours", type=ABOVE_0, help="End the job after this many hours on slices.")
+@click.option("--max-chip-hours", type=ABOVE_0, help="End the job after this many chip-hours.")
+@click.option("--max-cost", type=ABOVE_0, help="End the job at this list price, in USD.")
 @click.option("--namespace", help="Namespace of the pods of gke:. Default: default.")
 @click.option("--image", help="Image of the containers of gke:. Default: python:3.12-slim.")
 @click.option("--pod-account", help="Kubernetes service account of the pods of gke:.")

@@ -107,6 +107,11 @@ def settings_with(**options: Any) -> Settings:
     settings = Settings(**written | chosen)
     if settings.capacity not in CAPACITIES:
         raise UserError(f"{path}: capacity: must be one of {', '.join(CAPACITIES)}")
+    for name in ("valid_hours", "max_hours", "max_chip_hours", "max_cost"):
+        if not getattr(settings, name) >= 0:  # NaN, too
+            raise UserError(
+                f"{path}: {name}: must be a number above 0; without it there is no limit"
+            )
     return replace(settings, capacity="reserved") if settings.reservation else settings
 
 
