@@ -83,6 +83,24 @@ def test_what_is_refused(trained, capsys, words, told):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("on", "words", "told"),
+    [
+        ("local:2x1", ["--max-hours", "3"], "--max-hours: has no effect here, it is for slices"),
+        ("ssh:hosts.txt", ["--max-cost", "9"], "--max-cost: has no effect here, it is for slices"),
+        ("kaggle", ["--spot"], "--spot, --on-demand and --guaranteed: has no effect here"),
+        ("local:2x1", ["--secret", "A=b"], "--secret: has no effect here"),
+        ("local:2x1", ["--queue", "q"], "--queue: has no effect here, only --on gke:CLUSTER"),
+        ("v4-8", ["--remote-python", "p"], "--remote-python: has no effect here, it is for --on"),
+        ("gke:c", ["--remote-python", "p"], "--remote-python: has no effect here, on gke:"),
+    ],
+)
+def test_an_option_without_effect_is_refused(home, capsys, on, words, told):
+    """Above all a limit on what may be spent."""
+    assert main(["launch", "--on", on, *words, "--", "ls"]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_limits_grow_with_what_has_to_be_read():
     full, _ = load_noted("examples/kisoku-3b.toml")
     adapters, _ = load_noted("examples/kisoku-3b.toml", ["lora.rank=8"])

@@ -41,6 +41,11 @@ LEADER_PORT = 8476  # on host 0 of a slice
 OF_SLICES = ("project", "zone", "network", "subnetwork", "internal_ips", "disks")
 OF_SLICES += ("service_account", "valid_hours")
 OF_GKE = ("namespace", "image", "pod_account", "queue", "labels")
+OF_BOTH = ("bucket", "capacity", "reservation", "secrets")
+OF_BOTH += ("max_hours", "max_chip_hours", "max_cost")
+OF_SSH = ("remote_python",)
+WRITTEN = {"capacity": "spot, --on-demand and --guaranteed"}
+WRITTEN |= {"disks": "disk", "labels": "label", "secrets": "secret"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +105,22 @@ def _needed(run: Run | None, wanted: Wanted) -> Run:
 
 def _refuse_idle_options(wanted: Wanted) -> None:
     """Raises UserError for options that mean nothing on the target."""
-    gke = wanted.on.startswith(gke_target.PREFIX)
-    idle = [name for name in (OF_SLICES if gke else OF_GKE) if name in wanted.given]
+    gke, ssh = wanted.on.startswith(gke_target.PREFIX), wanted.on.startswith("ssh:")
+    slices = not (gke or ssh or wanted.on == "kaggle" or wanted.on.startswith("local:"))
+    known = OF_GKE if gke else OF_SSH if ssh else OF_SLICES if slices else ()
+    known += OF_BOTH if gke or slices else ()
+    idle = [name for name in wanted.given if name not in known]
     idle += ["slice"] if wanted.slice and not gke else []
-    if idle:
-        option = "--" + {"disks": "disk", "labels": "label"}.get(idle[0], idle[0]).replace("_", "-")
-        where = "on gke: the cluster decides that" if gke else "only --on gke:CLUSTER knows it"
-        raise UserError(f"{option}: has no effect here, {where}; leave it out")
+    if not idle:
+        return
+    of_gke = idle[0] in OF_GKE or idle[0] == "slice"
+    where = "only --on gke:CLUSTER knows it" if of_gke else "it is for slices"
+    if gke:
+        where = "on gke: the cluster decides that"
+    elif idle[0] in OF_SSH:
+        where = "it is for --on ssh:"
+    option = WRITTEN.get(idle[0], idle[0]).replace("_", "-")
+    raise UserError(f"--{option}: has no effect here, {where}; leave it out")
 
 
 def _asked(wanted: Wanted) -> tuple[tuple[Offer, ...], Cloud]:
