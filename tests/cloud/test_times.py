@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 
 from lmwright.cloud import remote
 from lmwright.cloud.book import MADE, usage
+from lmwright.cloud.leader import Leader
 from tests.cloud.played import Played
 
 HOUR = 3600.0
@@ -90,3 +92,31 @@ def test_show_tells_what_a_job_has_cost_that_ended_unwatched(spec, tpu, capsys, 
     chips = hours * 8
     told = capsys.readouterr().out
     assert f"1, {hours:.2f} h, {chips:.1f} chip-hours, {chips * 3:.2f} USD by the list" in told
+
+
+def test_events_of_all_machines_are_told_in_the_zone_of_this_one(spec, tpu, capsys, monkeypatch):
+    def move(zone):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    player = Played(spec)
+    try:
+        move("UTC")  # of the slices
+        spec.folder.mkdir(parents=True)
+        Leader(spec)._note("attempt 1: host 1 is lost")
+        player.bucket.write("events.log", (spec.folder / "events.log").read_bytes())
+        move("America/Los_Angeles")
+        player.until(lambda: tpu.resources)
+        remote.show(spec)
+    finally:
+        player.slices.close()
+        monkeypatch.undo()
+        time.tzset()
+    lines = capsys.readouterr().out.splitlines()
+    stamps = [
+        datetime.strptime(line.strip()[:19], "%Y-%m-%d %H:%M:%S")
+        for line in lines
+        if "asking for" in line or "host 1 is lost" in line
+    ]
+    assert len(stamps) == 2
+    assert abs((stamps[0] - stamps[1]).total_seconds()) < 60

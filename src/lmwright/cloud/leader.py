@@ -324,7 +324,8 @@ class Leader:
 
     def _note(self, text: str) -> None:
         with suppress(OSError), open(self._spec.folder / "events.log", "a") as events:
-            events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {text}\n")
+            now = datetime.now().astimezone()  # hosts and laptops are in several zones
+            events.write(f"{now.isoformat(' ', 'milliseconds')} {text}\n")
 
     def _write(self, **facts: Any) -> None:
         slow = [host for host, _, _ in self._stragglers.slow()]

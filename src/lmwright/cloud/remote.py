@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from lmwright.cloud import keeper
@@ -203,7 +204,17 @@ def show(spec: Spec) -> None:
         print(f"  {stamp} {visible(redact_text(text))}")
     if written := bucket.read("events.log"):  # by the leader, on the slice
         for line in written[0].decode(errors="replace").splitlines()[-10:]:
-            print(f"  {visible(redact_text(line))}")
+            print(f"  {visible(redact_text(_in_this_zone(line)))}")
+
+
+def _in_this_zone(line: str) -> str:
+    """An event of the leader, with its time as this machine's clock shows it."""
+    date, clock, text = [*line.split(" ", 2), "", ""][:3]
+    try:
+        at = datetime.fromisoformat(f"{date} {clock}")
+    except ValueError:
+        return line
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S} {text}" if at.tzinfo else line
 
 
 def show_goodput(spec: Spec) -> None:
