@@ -43,10 +43,12 @@ def test_lost_sessions_are_tried_again_and_given_up(fake, run):
 
 
 def test_sessions_that_save_nothing_are_given_up(fake, run):
-    fake.play = lambda fake, session: end(session, 43, 0, saved=0)
+    why = "lmwright: error: its last 10 minutes stay free"
+    fake.play = lambda fake, session: end(session, 43, 0, saved=0, error=why)
     spec = launched(run)
     assert follow(spec) == 1
-    assert "saved nothing new" in read_state(spec)["error"]
+    told = "session 3 saved nothing new: its last 10 minutes stay free"
+    assert read_state(spec)["error"] == told  # not after the first
 
 
 def test_an_unreachable_service_is_asked_again(fake, run, monkeypatch):

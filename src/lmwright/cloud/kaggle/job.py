@@ -198,7 +198,8 @@ class _Look:
         elif gained:
             state["failures"] = 0
         else:
-            self._lost(f"session {number} saved nothing new")
+            why = f": {told.replace(ERROR, '')}" if (told := result["error"]) else ""
+            self._lost(f"session {number} saved nothing new{why}")
 
     def _lost(self, error: str) -> None:
         """Handles a session that brought nothing: the next one tries again, unless nothing can

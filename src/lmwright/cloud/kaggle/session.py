@@ -93,7 +93,9 @@ class Attempts:
         failures, number, saved = 0, 0, newest_step(self._spec.dir)
         while True:
             if self._deadline - time.time() < self._margin_s + 1:  # `train` would refuse it
-                error = "there is no time left in this session"
+                error = (
+                    f"its last {self._margin_s / 60:g} minutes stay free (limits.margin_minutes)"
+                )
                 return {"code": EXIT_SESSION_OVER, "error": error, "step": saved, "saved": saved}
             number += 1
             code, error, facts = await self._attempt(number)
