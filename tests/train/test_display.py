@@ -3,6 +3,7 @@
 import io
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from lmwright.train import command
 from lmwright.train.display import SPARKS, Display, duration, sparkline
+from lmwright.train.loop import Outcome
 from tests.train.bare_run import make_run
 
 VALUES = {
@@ -180,3 +183,22 @@ def test_sparkline_has_the_width_and_order_of_its_values(values, width):
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(0, "done: 7 steps in {}; curves in here"), (43, "everything is saved in {}. Run the same")],
+)
+def test_the_end_of_a_session_names_the_run_as_it_is(monkeypatch, capsys, code, told):
+    """In one line, also in a log file; brackets are no markup."""
+    folder = "/data/a long folder for many runs of a long name/[draft]/with more of it behind/a"
+    run = SimpleNamespace(
+        dir=folder,
+        limits=SimpleNamespace(session_hours=9.0, total_hours=None),
+        eval=SimpleNamespace(first="never"),
+    )
+    outcome = Outcome(step=7, exit_code=code, losses=[])
+    monkeypatch.setattr(command, "train", lambda *_, **__: outcome)
+    monkeypatch.setattr(command, "write_report", lambda *_: "here")
+    assert command.train_command(run) == code
+    assert told.format(folder) in capsys.readouterr().out

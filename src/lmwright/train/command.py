@@ -33,6 +33,14 @@ def describe_stop(run: Run, outcome: Outcome) -> str:
     return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
 
 
+def last_lines(run: Run, outcome: Outcome, report: str) -> list[str]:
+    """What is printed when a session has ended; `report` says where its report is."""
+    if outcome.exit_code:
+        return [describe_stop(run, outcome)]
+    done = f"done: {outcome.step} steps in {run.dir}; {report}"
+    return [*compare_lines(run, outcome), done]
+
+
 def compare_lines(run: Run, outcome: Outcome) -> list[str]:
     """Held-out losses before the first step and now, by source, where both are known."""
     if run.eval.first != "start" or not outcome.losses:
@@ -90,10 +98,6 @@ def train_command(
             report = f"curves in {write_report([run.dir], place_in(run.dir, 'report.html'))}"
         except UserError as error:  # the run itself ended as its exit code says
             report = f"no report: {error}"
-        if outcome.exit_code:
-            console.print(describe_stop(run, outcome), soft_wrap=True)
-        else:
-            for line in compare_lines(run, outcome):
-                console.print(visible(line), markup=False)
-            console.print(f"done: {outcome.step} steps in {run.dir}; {report}")
+        for line in last_lines(run, outcome, report):
+            console.print(visible(line), markup=False, soft_wrap=True)
     return outcome.exit_code
