@@ -1,5 +1,6 @@
 """What comes from others is shown, and never obeyed by a terminal or a page."""
 
+import io
 import json
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,9 @@ import pytest
 from rich.console import Console
 
 from lmwright.cli.main import main
+from lmwright.core.compute import Compute
+from lmwright.evals.loss import SourceLoss
+from lmwright.evals.tables import print_losses
 from lmwright.guard.terminal import visible
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\r\u202e<img src=x onerror=alert(1)>"
@@ -152,3 +156,24 @@ def test_a_model_card_holds_no_markup_of_names():
 
 def words(token):
     return "".join(child.content for child in token.children or () if child.type == "text")
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_table_of_losses_is_whole_at_any_width(width, terminal):
+    """Names that differ at their end, and all digits, also in a log file or a narrow terminal."""
+    names = [f"a-source-of-a-long-name-of-the-year-{year}" for year in (2023, 2024)]
+    losses = [SourceLoss(name, 3.72358, 0.123, 1_124_018, 10**6, 128, 11_382) for name in names]
+    compute = Compute("bf16")
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    print_losses(losses, compute, console)
+    text = out.getvalue()
+    assert "\u2026" not in text
+    if terminal:  # cells of several lines
+        assert max(map(len, text.splitlines())) <= width
+    else:
+        for name in names:
+            [line] = [line for line in text.splitlines() if line.startswith(name)]
+            assert line.split()[1:4] == ["1,124,018", "3.7236", "41.41"]
+            assert line.endswith("128 of 11,382")

@@ -8,7 +8,7 @@ from typing import Any
 from lmwright.config.rows import PLAIN
 from lmwright.config.run import Run
 from lmwright.data.manifest import Manifest
-from lmwright.guard.terminal import visible
+from lmwright.guard.terminal import print_table, visible
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def print_summary(summary: Summary, console: Any) -> None:
         cells = [f.format(values[k]) if k in values else "" for k, _, f in shown]
         table.add_row(record["split"], Text(visible(record["source"], lines=False)), *cells)
     if records:
-        console.print(table)
+        print_table(console, table)
     for line in _left_out(summary):
         console.print(line, markup=False)
     for line in summary.warnings():

@@ -22,6 +22,7 @@ from lmwright.errors import UserError
 from lmwright.evals.generate import generate
 from lmwright.evals.sampling import Sampling
 from lmwright.formats.loaded import LoadedModel
+from lmwright.guard.terminal import print_table
 
 NEEDLE = "\nThe secret number is {number}.\n"
 QUESTION = "\nThe secret number is"
@@ -173,5 +174,5 @@ def print_needles(scores: NeedleScores) -> None:
     for length, hits in zip(scores.lengths, scores.found, strict=True):
         table.add_row(f"{length:,}", *(f"{n} of {scores.tries}" for n in hits))
     console = Console()
-    console.print(table)
+    print_table(console, table)
     console.print(f"found: {scores.share:.1%}", highlight=False)

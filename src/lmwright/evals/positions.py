@@ -23,7 +23,7 @@ from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.evals.compute import refuse_encoder
 from lmwright.evals.loss import Rows, batch_of, compiled
-from lmwright.guard.terminal import visible
+from lmwright.guard.terminal import print_table, visible
 from lmwright.nn.logps import token_logps
 from lmwright.objectives.clm import next_tokens
 from lmwright.report.measured import between
@@ -118,4 +118,4 @@ def print_positions(measured: Sequence[PositionLoss]) -> None:
         ):
             table.add_row(name, between(start, stop), f"{tokens:,}", f"{loss:.4f}")
             name = Text("")
-    Console().print(table)
+    print_table(Console(), table)

@@ -11,7 +11,7 @@ from rich.text import Text
 from lmwright.core.compute import Compute
 from lmwright.evals.compute import compute_text
 from lmwright.evals.loss import SourceLoss
-from lmwright.guard.terminal import visible
+from lmwright.guard.terminal import print_table, visible
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ def print_losses(
 ) -> None:
     """Prints the scores per source, and the settings that they were computed with."""
     console = console or Console()
-    console.print(loss_table(losses))
+    print_table(console, loss_table(losses))
     for detail in (detail for loss in losses for detail in loss.details()):
         if isinstance(detail, str):
-            console.print(Text(visible(detail, lines=False)))
+            console.print(Text(visible(detail, lines=False)), soft_wrap=True)
         else:
             console.print()
-            console.print(detail)
+            print_table(console, detail)
     console.print(compute_text(compute), highlight=False)
 
 
