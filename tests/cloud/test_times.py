@@ -12,6 +12,8 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 from lmwright.cloud import remote
 from lmwright.cloud.book import MADE, usage
 from lmwright.cloud.leader import Leader
+from lmwright.cloud.ledger import slice_variable
+from lmwright.report.paid import VARIABLE
 from tests.cloud.played import Played
 
 HOUR = 3600.0
@@ -76,6 +78,18 @@ def test_a_slice_that_nobody_saw_come_is_counted(spec, tpu):
     after.until(lambda: "active" in after.book["made"][0])
     assert usage(spec, after.book)["hours"] == pytest.approx(20, abs=0.01)
     after.slices.close()
+
+
+def test_sessions_know_when_a_slice_came_that_nobody_saw(spec, tpu):
+    """Also those of a host that has begun again."""
+    before, now = Played(spec), time.time()
+    before.until(lambda: tpu.resources)
+    before.slices.close()
+    rewrite(before, asked=now - 21 * HOUR)
+    serves(before, now - 20 * HOUR, step=9, time=now)
+    facts = json.loads(slice_variable(spec, before.first)[VARIABLE])
+    assert facts["active"] == pytest.approx(now - 20 * HOUR, abs=1)
+    assert facts["queue_s"] == pytest.approx(HOUR, abs=1)
 
 
 @pytest.mark.parametrize("there", [True, False])
