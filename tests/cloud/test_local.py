@@ -14,7 +14,7 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.cloud import local
-from lmwright.cloud.spec import Limits, Spec, load_spec, read_state, save_spec
+from lmwright.cloud.spec import Limits, Spec, jobs_folder, load_spec, read_state, save_spec
 from lmwright.errors import UserError
 
 # A rank that needs no JAX: it beats, and does at each attempt what it was told.
@@ -178,6 +178,18 @@ def test_what_cannot_be_launched_is_refused(job):
     for target in ("local:0x2", "local:two", "local:2x2x2"):
         with pytest.raises(UserError, match="no local target"):
             local.parse(target)
+
+
+@pytest.mark.parametrize("text", ['{"name": "new", "a_field": 1}', "", "[]"])
+def test_a_job_of_another_version_hides_no_other(job, capsys, text):
+    spec, other = job([[0]]), jobs_folder() / "new"
+    other.mkdir()
+    (other / "job.json").write_text(text)
+    assert main(["jobs", "list"]) == 0
+    out = capsys.readouterr().out
+    assert f"{spec.name} " in out and "new  " in out and "another version of lmwright" in out
+    assert main(["jobs", "show", "new"]) == 2
+    assert "job.json: is damaged, or of another version" in capsys.readouterr().err
 
 
 def test_nobody_else_may_read_a_job(job):

@@ -116,9 +116,14 @@ class _Tail:
 
 def list_command() -> None:
     """Prints a line for each job."""
-    specs = [load_spec(name) for name in job_names()]
-    if not specs:
+    names, specs = job_names(), []
+    if not names:
         print("no jobs; `lmwright launch` starts one", file=sys.stderr)
+    for name in names:
+        try:
+            specs.append(load_spec(name))
+        except UserError as error:
+            print(f"{name:<24} unknown   {error}")
     far = _states([spec for spec in specs if spec.url])
     for spec in specs:
         state = far[spec.name] if spec.url else read_state(spec)

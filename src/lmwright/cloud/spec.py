@@ -188,13 +188,18 @@ def save_spec(spec: Spec) -> None:
 
 
 def load_spec(name: str) -> Spec:
-    """The job of a name. Raises UserError where there is none."""
-    folder = jobs_folder() / name
+    """The job of a name. Raises UserError where there is none, or one of another version."""
+    path = jobs_folder() / name / "job.json"
     try:
-        return parse_spec((folder / "job.json").read_bytes())
-    except (OSError, ValueError, TypeError, KeyError):
+        return parse_spec(path.read_bytes())
+    except OSError:
         known = ", ".join(job_names()) or "there are none"
         raise UserError(f"no job is called {name!r}; jobs: {known}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(
+            f"{path}: is damaged, or of another version of lmwright, which can look after the job; "
+            "or remove its folder"
+        ) from None
 
 
 def parse_spec(data: bytes) -> Spec:
