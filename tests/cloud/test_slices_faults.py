@@ -8,12 +8,15 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
-from lmwright.cloud import watch
+from google.auth import compute_engine
+from google.auth.exceptions import TransportError
+
+from lmwright.cloud import compute_api, watch
 from lmwright.cloud.book import begin, id_of, label_of
 from lmwright.cloud.service import Away
 from lmwright.cloud.slices import Slices
 from lmwright.cloud.tpu_api import Tpus
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.storage.bucket import Bucket
 from tests.cloud.fake_tpu import once, refused
 from tests.cloud.played import QUICK, Played, offer
@@ -335,3 +338,25 @@ def test_away_is_a_sentence(spec, tpu):
     tpu.server.server_close()
     with pytest.raises(Away, match=r"is not reached .*check the network"):
         Tpus(spec.cloud).requests(HERE)
+
+
+def test_a_token_of_a_host_that_does_not_come_is_waited_for(spec, tpu, monkeypatch):
+    """As Google's own credentials of a machine tell it: a slice that deletes itself is not to stay
+    for that, nor a training to end."""
+    monkeypatch.setattr("google.auth._exponential_backoff.time.sleep", lambda _: None)
+    monkeypatch.setattr(compute_api, "PAUSE_S", 0.0)
+
+    def refused(**_):
+        raise TransportError("Connection refused")
+
+    def ask(*_, **__):
+        compute_engine.Credentials().refresh(refused)
+
+    with pytest.raises(Away, match="there is no token now"), Tpus(spec.cloud)._told("the slice"):
+        ask()
+    with pytest.raises(StorageError), Bucket(spec.url)._told("read"):
+        ask()
+    compute = compute_api.Compute("p")
+    monkeypatch.setattr(compute._session, "request", ask)
+    with pytest.raises(UserError, match=r"does not answer \(there is no token now\)"):
+        compute.get("us-central1-a", "disks", "d")

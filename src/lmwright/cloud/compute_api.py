@@ -14,6 +14,7 @@ from typing import Any
 
 from lmwright.cloud.tpu_api import credentials_for
 from lmwright.errors import UserError, install
+from lmwright.storage.bucket import token_may_come
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
 SERVICE = "https://compute.googleapis.com/compute/v1/"
@@ -122,7 +123,10 @@ class Compute:
             except (RequestException, TransportError) as error:
                 reason = type(error).__name__
                 continue
-            except GoogleAuthError:
+            except GoogleAuthError as error:
+                if token_may_come(error):
+                    reason = "there is no token now"
+                    continue
                 raise UserError(
                     "Compute Engine: no valid credentials; run: gcloud auth application-default "
                     "login"

@@ -21,7 +21,8 @@ from lmwright.cloud.disk_names import source_of
 from lmwright.cloud.service import Away, Node, Request, Scarce
 from lmwright.cloud.spec import Cloud, Offer
 from lmwright.cloud.stage import STARTUP
-from lmwright.errors import UserError, install
+from lmwright.errors import UserError, first_line, install
+from lmwright.storage.bucket import token_may_come
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"
 NO_CREDENTIALS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
@@ -163,6 +164,8 @@ class Tpus:
         except exceptions.GoogleAPICallError as error:  # 408 and the like
             raise Away(f"{thing}: the service cannot answer now ({_reason(error)})") from error
         except GoogleAuthError as error:
+            if token_may_come(error):
+                raise Away(f"{thing}: there is no token now ({first_line(error):.200})") from error
             raise UserError(
                 f"{thing}: no valid credentials; run: gcloud auth application-default login"
             ) from error

@@ -219,12 +219,21 @@ def _is_changed(error: Exception) -> bool:
     return getattr(error, "code", None) == 412
 
 
+def token_may_come(error: Exception) -> bool:
+    """True for an error of google-auth that passes: a token comes from a service, too, and that of
+    a host's own account wraps what went wrong on the way."""
+    from google.auth.exceptions import GoogleAuthError, TransportError
+
+    away = isinstance(error, TransportError) or isinstance(error.__cause__, TransportError)
+    return away or (isinstance(error, GoogleAuthError) and error.retryable)
+
+
 def _may_pass(error: Exception) -> bool:
     """False for what the service refuses: another try would end in the same way."""
-    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
 
-    if isinstance(error, GoogleAuthError):  # a token comes from a service, too
-        return error.retryable or isinstance(error, TransportError)
+    if isinstance(error, GoogleAuthError):
+        return token_may_come(error)
     code = int(getattr(error, "code", 0) or 0)
     return not isinstance(error, DefaultCredentialsError) and (
         not 400 <= code < 500 or code in (408, 429)
