@@ -2,6 +2,7 @@
 they are about to go, and never train on the CPU in place of chips."""
 
 import asyncio
+import base64
 import json
 from dataclasses import replace
 
@@ -188,3 +189,19 @@ def test_fewer_devices_than_were_asked_for_are_a_bad_slice(monkeypatch):
         refuse_missing_chips({"LMWRIGHT_ON": "2xv4-32"})
     assert any(word in f"{error.value}" for word in BAD_SLICE)
     refuse_missing_chips({"LMWRIGHT_ON": "v5e-8"})
+
+
+@pytest.mark.parametrize("fault", [503, 429, 0])
+def test_secrets_are_waited_for_while_their_service_is_away(place, monkeypatch, fault):
+    """The job would fail for good, as where a secret is not there."""
+    answers = [(fault, {"error": {}})] * 2
+    secret = 200, {"payload": {"data": base64.b64encode(b"s").decode()}}
+    service = Server(lambda *_: answers.pop() if answers else secret)
+    monkeypatch.setenv(vault.ENDPOINT, f"http://{service.address}/")
+    monkeypatch.setattr(vault, "PAUSE_S", 0.01)
+    assert vault.read_secrets("p", ("HF_TOKEN=mine",)) == {"HF_TOKEN": "s"}
+    answers += [(fault, {"error": {}})] * 20
+    monkeypatch.setattr(vault, "PATIENCE_S", 0.05)
+    with pytest.raises(UserError, match="--secret: mine of project p"):
+        vault.read_secrets("p", ("HF_TOKEN=mine",))
+    service.shutdown()

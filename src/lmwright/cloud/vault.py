@@ -12,11 +12,13 @@ import base64
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 
 from lmwright.cloud import metadata
+from lmwright.cloud.service import Away
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact
 from lmwright.guard.urls import has_secrets
@@ -27,6 +29,7 @@ PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z][A-Za-z0-9_-]{0,254})")
 TOKEN = re.compile(r"\b(hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA\w{16}|sk-[\w-]{16,})")
 SHORTEST = 8  # characters of a value that can be told from a word
 TIMEOUT_S = 20.0
+PATIENCE_S, PAUSE_S = 300.0, 5.0
 
 
 def refuse_plain_secrets(words: Sequence[str], variables: Mapping[str, str] = os.environ) -> None:
@@ -61,6 +64,19 @@ def read_secrets(project: str, pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _read(project: str, secret: str) -> str:
+    """A secret. A service that does not answer is waited for a while."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return _ask(project, secret)
+        except Away as error:
+            if time.monotonic() > end:
+                raise UserError(f"{error}") from None
+        time.sleep(PAUSE_S)
+
+
+def _ask(project: str, secret: str) -> str:
+    """A secret, asked for once. Raises Away where that may pass."""
     answer = metadata.read("instance/service-accounts/default/token")
     token = json.loads(answer or "{}").get("access_token", "")
     root = os.environ.get(ENDPOINT, SERVICE)
@@ -74,11 +90,10 @@ def _read(project: str, secret: str) -> str:
             403: "give the hosts' account roles/secretmanager.secretAccessor",
             404: f"make it: gcloud secrets create {secret} --data-file=-",
         }.get(error.code, "try again")
-        raise UserError(
-            f"--secret: {secret} of project {project}: {error.reason}; {cure}"
-        ) from None
+        kind = Away if error.code == 429 or error.code >= 500 else UserError
+        raise kind(f"--secret: {secret} of project {project}: {error.reason}; {cure}") from None
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(
+        raise Away(
             f"--secret: {secret} of project {project} cannot be read ({type(error).__name__}); "
             "look whether the Secret Manager API is enabled"
         ) from None
