@@ -34,7 +34,7 @@ def describe_stop(run: Run, outcome: Outcome) -> str:
 
 
 def last_lines(run: Run, outcome: Outcome, report: str) -> list[str]:
-    """What is printed when a session has ended; `report` says where its report is."""
+    """Lines about the end of a session; `report` says where its report is."""
     if outcome.exit_code:
         return [describe_stop(run, outcome)]
     done = f"done: {outcome.step} steps in {run.dir}; {report}"
