@@ -191,6 +191,16 @@ def test_gguf_beside_a_model_and_alone(hub, hf_dir, tmp_path):
     assert "more/a.gguf" in hub.files("me/variants")
 
 
+def test_gguf_files_of_earlier_weights_are_removed(hub, run_dir, tmp_path):
+    """The weights beside them are others."""
+    pytest.importorskip("gguf")
+    publish(f"{run_dir}/checkpoints/1", "me/tiny", *APACHE, "--gguf", "bf16")
+    assert "tiny-BF16.gguf" in hub.files("me/tiny")
+    publish(run_dir, "me/tiny", *APACHE, "--checkpoints", "2")  # whose branch begins with main's
+    for branch in ("main", "step-2"):
+        assert not any(path.endswith(".gguf") for path in hub.files("me/tiny", branch))
+
+
 def test_a_card_without_metadata_is_read_without_a_warning(caplog):
     from lmwright.publish.card import read_card
 

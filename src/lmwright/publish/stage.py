@@ -32,6 +32,7 @@ GGUF_FOLDER = "folder of GGUF files"
 LARGEST_TEXT = 16 * 2**20  # of files in which a token is looked for
 # what an earlier, differently split export of a model or adapter may have left on the hub
 STALE = ("model*.safetensors", "model.safetensors.index.json")
+GGUF_KINDS = ("bf16", "fp16", "fp32", "q8_0")
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def _refuse_options(subject: Subject) -> None:
 def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:
     """Fills a folder, which is empty, with what is published: of a run at a step, or the newest."""
     folder.mkdir(exist_ok=True)
-    name, facts, stale = subject.repo.rpartition("/")[2], None, STALE
+    name, facts = subject.repo.rpartition("/")[2], None
+    made = () if subject.adapters else GGUF_KINDS
+    stale = (*STALE, *(_gguf_name(subject, kind) for kind in made))
     title = name
     if subject.kind == RUN:
         place = replace(subject.place, step=subject.place.step if step is None else step)
@@ -151,7 +154,7 @@ def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:
         bare = _export_run(subject, place, folder, facts)
     else:
         _link(subject.place.path, folder)
-        stale = STALE if subject.kind == HF else ()
+        stale = stale if subject.kind == HF else ()
         bare = _bare_card(subject, folder, name)
         if subject.gguf:
             _write_gguf(subject, load_model(subject.place.path), folder)
@@ -209,9 +212,12 @@ def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adap
 
 
 def _write_gguf(subject: Subject, loaded: Any, folder: Path) -> None:
-    name = subject.repo.rpartition("/")[2]
     for kind in subject.gguf:
-        export_loaded(loaded, folder / f"{name}-{kind.upper()}.gguf", dtype=kind)
+        export_loaded(loaded, folder / _gguf_name(subject, kind), dtype=kind)
+
+
+def _gguf_name(subject: Subject, kind: str) -> str:
+    return f"{subject.repo.rpartition('/')[2]}-{kind.upper()}.gguf"
 
 
 def _name_base(folder: Path, base: str) -> None:
