@@ -194,7 +194,8 @@ class Fleet:
 
     def _note(self, text: str) -> None:
         with open(self.spec.folder / "events.log", "a") as events:
-            events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {redact_text(text)}\n")
+            now = datetime.now().astimezone()  # as the leader, who may be in another zone
+            events.write(f"{now.isoformat(' ', 'milliseconds')} {redact_text(text)}\n")
 
     def _end(self, patience_s: float) -> list[str]:
         """Ends the agents; tells of the hosts where that could not be done."""
