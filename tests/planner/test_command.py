@@ -125,6 +125,11 @@ def test_kaggle_is_a_machine_with_sessions(plan, capsys):
     out = capsys.readouterr().out
     assert "r on v5e-8" in out and "\n9 hours: " in out and "sessions of 9 hours" in out
     assert plan("--on", "kaggle", "--quick", "--hours", "2", *small) == 0
+    assert "a session there ends" not in (told := capsys.readouterr().out) and "\n2 hours" in told
+    assert plan("--on", "kaggle", "--quick", *small, "limits.session_hours=12") == 0
+    told = capsys.readouterr().out
+    assert "a session there ends after 9 hours, before the 12 that are asked for here" in told
+    assert plan("--on", "kaggle", "--quick", "--hours", "2", *small) == 0
     assert "\n2 hours: " in capsys.readouterr().out
 
 

@@ -146,9 +146,12 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     _refuse(wanted)
     alias = known_as(wanted.on)
     if alias is not None:
-        own = wanted.hours is None and run.limits.session_hours is None
-        wanted = replace(wanted, on=alias.name, hours=alias.hours if own else wanted.hours)
-        notes = [*notes, alias.note]
+        hours = run.limits.session_hours if wanted.hours is None else wanted.hours
+        own = alias.hours if hours is None else wanted.hours
+        wanted, notes = replace(wanted, on=alias.name, hours=own), [*notes, alias.note]
+        if hours is not None and hours > alias.hours:
+            notes.append(f"a session there ends after {alias.hours:g} hours, before the {hours:g} "
+                         "that are asked for here")  # fmt: skip
     try:
         # no plan needs the ids of a tokenizer, and a bucket may be out of reach
         answer = _answer(with_steps(run) if is_bucket(run.data.dir) else completed(run), wanted)
