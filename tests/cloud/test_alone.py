@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
-from lmwright.cloud import alone, host, metadata, vault
+from lmwright.cloud import alone, host, metadata, tpu_api, vault
 from lmwright.cloud.book import id_of, label_of, read_book
 from lmwright.cloud.identity import HostIdentity
 from lmwright.cloud.spec import Limits, dump_spec
@@ -57,6 +57,28 @@ def test_a_slice_is_deleted_by_what_its_host_knows(place, tpu):
         Bucket(place.url).remove(name)  # the job was forgotten
     tpu.faults = once("400", "DELETE", times=2)
     asyncio.run(alone.leave(place, SOON, "the job is over"))
+    assert tpu.resources == {}
+
+
+@pytest.mark.parametrize("missing", ["instance/zone", "project/project-id", "credentials"])
+def test_a_slice_is_deleted_once_its_host_is_told_who_it_is(place, tpu, monkeypatch, missing):
+    value = tpu.values.pop(missing, "")
+    if not value:
+        monkeypatch.delenv(tpu_api.NO_CREDENTIALS)
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        monkeypatch.setenv("HOME", "/nowhere")
+
+    async def scene():
+        leaving = asyncio.create_task(alone.leave(place, SOON, "it is over", at_once=True))
+        await asyncio.sleep(0.3)
+        assert tpu.resources and not leaving.done()
+        if value:
+            tpu.values[missing] = value
+        else:
+            monkeypatch.setenv(tpu_api.NO_CREDENTIALS, "true")
+        await asyncio.wait_for(leaving, 20)
+
+    asyncio.run(scene())
     assert tpu.resources == {}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from lmwright.cloud import metadata
 from lmwright.cloud.book import read_book, spent, usage
 from lmwright.cloud.identity import HostIdentity
-from lmwright.cloud.service import Away
+from lmwright.cloud.service import Away, Service
 from lmwright.cloud.spec import OVER, Cloud, Limits, Spec
 from lmwright.cloud.times import began_serving
 from lmwright.errors import UserError
@@ -91,13 +91,10 @@ async def leave(
         await asyncio.sleep(limits.alone_s)
         if await asyncio.to_thread(_goes_on, identity):
             raise SystemExit("the job goes on")
-    zone = (metadata.read("instance/zone") or "").rpartition("/")[2]
-    project = metadata.read("project/project-id") or ""
-    from lmwright.cloud.tpu_api import Tpus
-
-    tpus, end = Tpus(Cloud(project=project)), time.monotonic() + DELETE_S
+    end = time.monotonic() + DELETE_S
     while True:
         try:
+            tpus, zone = _service()
             if tpus.request(zone, identity.incarnation).state == "GONE":
                 return
             tpus.delete(zone, identity.incarnation)
@@ -106,6 +103,21 @@ async def leave(
                 raise
             print(f"{error}; trying again", flush=True)
         await asyncio.sleep(min(POLL_S, limits.alone_s))  # a delete may be refused for now
+
+
+def _service() -> tuple[Service, str]:
+    """The service of this slice, and its zone. Raises Away where the metadata server tells neither,
+    nor who this host is: a slice is not to stay for that."""
+    from lmwright.cloud.tpu_api import Tpus
+
+    zone = (metadata.read("instance/zone") or "").rpartition("/")[2]
+    project = metadata.read("project/project-id")
+    if not zone or not project:
+        raise Away("the metadata server does not tell the project and the zone")
+    try:
+        return Tpus(Cloud(project=project)), zone
+    except UserError as error:
+        raise Away(f"{error}") from None
 
 
 def _goes_on(identity: HostIdentity) -> bool:
