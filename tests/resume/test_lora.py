@@ -208,6 +208,15 @@ def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
     assert outcome.exit_code == 0 and outcome.step == 4  # of the evaluations, the second
 
 
+def test_other_rows_of_an_adapter_are_refused(runs, together):
+    run, _ = together
+    more = tuple(replace(each, rows=4) for each in run.lora.adapters)
+    run = replace(run, lora=replace(run.lora, adapters=more))
+    run = replace(run, train=replace(run.train, global_batch_size=8))
+    with pytest.raises(UserError, match=r"lora\.adapters\.b\.rows is 2 there and 4 here"):
+        train(run, jax.devices()[:1])
+
+
 @pytest.mark.slow
 def test_from_a_trained_base_to_peft_and_to_a_merged_model(small_run, tmp_path):
     """The whole way: full training, DoRA over int8 from there, both exports, the same logits."""

@@ -6,6 +6,7 @@ import pytest
 
 from lmwright.config.run import Checkpoint, Eval, Limits, Mesh, Metrics, Planning
 from lmwright.optim import KINDS
+from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.train.rundir import differences, identity
 from tests.train.test_step import make_run
 
@@ -52,3 +53,27 @@ def test_other_weights(run, fields):
     assert fields <= other
     sections = {name.partition(".")[0] for name in fields}
     assert {name.partition(".")[0] for name in other} == sections
+
+
+def of_adapters(batch, *adapters):
+    """The run with adapters of these names and, where given, rows."""
+    listed = tuple(Adapter(name=name, rows=rows) for name, rows in adapters)
+    run = replace(RUN, lora=LowRank(rank=2, adapters=listed))
+    return replace(run, train=replace(run.train, global_batch_size=batch))
+
+
+@pytest.mark.parametrize(
+    "before, now, fields",
+    [
+        (of_adapters(4, ("a", None)), of_adapters(8, ("a", None)), {"lora.adapters.a.rows"}),
+        (of_adapters(8, ("a", 4), ("b", 4)), of_adapters(8, ("a", 2), ("b", 6)),
+         {"lora.adapters.a.rows", "lora.adapters.b.rows"}),
+        (of_adapters(8, ("a", None)), of_adapters(8, ("a", None), ("b", None)),
+         {"lora.adapters.a.rows", "lora.adapters.b"}),
+        (of_adapters(8, ("a", None)), of_adapters(12, ("a", None), ("b", 4)), {"lora.adapters.b"}),
+        (of_adapters(8, ("a", None)), of_adapters(8, ("a", 8)), set()),
+    ],
+)  # fmt: skip
+def test_an_adapter_keeps_the_rows_of_its_steps(before, now, fields):
+    """Its place in its data is the number of its steps times their rows."""
+    assert differences(identity(before), identity(now)) == fields

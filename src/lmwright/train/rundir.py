@@ -249,10 +249,14 @@ def identity(run: Run) -> dict[str, Any]:
     fields = redact_tree(without(FREE, run), without_secrets)  # a new token makes no new run
     if rows_are_alone(run):
         fields["train"].pop("num_microbatches")
-    if listed := training_of(run).listed:  # each is kept or dropped by itself
+    training = training_of(run)
+    if training.listed:  # each is kept or dropped by itself
         fields["train"].pop("global_batch_size")
-        section, _, name = listed.partition(".")
-        fields[section][name] = {trainee["name"]: trainee for trainee in fields[section][name]}
+        rows = {trainee.name: trainee.rows for trainee in training.trainees}
+        section, _, name = training.listed.partition(".")
+        fields[section][name] = {  # each one's place in its data is counted in steps of its rows
+            each["name"]: each | {"rows": rows[each["name"]]} for each in fields[section][name]
+        }
     return fields
 
 
