@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args, get_type_hints
 
 import jax
@@ -21,7 +22,7 @@ from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.qat_section import Qat
-from lmwright.train.session import train
+from lmwright.train.session import _early_stops, train
 from tests.resume.small_runs import losses
 
 SLOW = pytest.mark.slow
@@ -206,6 +207,16 @@ def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
     )
     outcome = train(run, jax.devices()[:1])
     assert outcome.exit_code == 0 and outcome.step == 4  # of the evaluations, the second
+    patient = replace(run.lora, adapters=(replace(still, patience=3),))
+    outcome = train(replace(run, lora=patient), jax.devices()[:1])
+    assert outcome.exit_code == 0 and outcome.step == 8  # a raised patience is heeded
+
+
+@pytest.mark.parametrize("patience, stopped", [(2, True), (3, False), (None, False)])
+def test_a_later_session_may_have_another_patience(patience, stopped):
+    meta = {"trainees": {"b": {"best": 2.0, "since_best": 2, "stopped": True}}}
+    (early,) = _early_stops([SimpleNamespace(name="b", patience=patience)], meta).values()
+    assert (early.best, early.since_best, early.stopped) == (2.0, 2, stopped)
 
 
 def test_other_rows_of_an_adapter_are_refused(runs, together):

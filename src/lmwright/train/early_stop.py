@@ -15,4 +15,9 @@ class EarlyStop:
         """Takes a held-out loss."""
         self.since_best = 0 if self.best is None or loss < self.best else self.since_best + 1
         self.best = loss if self.best is None else min(loss, self.best)
+        self.judge(patience)
+
+    def judge(self, patience: int | None) -> None:
+        """Decides whether the trainee has stopped; `patience` may differ from that of an earlier
+        session."""
         self.stopped = patience is not None and self.since_best >= patience

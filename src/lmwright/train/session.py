@@ -148,8 +148,11 @@ def _left(trainees: Sequence[Trainee], counts: dict[str, int]) -> int:
 
 def _early_stops(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str, EarlyStop]:
     """The held-out losses of each trainee up to a saved state with this `meta`."""
-    losses = meta.get("trainees", {})
-    return {trainee.name: EarlyStop(**losses.get(trainee.name, {})) for trainee in trainees}
+    losses, stops = meta.get("trainees", {}), {}
+    for trainee in trainees:
+        stops[trainee.name] = early = EarlyStop(**losses.get(trainee.name, {}))
+        early.judge(trainee.patience)
+    return stops
 
 
 def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str, Any]:
