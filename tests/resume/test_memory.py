@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from lmwright.checkpoint.memory import VARIABLE, MemoryTier
+from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Checkpoint
 from lmwright.errors import UserError
 from lmwright.train.session import train
@@ -64,6 +65,13 @@ def test_it_goes_on_from_memory_bit_for_bit(run, expected):
     assert resumed_at(run) == [8]
     assert losses(run) == expected
     assert not kept(run)  # the run is done
+
+
+def test_what_was_only_in_memory_is_saved_before_the_run_ends(run):
+    """A session may end without a step, and says that everything is saved."""
+    shorter = replace(run, train=replace(run.train, steps=8))
+    assert train(shorter, jax.devices()[:2]).exit_code == 0
+    assert SavedStates(Path(run.dir)).steps() == [6, 8]
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut off", "other devices", "made anew"])

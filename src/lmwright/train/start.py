@@ -29,7 +29,7 @@ from lmwright.formats.weights import (
 )
 from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
-from lmwright.program.state import fresh_part, saved_shardings
+from lmwright.program.state import fresh_part, saved, saved_shardings
 from lmwright.program.trainee import Frozen
 from lmwright.storage.bucket import Bucket, is_bucket
 from lmwright.storage.mirror import mirror_folder
@@ -48,12 +48,12 @@ def restore_or_init(
     passed: PassedSteps,
 ) -> tuple[Tree, dict[str, Any]]:
     """The newest intact state and its meta, or a fresh one and an empty meta; the steps that the
-    meta knows to be without effect are added to `passed`."""
+    meta knows to be without effect are added to `passed`. A state of the host's memory is saved."""
     newest = max(checkpoints.steps(), default=0)
-    restored = restore_near(plan, tier, newest, frozen) if tier is not None else None
-    if restored is not None and passed.within(restored[1]["step"]):
-        restored = None
-    restored = restored or restore(plan, checkpoints, frozen)
+    near = restore_near(plan, tier, newest, frozen) if tier is not None else None
+    if near is not None and passed.within(near[1]["step"]):
+        near = None
+    restored = near or restore(plan, checkpoints, frozen)
     if restored is None:
         first = stores[plan.training.trainees[0].name]
         return first_state(plan, first, frozen), {}
@@ -61,6 +61,8 @@ def restore_or_init(
     refuse_other_data(plan, stores, meta["stores"])
     for pair in meta.get("passed", ()):
         passed.add(*pair)
+    if near is not None:  # the session may end before a step, and be the last on this machine
+        checkpoints.save(meta["step"], saved(state), meta)
     return state, meta
 
 
