@@ -11,10 +11,11 @@ import pytest
 
 from lmwright.checkpoint.memory import VARIABLE, MemoryTier
 from lmwright.checkpoint.saved import SavedStates
-from lmwright.config.run import Checkpoint
+from lmwright.config.run import Checkpoint, Eval
 from lmwright.errors import UserError
+from lmwright.train.hooks import Hook
 from lmwright.train.session import train
-from tests.resume.small_runs import STEPS, in_dir, losses
+from tests.resume.small_runs import STEPS, in_dir, logged, losses
 from tests.resume.test_resume import Signal
 
 KILLED = 9
@@ -72,6 +73,24 @@ def test_what_was_only_in_memory_is_saved_before_the_run_ends(run):
     shorter = replace(run, train=replace(run.train, steps=8))
     assert train(shorter, jax.devices()[:2]).exit_code == 0
     assert SavedStates(Path(run.dir)).steps() == [6, 8]
+
+
+class InEvaluation(Hook):
+    """Kills the run after a step, before it is evaluated."""
+
+    def after_log(self, session, step, measured):
+        if step == 4:
+            raise Killed
+
+
+def test_a_state_in_memory_is_that_of_a_step_that_was_evaluated(run, tmp_path):
+    """Otherwise the run that goes on from there would lack an evaluation."""
+    run = in_dir(replace(run, eval=Eval(every_steps=2)), tmp_path / "evaluated")
+    with pytest.raises(Killed):
+        train(run, jax.devices()[:2], hooks=[InEvaluation()])
+    assert train(run, jax.devices()[:2]).exit_code == 0
+    assert resumed_at(run) == [2]
+    assert [line["step"] for line in logged(run, "eval")] == list(range(2, STEPS + 1, 2))
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "cut off", "other devices", "made anew"])

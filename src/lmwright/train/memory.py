@@ -14,18 +14,24 @@ class KeepInMemory(Hook):
 
     def __init__(self, run: Run, tier: MemoryTier):
         self._every, self._tier = run.checkpoint.memory_every_steps, tier
+        self._done: int | None = None
+        """Steps that were done when the last one began."""
 
-    def after_step(self, session: Running, step: int) -> None:
-        if self._every is None or step % self._every:
-            return
+    def before_step(self, session: Running, step: int) -> bool:
+        """Keeps the state of the step before, which is logged and evaluated by now: a run that goes
+        on from there does neither again."""
+        before, self._done = self._done, step
+        if before in (None, step) or self._every is None or step % self._every:
+            return True
         state = saved(session.state)
         if not_finite(state):
-            return  # the next save says so
+            return True  # the next save says so
         if not self._tier.save(step, state, session.meta()):
             session.display.note(
                 "the host's memory is too small to keep states in; going on without"
             )
             self._every = None
+        return True
 
     def at_end(self, session: Running, step: int, exit_code: int) -> None:
         if exit_code == 0:

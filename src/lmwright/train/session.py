@@ -86,8 +86,8 @@ def train(
         _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts = _facts(run, stores, frozen)
         own = (
-            *waiting(stores, meta, facts), GradientErrors(plan, stores), KeepClaim(folder),
-            Skips(plan, checkpoints, frozen, passed), *checking(plan), *keeping(run, tier),
+            *keeping(run, tier), *waiting(stores, meta, facts), GradientErrors(plan, stores),
+            KeepClaim(folder), Skips(plan, checkpoints, frozen, passed), *checking(plan),
             *publishing(run, path, stack),
         )  # fmt: skip
         loop = Loop(
