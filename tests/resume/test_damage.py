@@ -25,7 +25,7 @@ from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
 from lmwright.train.budget import Budget
 from lmwright.train.metrics import MetricsWriter
-from lmwright.train.rundir import claim
+from lmwright.train.rundir import claim, refuse_lost_checkpoints
 from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 from tests.time_limit import Hangs, time_limit
@@ -201,6 +201,54 @@ def test_a_good_checkpoint_is_not_blamed_for_a_failing_load(truth, tmp_path, mon
     with pytest.raises(UserError, match=r"what was saved, but .* loaded \(RESOURCE_EXHAUSTED"):
         Checkpoints(folder).restore(truth.abstract)
     assert (folder / "checkpoints" / str(NEWEST)).is_dir()
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
+    trained_run, tmp_path, capsys, one_device
+):
+    """A folder that was not mounted or not copied would cost all that was measured."""
+    folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
+    away, metrics = (folder / "checkpoints").rename(tmp_path / "away"), folder / "metrics.jsonl"
+    before = metrics.read_bytes()
+    assert main(["train", str(folder)]) == 2
+    assert f"had checkpoints and has none; put them back into {folder}" in capsys.readouterr().err
+    assert metrics.read_bytes() == before
+    away.rename(folder / "checkpoints")
+    refuse_lost_checkpoints(trained_run, folder)
+
+
+@pytest.mark.parametrize(
+    "saves, end, aside, refused",
+    [
+        (2, "killed", False, True),
+        (1, "killed", False, False),  # perhaps in its first save
+        (1, "done", False, True),
+        (2, "done", True, False),  # told to start over
+        (0, None, False, False),
+    ],
+)
+def test_only_a_run_that_had_checkpoints_misses_them(
+    small_run, tmp_path, saves, end, aside, refused
+):
+    run, folder = small_run, tmp_path
+    with MetricsWriter(folder, run, None) as metrics:
+        metrics.log(1, loss=1.0)
+        for step in range(saves):
+            metrics.event("checkpoint", step=step + 1, blocked_s=0.1)
+    if end:
+        budget = Budget(run.limits, folder, 0)
+        budget.stepped(4)
+        if end != "killed":
+            budget.close(end)
+    if aside:
+        (folder / "checkpoints.damaged" / "3").mkdir(parents=True)
+    expected = (
+        pytest.raises(UserError, match=r"remove .*metrics\.jsonl")
+        if refused
+        else contextlib.nullcontext()
+    )
+    with expected:
+        refuse_lost_checkpoints(run, folder)
 
 
 def test_what_killed_writers_left_is_removed(truth, tmp_path):

@@ -19,6 +19,7 @@ from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import Bucket, Entry
 from lmwright.storage.mirror import url_of
 
+DAMAGED = "checkpoints.damaged"
 HASHES = "hashes.json"
 COMMITTED = "commit_success.txt"
 UNFINISHED = ".orbax-checkpoint-tmp"
@@ -74,6 +75,9 @@ class Root(Protocol):
 
     def set_aside(self, step: int) -> None:
         """Moves a checkpoint to `checkpoints.damaged`."""
+
+    def any_aside(self) -> bool:
+        """True if there is a checkpoint in `checkpoints.damaged`."""
 
 
 def root_of(run_dir: Path) -> Root:
@@ -142,10 +146,17 @@ class LocalRoot:
         shutil.rmtree(files.path)
 
     def set_aside(self, step: int) -> None:
-        aside = self.path.with_name("checkpoints.damaged")
+        aside = self._aside
         aside.mkdir(exist_ok=True)
         shutil.rmtree(aside / str(step), ignore_errors=True)
         os.replace(self.path / str(step), aside / str(step))
+
+    def any_aside(self) -> bool:
+        return self._aside.is_dir() and any(self._aside.iterdir())
+
+    @property
+    def _aside(self) -> Path:
+        return self.path.with_name(DAMAGED)
 
 
 class BucketFiles:
@@ -218,7 +229,10 @@ class BucketRoot:
         folder = f"checkpoints/{step}"
         self._bucket.remove(f"{folder}/{COMMITTED}")  # first: half a checkpoint is none
         for name in self._bucket.entries(folder):
-            self._bucket.move(name, name.replace("checkpoints/", "checkpoints.damaged/", 1))
+            self._bucket.move(name, name.replace("checkpoints/", f"{DAMAGED}/", 1))
+
+    def any_aside(self) -> bool:
+        return bool(self._bucket.entries(DAMAGED))
 
     def _folders(self, wanted: Callable[[set[str]], bool]) -> list[str]:
         """Folders by the names of the files right in them."""

@@ -12,6 +12,8 @@ SPENT = "spent"
 """Key of a session's seconds by use."""
 DEVICES = "devices"
 """Key of the devices of a session; {"kind", "count"}."""
+KILLED = "killed"
+"""End of a session that could not write down another one."""
 MOST = 1e15  # of any number; NaN and infinity are not below it either
 
 

@@ -26,7 +26,7 @@ from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.planner.sessions import assumed_save_s, fits, session_limit_s
-from lmwright.report.ledger import DEVICES, LEDGER, SPENT, is_number
+from lmwright.report.ledger import DEVICES, KILLED, LEDGER, SPENT, is_number
 from lmwright.report.paid import FACTS, slice_of_host
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
@@ -69,7 +69,7 @@ class Budget:
             "seconds": 0.0,
             "first_step": start_step,
             "last_step": start_step,
-            "end": "killed",
+            "end": KILLED,
             DEVICES: {"kind": jax.devices()[0].device_kind, "count": jax.device_count()},
         }
         if (facts := slice_of_host()) is not None:

@@ -36,12 +36,15 @@ from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import MARK, without_secrets
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import num_steps, spec_of, training_of
+from lmwright.report.goodput import parse_sessions
+from lmwright.report.ledger import KILLED, LEDGER
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.claim import Claim
 from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
 from lmwright.train.environment import write_env
 from lmwright.train.hooks import Hook, Running
 from lmwright.train.log import errors_to_file
+from lmwright.train.metrics import METRICS_FILE
 from lmwright.train.publishing import check_publishing
 
 MOST_SHOWN = 6  # fields in a message
@@ -154,6 +157,7 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
 
 def _describe(run: Run, plan: Plan, folder: Path) -> None:
     refuse_other_run(run, folder)
+    refuse_lost_checkpoints(run, folder)
     _note_move(run, folder)
     remove_leftovers(folder)
     text = dump_toml(run)
@@ -231,6 +235,29 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             f"{f', and {more} more fields differ' if more > 0 else ''}; continue that one with "
             f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one"
         )
+
+
+def refuse_lost_checkpoints(run: Run, folder: Path) -> None:
+    """Raises UserError for a directory that had checkpoints and has none: the run would start over
+    and drop what it has measured. Those that are damaged are in a folder of their own."""
+    metrics, root = folder / METRICS_FILE, root_of(folder)
+    if not metrics.exists() or root.steps() or root.any_aside():
+        return
+    lines = metrics.read_bytes().splitlines()
+    saves = {line.partition(b",")[0] for line in lines if b'"kind": "checkpoint"' in line}
+    # the only save of a session that was killed may not have been whole
+    if len(saves) > 1 or any(s["last_step"] and s.get("end") != KILLED for s in _sessions(folder)):
+        raise UserError(
+            f"dir: {run.dir} had checkpoints and has none; put them back into {root.path}, or "
+            f"remove {metrics} to start over"
+        )
+
+
+def _sessions(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return parse_sessions((folder / LEDGER).read_bytes())
+    except FileNotFoundError:
+        return []
 
 
 def _show_value(fields: dict[str, Any], path: str) -> str:
