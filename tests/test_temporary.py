@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lmwright.guard.files import write_whole
 from lmwright.guard.folders import copy_folder
 from lmwright.guard.temporary import temporary_file, temporary_folder
 
@@ -86,3 +87,14 @@ def test_a_copied_folder_is_whole_or_not_there(tmp_path, monkeypatch):
     assert copied == {"x", "parts", "parts/y"}
     assert (target / "x").stat().st_mode & 0o777 == 0o600
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as of a write, without a name
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as caught:
+        write_whole(tmp_path / "run.toml", "text")
+    assert caught.value.filename == str(tmp_path / "run.toml")
+    assert not list(tmp_path.iterdir())

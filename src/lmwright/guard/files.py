@@ -22,8 +22,10 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write does not know its file
+            error.filename = str(path)
         raise
     sync(path.parent)
 
