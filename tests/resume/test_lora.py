@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.config.run import Checkpoint
+from lmwright.config.run import Checkpoint, Eval
 from lmwright.core.param import walk
 from lmwright.data.prepare import prepare
 from lmwright.errors import UserError
@@ -217,6 +217,19 @@ def test_a_later_session_may_have_another_patience(patience, stopped):
     meta = {"trainees": {"b": {"best": 2.0, "since_best": 2, "stopped": True}}}
     (early,) = _early_stops([SimpleNamespace(name="b", patience=patience)], meta).values()
     assert (early.best, early.since_best, early.stopped) == (2.0, 2, stopped)
+
+
+def test_a_run_that_is_refused_leaves_its_directory_as_it_was(runs, together):
+    """Otherwise `train DIR` would be refused from then on, too."""
+    run, _ = together
+    files = [Path(run.dir) / name for name in ("run.toml", "plan.json", "metrics.jsonl")]
+    before = [file.read_bytes() for file in files]
+    other = tuple(replace(each, data=None) for each in run.lora.adapters)
+    other = replace(run, lora=replace(run.lora, adapters=other), eval=Eval(every_steps=5))
+    with pytest.raises(UserError, match=r"is not what .* was trained on"):
+        train(other, jax.devices()[:1])
+    assert [file.read_bytes() for file in files] == before
+    assert load_run(files[0]) == run
 
 
 def test_other_rows_of_an_adapter_are_refused(runs, together):

@@ -62,6 +62,8 @@ class RunFolder:
     """Mirror of a run directory in a bucket; None for one on this machine alone."""
     claim: Claim | None = None
     """Claim on the bucket; process 0 holds it."""
+    described: bool = False
+    """True once the run is written down there in this session."""
 
     def push(self) -> None:
         """Sends what was written to the bucket. Raises UserError if another process has taken the
@@ -139,7 +141,7 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
                 folder.claim = Claim(folder.mirror.bucket)
                 stack.callback(folder.claim.close)
                 folder.mirror.pull()
-            _describe(run, plan, folder.path)
+            _describe(run, plan, folder)
         if folder.mirror is not None:
             stack.callback(folder.mirror.close)
             folder.push()
@@ -155,17 +157,30 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
         raise refused
 
 
-def _describe(run: Run, plan: Plan, folder: Path) -> None:
-    refuse_other_run(run, folder)
-    refuse_lost_checkpoints(run, folder)
-    _note_move(run, folder)
-    remove_leftovers(folder)
-    text = dump_toml(run)
-    write_whole(folder / "run.toml", text)
+def _describe(run: Run, plan: Plan, folder: RunFolder) -> None:
+    refuse_other_run(run, folder.path)
+    refuse_lost_checkpoints(run, folder.path)
+    _note_move(run, folder.path)
+    remove_leftovers(folder.path)
+    if not (folder.path / "run.toml").exists():
+        _write_down(run, plan, folder)
+
+
+def describe(run: Run, plan: Plan, folder: RunFolder) -> None:
+    """Writes down the run that the directory goes on with, once its state, its data and all else is
+    known to fit: a run that is refused leaves the directory as it was."""
+    if jax.process_index() == 0 and not folder.described:
+        _write_down(run, plan, folder)
+
+
+def _write_down(run: Run, plan: Plan, folder: RunFolder) -> None:
+    text, file = dump_toml(run), folder.path / "run.toml"
+    write_whole(file, text)
     if MARK in text:  # a URL may hold more than was known to be a credential
-        (folder / "run.toml").chmod(0o600)
-    write_whole(folder / "plan.json", _plan_json(run, plan))
-    write_env(folder)
+        file.chmod(0o600)
+    write_whole(folder.path / "plan.json", _plan_json(run, plan))
+    write_env(folder.path)
+    folder.described = True
 
 
 def _plan_json(run: Run, plan: Plan) -> str:

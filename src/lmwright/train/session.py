@@ -42,7 +42,7 @@ from lmwright.train.passed import PassedSteps
 from lmwright.train.portions import waiting
 from lmwright.train.profile import Profiler
 from lmwright.train.publishing import publishing
-from lmwright.train.rundir import KeepClaim, claim, keep_tokenizer
+from lmwright.train.rundir import KeepClaim, claim, describe, keep_tokenizer
 from lmwright.train.signals import StopRequest
 from lmwright.train.skips import Skips
 from lmwright.train.start import refuse_start, restore_or_init, starting_note
@@ -82,6 +82,7 @@ def train(
         beat("restore", step=start, saved=start)
         stack.enter_context(jax.set_mesh(plan.mesh))
         metrics = stack.enter_context(MetricsWriter(path, run, passed.reached(start) or None))
+        describe(run, plan, folder)
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
         _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts = _facts(run, stores, frozen)
