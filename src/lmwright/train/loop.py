@@ -261,6 +261,8 @@ class Loop:
 
     def _see_loss(self, step: int, trainee: Trainee, loss: float) -> None:
         early, name = self.early_stops[trainee.name], trainee.name
+        if early.stopped:  # in a session before, whose finished run is evaluated once more
+            return
         early.see(loss, trainee.patience)
         if early.stopped and self.counts[name] < trainee.steps:
             self.metrics.event("adapter stopped", step=step, adapter=name, best_loss=early.best)
