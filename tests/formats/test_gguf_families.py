@@ -108,6 +108,9 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
         ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
         ("ArceeForCausalLM", {"mlp_bias": True}, "arcee has no biases"),
         ("OlmoeForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("Qwen2ForCausalLM", {"head_dim": 32}, "head_dim 32 times 6 heads is not hidden_size 96"),
+        ("Qwen2ForCausalLM dream", {"head_dim": 32}, "llama.cpp's dream"),
+        ("Olmo2ForCausalLM", {"head_dim": 32}, "llama.cpp's olmo2"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):

@@ -76,6 +76,8 @@ class Arch:
     """True if it divides them by the factors of Llama 3.1."""
     biases: bool = False
     """True if it takes biases of all projections of attention, or of the mlp."""
+    even: bool = False
+    """True if its heads have to be as wide together as the model."""
 
 
 UNTIED = {"tie_word_embeddings": False}
@@ -85,16 +87,16 @@ ARCHS = {
     "arcee": Arch(
         "ArceeForCausalLM", "arcee", rotated=True, factors=True, fixed={"hidden_act": "relu2"}
     ),
-    "qwen2": Arch("Qwen2ForCausalLM", "qwen2", fixed={"use_sliding_window": False}),
+    "qwen2": Arch("Qwen2ForCausalLM", "qwen2", even=True, fixed={"use_sliding_window": False}),
     "qwen3": Arch("Qwen3ForCausalLM", "qwen3", fixed={"use_sliding_window": False}),
     "qwen3moe": Arch(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
-    "olmo2": Arch("Olmo2ForCausalLM", "olmo2", fixed=UNTIED),
+    "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
     "olmoe": Arch(
-        "OlmoeForCausalLM", "olmoe", fixed=UNTIED,
+        "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,
         renamed={"moe_intermediate_size": "intermediate_size"},
     ),
     "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
@@ -129,7 +131,8 @@ ARCHS = {
     ),
     "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
     "dream": Arch(
-        "Qwen2ForCausalLM", "qwen2", mark="masked_diffusion", fixed={"hidden_act": "silu"}
+        "Qwen2ForCausalLM", "qwen2", even=True, mark="masked_diffusion",
+        fixed={"hidden_act": "silu"},
     ),
 }  # fmt: skip
 MIXTRAL = Arch(
@@ -241,12 +244,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta["attention.causal"] = False
     if arch.encoder:
         meta["attention.causal"] = False
-        heads = config["num_attention_heads"]
-        if config.get("head_dim", 0) * heads not in (0, config["hidden_size"]):
-            raise UserError(
-                f"{where}: head_dim {config['head_dim']} times {heads} heads is not hidden_size "
-                f"{config['hidden_size']}, as in llama.cpp's {name}"
-            )
+    if arch.encoder or arch.even:
+        _refuse_uneven(config, name, where)
     kind = rope.get("rope_type", "default")
     if kind == "llama3" and not arch.factors:
         raise UserError(
@@ -263,6 +262,15 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     elif kind not in ("default", "llama3"):
         raise UserError(f"{where}: GGUF has no rope scaling {kind!r}")
     return name, arch, meta
+
+
+def _refuse_uneven(config: Mapping[str, Any], name: str, where: str) -> None:
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    if config.get("head_dim", 0) * heads not in (0, width):
+        raise UserError(
+            f"{where}: head_dim {config['head_dim']} times {heads} heads is not hidden_size "
+            f"{width}, as in llama.cpp's {name}; export to a Hugging Face folder instead"
+        )
 
 
 class NameMap:
