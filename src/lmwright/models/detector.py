@@ -58,8 +58,10 @@ class Detector(OverEncoder):
         """The residual stream after the last norm, [B, T, D], with that of the first token of its
         document added to each, and sums of the layers beside it."""
         x, aux = self.encoder.hidden(w, batch, compute)
-        first = causal(batch.segment_ids).start[..., None]
-        return constrain(x + jnp.take_along_axis(x, first, axis=1), "batch stream embed"), aux
+        at = causal(batch.segment_ids).start[..., None]
+        # in float32, for its gradient is a sum over the document
+        first = jnp.take_along_axis(x.astype(jnp.float32), at, axis=1).astype(x.dtype)
+        return constrain(x + first, "batch stream embed"), aux
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""
