@@ -25,6 +25,7 @@ from lmwright.models.over import OverEncoder
 from lmwright.nn.intervals import causal
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import activate
+from lmwright.nn.norm import plus
 
 HEAD = "detector"  # its weights in the tree
 TABLE = "embed"  # of the encoder
@@ -71,6 +72,6 @@ class Detector(OverEncoder):
         """float32 [B, T, 1] for hidden [B, T, D]: the logit that a token was replaced."""
         head = w[HEAD]
         h = layer_norm(hidden, head["norm"], head["norm_bias"], self.encoder.norm_eps)
-        h = dot("btd,de->bte", h, head["dense"]) + head["dense_bias"].astype(h.dtype)
+        h = plus(dot("btd,de->bte", h, head["dense"]), head["dense_bias"])
         h = activate(self.encoder.mlp, h)
         return dot("bte,ek->btk", h, head["out"], out_dtype=jnp.float32) + head["out_bias"]

@@ -16,6 +16,7 @@ from jax import Array
 
 from lmwright.core.param import Param, Tree
 from lmwright.core.weight import dot
+from lmwright.nn.norm import plus
 
 HEAD = "classifier"  # the fresh weights in the tree
 Pooling = Literal["bos", "cls", "mean", "late"]
@@ -50,7 +51,7 @@ class DocumentHead:
         """[B, T, D] of x [B, T, D], as the layer of scores takes it."""
         if self.kept:
             return encoder.transformed(w, x)
-        h = dot("btd,de->bte", x, w[HEAD]["dense"]) + w[HEAD]["dense_bias"].astype(x.dtype)
+        h = plus(dot("btd,de->bte", x, w[HEAD]["dense"]), w[HEAD]["dense_bias"])
         return jax.nn.gelu(h, approximate=False)
 
 

@@ -35,6 +35,7 @@ from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp, activate, gated
+from lmwright.nn.norm import plus
 from lmwright.nn.rope import apply_rope, rope_tables
 
 FIRST = "first "  # of the kind of the first layer
@@ -202,4 +203,4 @@ def _parts(eqn: str, h: Array, w: Tree, name: str, cuts: list[int]) -> list[Arra
     if bias is None:
         return list(outputs)
     biases = jnp.split(bias, cuts)
-    return [y + b.astype(y.dtype) for y, b in zip(outputs, biases, strict=True)]
+    return [plus(y, b) for y, b in zip(outputs, biases, strict=True)]

@@ -35,7 +35,7 @@ from lmwright.models.layers import Attend
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
 from lmwright.nn.mlstm import empty, mlstm_from
-from lmwright.nn.norm import rms_norm
+from lmwright.nn.norm import rms_norm, times
 from lmwright.nn.soft_cap import soft_capped
 
 # how often a chunk's memory, its scores and what its tokens read are moved in a forward pass, by
@@ -188,7 +188,7 @@ class Xlstm(Recurrent):
             lambda memory: mlstm_from(memory, q, k, v, i, f, ids, chunk_tokens=size),
         )  # [B, T, N, H]
         unit = layer_norm(h, jnp.ones(self.head_dim), None, self.norm_eps)
-        return output(w, jax.nn.sigmoid(gate) * unit * w["memory_norm"].astype(h.dtype))
+        return output(w, times(jax.nn.sigmoid(gate) * unit, w["memory_norm"]))
 
     def _gate(self, w: Tree, x: Array, name: str) -> Array:
         """float32 [B, T, N]: what goes into a gate of each head."""

@@ -37,6 +37,7 @@ from lmwright.nn import mlstm, slstm
 from lmwright.nn.causal_conv import causal_conv, conv_from
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
+from lmwright.nn.norm import plus, times
 
 BLOCK = 4  # numbers that a projection of q, k or v joins
 TILE = 128  # numbers whose projections are one product
@@ -184,7 +185,7 @@ class XlstmBlocks(Recurrent):
     def _normed(self, w: Tree, h: Array) -> Array:
         """h [B, T, N, H] normed for each head."""
         unit = layer_norm(h, jnp.ones(h.shape[-1]), None, self.norm_eps)
-        return unit * w["memory_norm"].astype(h.dtype)
+        return times(unit, w["memory_norm"])
 
     def _mlstm(self, w: Tree, x: Array, attend: Attend) -> Array:
         by_head = "btd,dnh->btnh"
@@ -202,7 +203,7 @@ class XlstmBlocks(Recurrent):
                 h, mix = mlstm.mlstm_from(
                     state["mix"], q, k, v, i, f, attend.ids, chunk_tokens=size
                 )
-            h = self._normed(w, h) + w["skip"].astype(h.dtype) * near
+            h = self._normed(w, h) + times(near, w["skip"])
             return h, {"conv": conv, "mix": mix}
 
         return output(w, jax.nn.silu(gate) * _carried(attend, run))
@@ -224,7 +225,7 @@ class XlstmBlocks(Recurrent):
                 jnp.einsum("btnh,nhk->btnk", a, w["gates"][:, :, at].astype(a.dtype))
                 for at, a in enumerate((x, near, near, x))
             )
-            z, f, o = (a + w[f"{name}_bias"].astype(a.dtype) for a, name in
+            z, f, o = (plus(a, w[f"{name}_bias"]) for a, name in
                        ((z, "cell"), (f, "forget_gate"), (o, "output_gate")))  # fmt: skip
             gates = name_result(jnp.stack([z, i, f, o], axis=3), HEADS)
             first = slstm.empty(*(x.shape[i] for i in (0, 2, 3)))

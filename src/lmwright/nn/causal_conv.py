@@ -9,19 +9,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.nn.mlstm import documents
+from lmwright.nn.norm import plus, times
 
 
 def causal_conv(x: Array, w: Array, bias: Array, ids: Array) -> Array:
     """[B, T, ...] of x [B, T, ...], filters w [W, ...] of the token itself first, bias [...] and
     segments `ids` [B, T], where padding (0) stands around documents, not in them."""
     docs = jnp.where(ids > 0, documents(ids), 0)
-    y = bias.astype(x.dtype) + w[0].astype(x.dtype) * x
+    y = plus(times(x, w[0]), bias)
     for j in range(1, w.shape[0]):
         before = jnp.pad(docs[:, :-j], ((0, 0), (j, 0)), constant_values=-1)
         rest = ((0, 0),) * (x.ndim - 2)
         earlier = jnp.pad(x[:, :-j], ((0, 0), (j, 0), *rest))[:, : x.shape[1]]
         mine = (before[:, : x.shape[1]] == docs).reshape(*docs.shape, *(1,) * (x.ndim - 2))
-        y += w[j].astype(x.dtype) * jnp.where(mine, earlier, 0)
+        y += times(jnp.where(mine, earlier, 0), w[j])
     return y
 
 
