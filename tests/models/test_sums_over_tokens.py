@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.models.block import with_bias
+from lmwright.models.block import feed_forward, with_bias
 from lmwright.models.detector import Detector
 from lmwright.nn.causal_conv import causal_conv
 from lmwright.nn.norm import rms_norm
@@ -39,11 +39,21 @@ def test_what_all_tokens_of_a_document_read_of_its_first():
 
 
 IDS = jnp.ones((2, T), jnp.int32)
+EYE = {"up": jnp.eye(D), "down": jnp.eye(D), "up_bias": jnp.full(D, 9.0), "down_bias": jnp.ones(D)}
+
+
+def in_chunks(name):
+    """The bias of an mlp that takes 256 tokens of each row at a time."""
+    return lambda x, w: feed_forward("relu", EYE | {name: w}, x, 256), (D,)
+
+
 READ_BY_ALL = {
     "scale of a norm": (lambda x, w: rms_norm(x, w, 1e-6), (D,)),
     "scale of heads": (lambda x, w: rms_norm(x.reshape(2, T, 2, 8), w, 1e-6, dims=2), (2, 8)),
     "bias": (lambda x, w: with_bias(x, {"q_bias": w}, "q"), (D,)),
     "filters": (lambda x, w: causal_conv(x, w, jnp.zeros(D), IDS), (4, D)),
+    "bias of an mlp in chunks": in_chunks("up_bias"),
+    "last bias of an mlp in chunks": in_chunks("down_bias"),
     "bias of filters": (lambda x, w: causal_conv(x, jnp.ones((4, D)), w, IDS), (D,)),
 }
 

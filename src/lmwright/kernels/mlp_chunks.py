@@ -70,7 +70,9 @@ class _Chunks:
         """The weights as every chunk reads them: cast and gathered once for all."""
         w = self.join(trained, frozen)
         for name, axes in self.axes:
-            read = partial(_as_read, axes=axes, dtype=dtype)
+            # what is no matrix stays as wide as the sums over tokens that are its gradient
+            small = name.endswith(("_bias", "_norm"))
+            read = partial(_as_read, axes=axes, dtype=None if small else dtype)
             w |= {name: map_base(read, w[name])} if name in w else {}
         return self.split(jax.tree.leaves(w))
 
@@ -111,5 +113,5 @@ def _chunked_bwd(static: _Chunks, residuals: Any, g: Array) -> Any:
 _chunked.defvjp(_chunked_fwd, _chunked_bwd)
 
 
-def _as_read(a: Array, axes: str, dtype: jnp.dtype) -> Array:
-    return gathered(a.astype(dtype), axes)
+def _as_read(a: Array, axes: str, dtype: jnp.dtype | None) -> Array:
+    return gathered(a.astype(dtype or a.dtype), axes)
