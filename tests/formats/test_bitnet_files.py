@@ -2,6 +2,7 @@
 gguf package and llama.cpp read them."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.param import init_weights
+from lmwright.core.param import init_weights, walk
 from lmwright.core.rounding import ternary
 from lmwright.errors import UserError
 from lmwright.formats import proof
@@ -224,3 +225,25 @@ def test_a_folder_that_its_class_computes_otherwise_is_refused(folders, tmp_path
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(UserError, match=word):
             load_model(tmp_path)
+
+
+def test_weights_in_bf16_keep_their_codes(folders):
+    """Evaluation and generation in bf16 compute the ternary model that was trained, out of a folder
+    and out of a run alike."""
+    folder, model, w = folders
+    of_folder = load_model(folder("fp32"))
+    of_run = replace(of_folder, tensors=HfTensors(model, w))
+    params, whole, flips = dict(walk(model.spec())), dict(walk(w)), 0
+    for found in (of_folder.load(dtype=jnp.bfloat16), of_run.load(dtype=jnp.bfloat16)):
+        for path, leaf in walk(found):
+            assert leaf.dtype == jnp.bfloat16
+            if not params[path].ternary:
+                np.testing.assert_array_equal(leaf, whole[path].astype(jnp.bfloat16))
+                continue
+            dims = len(params[path].inputs) + len(params[path].outputs)
+            codes, scale = ternary(whole[path], dims)
+            again, near = ternary(leaf, dims)
+            np.testing.assert_array_equal(again, codes)
+            np.testing.assert_allclose(near, scale, rtol=2**-8)
+            flips += np.sum(ternary(whole[path].astype(jnp.bfloat16), dims)[0] != codes)
+    assert flips > 0

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.frozen import aligned
-from lmwright.core.leaves import Ternary, merge
-from lmwright.core.param import Tree, letters
+from lmwright.core.leaves import Ternary, cast, is_typed, merge
+from lmwright.core.param import Param, Tree, letters, nest, walk
 from lmwright.core.rounding import int8_tokens, ternary
 from lmwright.core.sharding import device_kind
 from lmwright.core.weight import product as matmul
@@ -38,6 +38,23 @@ def in_codes(spec: Tree, w: Tree) -> Tree:
         return Ternary(leaf, inputs=len(param.inputs), outputs=len(param.outputs))
 
     return {name: wrap(name, leaf) for name, leaf in w.items()}
+
+
+def cast_with_codes(spec: Tree, w: Tree, dtype: jnp.dtype) -> Tree:
+    """`cast`, after which ternary weights have the codes that they had: near a threshold, floats
+    that are rounded to `dtype` would have others."""
+    params = dict(walk(spec))
+    return cast(nest((path, _in_fewer(params.get(path), a, dtype)) for path, a in walk(w)), dtype)
+
+
+def _in_fewer(param: Param | None, a: Any, dtype: jnp.dtype) -> Any:
+    if param is None or not param.ternary or is_typed(a) or dtype in (a.dtype, jnp.float32):
+        return a
+    dims = len(param.inputs) + len(param.outputs)
+    codes, scale = ternary(a, dims)
+    share = jnp.mean(codes != 0, axis=tuple(range(-dims, 0)), keepdims=True, dtype=jnp.float32)
+    # the mean magnitude of these is the scale
+    return codes * (scale / jnp.maximum(share, 1 / a.size))
 
 
 def product(eqn: str, x: Array, w: Ternary, narrow: None = None) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lmwright.config.run import Mesh
 from lmwright.core.compute import DTYPES
-from lmwright.core.leaves import cast
+from lmwright.core.ternary import cast_with_codes
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute
@@ -65,8 +65,9 @@ def positions_command(
         context = context or min(CONTEXT, loaded.model.seq_len)
         source, ids = Path(text).name, encode_file(loaded, text, max_chars)
         batches = text_batches(loaded.model, ids, context, stride, compute, source)
-        w = cast(loaded.weights, DTYPES[compute.precision])
-        measured = [position_losses(loaded.model, compute, w, source, batches, context)]
+        model, dtype = loaded.model, DTYPES[compute.precision]
+        w = cast_with_codes(model.spec(), loaded.weights, dtype)
+        measured = [position_losses(model, compute, w, source, batches, context)]
     print_positions(measured)
     print(compute_text(compute))
     _keep(path, step, [each.line() for each in measured], adapter)

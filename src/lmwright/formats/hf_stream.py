@@ -21,6 +21,7 @@ from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import described, some
+from lmwright.formats.ternary import codes_of, floats_of
 
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
 TIED_HEAD = "lm_head.weight"
@@ -135,6 +136,9 @@ def _filled(
 
 def _read(slot: Slot, given: Mapping[str, Any], dtype: Any) -> np.ndarray:
     array = np.asarray(given[slot.name])
+    if slot.param.ternary and dtype not in (array.dtype, np.float32):
+        # rounded floats would have other codes near a threshold
+        array = floats_of(*codes_of(array.astype(np.float32)))
     if array.dtype.itemsize > dtype.itemsize:  # the smaller of both is what gets transposed
         array = array.astype(dtype)
     return slot.from_layout(array).astype(dtype, copy=False)
