@@ -16,11 +16,13 @@ from lmwright.errors import UserError
 from lmwright.formats.combine import Combination, combine
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
-from lmwright.formats.peft import merge_into, read_adapter, to_peft
+from lmwright.formats.peft import lost_in_peft, merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
 from lmwright.models.eurobert import EuroBert
+from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
+from lmwright.models.moe import Dots1
 from lmwright.objectives.clm import Clm
 from lmwright.objectives.mlm import Mlm
 from lmwright.optim import KINDS
@@ -30,6 +32,7 @@ from tests.in_memory import export_hf
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
 
 MODEL = Llama(
     vocab_size=97, embed_dim=24, mlp_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -274,6 +277,33 @@ def test_an_adapter_of_an_encoder_that_fills_in_masks_opens_in_peft(tmp_path):
         expected = theirs(input_ids=torch.tensor(TOKENS % 61)).logits.numpy()
     _, merged = merge_into(model, w, read_folder(tmp_path / "adapter"), "adapter")
     close(logits(model, merged, np.int32(TOKENS % 61)), expected)
+
+
+def test_modules_that_peft_takes_for_parts_of_experts_are_told(tmp_path):
+    """Dense layers and shared experts, whose factors PEFT drops with a warning."""
+    model = Dots1(
+        vocab_size=61, embed_dim=24, mlp_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=6, seq_len=16, dense_layers=(0,),
+        experts=Experts(
+            num_experts=4, experts_per_token=2, mlp_dim=12, score="sigmoid", shared_dim=12,
+            bias_rate=0.001,
+        ),
+    )  # fmt: skip
+    w = map_params(lambda p: np.full(p.shape, 0.1, "f4"), model.spec())
+    export_hf(model, w, None, tmp_path / "base")
+    (adapter,) = resolved(replace(run_of(dict(rank=3, alpha=5.0), ("all",)), model=model))
+    ones = nest((m.path, map_params(lambda p: np.ones(p.shape, "f4"), module_spec(m, "lora")))
+                for m in adapter.modules)  # fmt: skip
+    made = to_peft(model, adapter, ones, "base")
+    (tmp_path / "adapter").mkdir()
+    write_folder(tmp_path / "adapter", made)
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    begins, ends = "base_model.model.", ".lora_A.default.weight"
+    kept = {n.removeprefix(begins).removesuffix(ends) for n, _ in theirs.named_parameters()}
+    lost = lost_in_peft(made)
+    assert set(lost) == {n for n in made.modules if ".experts." not in n} - kept
+    assert len(lost) == 6
 
 
 def test_combined_adapters_keep_their_task_and_targets(tmp_path):

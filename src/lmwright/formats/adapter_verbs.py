@@ -20,10 +20,11 @@ from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import HF, is_run, open_origin, open_run
-from lmwright.formats.peft import merge_into, to_peft
+from lmwright.formats.peft import lost_in_peft, merge_into, to_peft
 from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_folder
 from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
+from lmwright.formats.safetensors import some
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
 from lmwright.models.text_part import TEXT_PARTS, architecture_of
@@ -148,3 +149,8 @@ def _say(out: str | Path, adapter: PeftFolder) -> None:
         f"{out}: {len(adapter.modules)} modules, {count:,} parameters, "
         f"rank {', '.join(map(str, ranks))}"
     )
+    if lost := lost_in_peft(adapter):
+        print(
+            f"  PEFT would not load the factors of {some(lost)}, which it takes for parts of "
+            "experts; merge with lmwright adapters merge instead"
+        )

@@ -37,6 +37,8 @@ from lmwright.models.over import OverEncoder
 from lmwright.models.text_part import TEXT_PARTS
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
 
+EXPERTS = ".experts."  # in names of modules
+
 
 def module_slots(model: HfModel) -> dict[str, Slot]:
     """The slot of every matrix of a model, by the name PEFT gives its module. Raises UserError for
@@ -123,6 +125,14 @@ def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
     last = lambda name: name.rpartition(".")[2]  # noqa: E731
     others = {last(name) for name in set(known) - set(chosen)}
     return sorted({name if last(name) in others else last(name) for name in chosen})
+
+
+def lost_in_peft(adapter: PeftFolder) -> list[str]:
+    """Names of the modules whose factors PEFT drops when it loads the folder: with transformers 5,
+    it takes those with the last name of an expert's module for parts of experts."""
+    last = lambda name: name.rpartition(".")[2]  # noqa: E731
+    experts = {last(name) for name in adapter.modules if EXPERTS in name}
+    return [name for name in adapter.modules if EXPERTS not in name and last(name) in experts]
 
 
 def read_adapter(
