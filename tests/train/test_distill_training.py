@@ -8,6 +8,7 @@ import numpy as np
 
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import walk
+from lmwright.models.bitnet import BitNet
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.objectives.distill import TEACHER, Distill
@@ -43,6 +44,15 @@ def test_matrices_are_kept_as_their_products_read_them():
         assert kept["layers.up"].dtype == kept["embed"].dtype == dtype
         assert kept["norm"].dtype == jnp.float32
         assert TEACHER not in str(jax.tree.structure(saved(state)))
+
+
+def test_a_ternary_teacher_keeps_its_codes():
+    sizes = {name: getattr(MODEL, name) for name in (
+        "vocab_size", "embed_dim", "mlp_dim", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+        "seq_len")}  # fmt: skip
+    objective = Distill(teacher="there", teacher_model=BitNet(**sizes))
+    kept = dict(walk(abstract_state(plan_of(objective, precision="bf16"))["frozen"][TEACHER]))
+    assert (kept["layers.up"].dtype, kept["embed"].dtype) == (jnp.float32, jnp.bfloat16)
 
 
 def test_the_frozen_base_teaches_adapters_inside_the_rounding():

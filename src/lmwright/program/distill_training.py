@@ -59,7 +59,8 @@ class DistillTraining(Training[Any]):
         return {path: self._storage(param) for path, param in walk(self.teacher_spec)}
 
     def _storage(self, param: Param) -> Storage:
-        wide = not param.is_matrix or part_of(param) == "router"
+        # ternary codes of rounded floats would be others
+        wide = not param.is_matrix or part_of(param) == "router" or param.ternary
         return "fp32" if wide else self.run.train.activations
 
     @property
