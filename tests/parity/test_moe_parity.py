@@ -3,15 +3,21 @@ left-padded batches, and folders both ways. Dims pairwise different, features of
 
 import copy
 import json
-from functools import cache
+from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
+from lmwright.core.ternary import cast_as_trained
+from lmwright.formats import proof
+from lmwright.formats.encoding import stored_dtype
 from lmwright.formats.hf_read import import_hf
+from lmwright.formats.load import load_model
 from lmwright.formats.safetensors import TensorFiles
+from lmwright.models import cached
 from lmwright.objectives.clm import Clm
 from tests.in_memory import export_hf, to_hf
 from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
@@ -159,6 +165,30 @@ def test_an_export_is_their_folder_again(name, folders, tmp_path):
         if key in said and value is not None and key in SIZES | ROWS[name][1]:
             if key not in NOT_SAID:
                 assert said[key] == value, key
+
+
+def test_the_bias_of_a_router_stays_float32(folders, tmp_path, monkeypatch):
+    """In bf16 a few tokens of a hundred would go to other experts; transformers does not round it
+    either."""
+    monkeypatch.setattr(proof, "too_large", lambda _: "not asked")
+    _, _, model, w = problem("dots1", folders)
+    export_hf(model, w, None, tmp_path / "out", dtype="bf16")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="bfloat16")
+    name = "model.layers.3.mlp.gate.e_score_correction_bias"
+    wanted, found = to_hf(model, w)[name], TensorFiles(tmp_path / "out")
+    assert stored_dtype(model, found) == "bf16"
+    np.testing.assert_array_equal(found[name], wanted)
+    np.testing.assert_array_equal(dict(theirs.named_buffers())[name].float(), wanted)
+    narrow = partial(cast_as_trained, model.spec(), dtype=jnp.bfloat16)
+    of_file = load_model(tmp_path / "out").load(dtype=jnp.bfloat16)
+    for each in (of_file, narrow(w), narrow(cached.layers_apart(model, narrow(w)))):
+        biases = [np.asarray(a) for keys, a in jax.tree.leaves_with_path(each)
+                  if keys[-1].key == "router_bias"]  # fmt: skip
+        assert {bias.dtype for bias in biases} == {np.dtype("f4")}
+        np.testing.assert_array_equal(
+            np.concatenate([b.reshape(-1, 12) for b in biases])[1], wanted
+        )
+        assert each["embed"].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -40,11 +40,19 @@ def in_codes(spec: Tree, w: Tree) -> Tree:
     return {name: wrap(name, leaf) for name, leaf in w.items()}
 
 
-def cast_with_codes(spec: Tree, w: Tree, dtype: jnp.dtype) -> Tree:
-    """`cast`, after which ternary weights have the codes that they had: near a threshold, floats
-    that are rounded to `dtype` would have others."""
+def cast_as_trained(spec: Tree, w: Tree, dtype: jnp.dtype) -> Tree:
+    """`cast`, after which the model chooses as it did. Ternary weights keep their codes: near a
+    threshold, floats that are rounded to `dtype` would have others. Biases that balance experts
+    stay wide."""
     params = dict(walk(spec))
-    return cast(nest((path, _in_fewer(params.get(path), a, dtype)) for path, a in walk(w)), dtype)
+    wide = {p.rpartition(".")[2] for p, param in params.items() if param.balance_rate is not None}
+    w = nest((path, _in_fewer(params.get(path), a, dtype)) for path, a in walk(w))
+
+    def cast_leaf(keys: tuple[Any, ...], a: Any) -> Any:
+        kept = getattr(keys[-1], "key", "") in wide
+        return cast(a, jnp.promote_types(a.dtype, dtype) if kept else dtype)
+
+    return jax.tree.map_with_path(cast_leaf, w, is_leaf=is_typed)
 
 
 def _in_fewer(param: Param | None, a: Any, dtype: jnp.dtype) -> Any:

@@ -26,7 +26,7 @@ from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.param import Tree, map_params
 from lmwright.core.sharding import NO_MESH
-from lmwright.core.ternary import cast_with_codes
+from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, text_compute
@@ -126,7 +126,7 @@ def generate(
     ]
     # Rows need not divide over a mesh, so activations are left to the compiler here.
     with use_abstract_mesh(NO_MESH):
-        w = cast_with_codes(model.spec(), w, DTYPES[compute.precision])
+        w = cast_as_trained(model.spec(), w, DTYPES[compute.precision])
         if compute.unroll:
             w = cached.layers_apart(model, w)
         for start in range(0, len(rows), batch_rows):

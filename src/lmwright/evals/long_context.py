@@ -14,7 +14,7 @@ import numpy as np
 
 from lmwright.config.run import Mesh
 from lmwright.core.compute import DTYPES
-from lmwright.core.ternary import cast_with_codes
+from lmwright.core.ternary import cast_as_trained
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute
@@ -66,7 +66,7 @@ def positions_command(
         source, ids = Path(text).name, encode_file(loaded, text, max_chars)
         batches = text_batches(loaded.model, ids, context, stride, compute, source)
         model, dtype = loaded.model, DTYPES[compute.precision]
-        w = cast_with_codes(model.spec(), loaded.weights, dtype)
+        w = cast_as_trained(model.spec(), loaded.weights, dtype)
         measured = [position_losses(model, compute, w, source, batches, context)]
     print_positions(measured)
     print(compute_text(compute))

@@ -18,7 +18,7 @@ import numpy as np
 from lmwright.core.compute import DTYPES, LANES, Compute
 from lmwright.core.contract import Model, Objective
 from lmwright.core.param import Tree
-from lmwright.core.ternary import cast_with_codes
+from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute
@@ -53,7 +53,7 @@ def evaluate_text(
     if not objective.fills_masks:
         refuse_encoder(model)
     batches = text_batches(model, ids, context, stride, compute, source)
-    w = cast_with_codes(model.spec(), w, DTYPES[compute.precision])
+    w = cast_as_trained(model.spec(), w, DTYPES[compute.precision])
     return evaluate_rows(model, objective, compute, w, source, batches)
 
 

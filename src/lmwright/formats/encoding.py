@@ -51,7 +51,12 @@ class Encoding:
         return [size for slot in slots(model) for size in self._sizes(slot)]
 
     def _sizes(self, slot: Slot) -> list[tuple[str, int]]:
-        return [(slot.name, slot.size * DTYPES[self.rest].itemsize)]
+        return [(slot.name, slot.size * self._dtype(slot).itemsize)]
+
+    def _dtype(self, slot: Slot) -> np.dtype:
+        """Of a tensor of floats: biases that balance experts are float32, as transformers keeps
+        them, since rounding would send tokens to other experts."""
+        return DTYPES["fp32" if is_balance(slot) else self.rest]
 
     def tensors(
         self, model: HfModel, tensors: Mapping[str, np.ndarray]
@@ -59,7 +64,7 @@ class Encoding:
         """The tensors by name, in the order of `sizes`. Raises UserError where a value is not a
         finite number."""
         for slot in slots(model):
-            yield slot.name, cast_tensor(slot.name, tensors[slot.name], DTYPES[self.rest])
+            yield slot.name, cast_tensor(slot.name, tensors[slot.name], self._dtype(slot))
 
 
 class Ternary(Encoding):
@@ -142,9 +147,15 @@ def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encod
     return Ternary(dtype, "bf16" if dtype == "ternary-bf16" else stored_dtype(model, tensors))
 
 
+def is_balance(slot: Slot) -> bool:
+    """True for biases that balance experts."""
+    return slot.param.balance_rate is not None
+
+
 def stored_dtype(model: HfModel, tensors: Mapping[str, Any]) -> str:
-    """fp32, bf16 or fp16: the narrowest that holds all tensors exactly."""
-    kinds = {described(tensors, slot.name)[0] for slot in slots(model)}
+    """fp32, bf16 or fp16: the narrowest that holds all tensors exactly, but for those that are
+    float32 in any case."""
+    kinds = {described(tensors, slot.name)[0] for slot in slots(model) if not is_balance(slot)}
     return next((name for name, dtype in DTYPES.items() if kinds == {dtype.name}), "fp32")
 
 

@@ -56,6 +56,8 @@ def from_hf(
         by_leaf.setdefault(slot.path, []).append(slot)
     for path, parts in by_leaf.items():
         kind = jnp.dtype(dtype or _stored_dtype(parts, given))
+        if parts[0].param.balance_rate is not None:  # which is never narrowed
+            kind = jnp.promote_types(kind, _stored_dtype(parts, given))
         leaves[path] = _filled(parts, given, kind, placed.get(path))
     return nest(leaves.items())
 

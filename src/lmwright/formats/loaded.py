@@ -13,7 +13,7 @@ import numpy as np
 from lmwright.config.section import with_overrides
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, first_difference
-from lmwright.core.ternary import cast_with_codes
+from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.card import Facts
@@ -65,7 +65,7 @@ class LoadedModel:
         if isinstance(self.tensors, HfTensors):
             w = self.tensors.weights
             if dtype is not None:
-                w = cast_with_codes(self.model.spec(), w, dtype)
+                w = cast_as_trained(self.model.spec(), w, dtype)
             return w if shardings is None else jax.device_put(w, shardings)
         return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
 
