@@ -14,8 +14,9 @@ from lmwright.models.experts import Experts
 from lmwright.models.moe import Dots1
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
+from lmwright.program.lora_section import LowRank
 from lmwright.program.plan import resolve
-from lmwright.program.state import init_state
+from lmwright.program.state import abstract_state, init_state
 from lmwright.program.step import make_step, summed_gradients
 
 MODEL = Dots1(
@@ -35,6 +36,16 @@ def run_of(**train):
         data=Data(dir="unused"),
         train=Train(**{"steps": 9, "global_batch_size": 4, "precision": "fp32"} | train),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["bf16", "int8"])
+def test_beside_adapters_it_is_frozen_in_float32(base):
+    """Rounded, it would choose other experts than the base does."""
+    run = replace(run_of(), lora=LowRank(base=base, rank=2, targets=("attention",)))
+    frozen = dict(walk(abstract_state(resolve(run, jax.devices()[:1]))["frozen"]))
+    found = {path: str(leaf.dtype) for path, leaf in frozen.items() if "router" in path}
+    assert {v for path, v in found.items() if path.endswith("router_bias")} == {"float32"}
+    assert {v for path, v in found.items() if path.endswith("router")} == {"bfloat16"}
 
 
 def rows(step, pieces):

@@ -223,10 +223,13 @@ def storages(run: Run) -> dict[str, Storage]:
 def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
     kind = section_of(run).base
     small: Storage = "bf16" if kind in ("int8", "int4") else kind
-    return [
-        (path, param, kind if part_of(param) in NARROW else small)
-        for path, param in walk(frozen_spec(run))
-    ]
+
+    def storage(param: Param) -> Storage:
+        if param.balance_rate is not None:  # rounded, it would send tokens to other experts
+            return "fp32"
+        return kind if part_of(param) in NARROW else small
+
+    return [(path, param, storage(param)) for path, param in walk(frozen_spec(run))]
 
 
 def scaled(adapter: ResolvedAdapter, weights: Tree) -> dict[str, dict[str, Array]]:
