@@ -21,7 +21,7 @@ from lmwright.core.weight import before_products, dot, name_result
 from lmwright.kernels.select import KERNELS
 from lmwright.models.decoder import Decoder, QkNorm
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
-from lmwright.nn.norm import plus, rms_norm
+from lmwright.nn.norm import FOR_ALL, rms_norm
 
 Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 
@@ -152,4 +152,4 @@ def _normed(norm: OutNorm | None, w: Tree, h: Array) -> Array:
 def with_bias(y: Array, w: Tree, name: str) -> Array:
     """y plus the bias of the projection `name`, if it has one."""
     bias: Any = w.get(f"{name}_bias")
-    return y if bias is None else plus(y, bias)
+    return y if bias is None else FOR_ALL["+"](y, bias)

@@ -22,10 +22,10 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
 from lmwright.models.hf.detector import DETECTOR
 from lmwright.models.over import OverEncoder
+from lmwright.nn.for_all import plus
 from lmwright.nn.intervals import causal
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import activate
-from lmwright.nn.norm import plus
 
 HEAD = "detector"  # its weights in the tree
 TABLE = "embed"  # of the encoder

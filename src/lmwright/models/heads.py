@@ -16,7 +16,7 @@ from jax import Array
 
 from lmwright.core.param import Param, Tree
 from lmwright.core.weight import dot
-from lmwright.nn.norm import plus
+from lmwright.nn.for_all import plus
 
 HEAD = "classifier"  # the fresh weights in the tree
 Pooling = Literal["bos", "cls", "mean", "late"]

@@ -33,9 +33,9 @@ from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
 from lmwright.models.heads import DocumentHead
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
+from lmwright.nn.for_all import plus
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp, activate, gated
-from lmwright.nn.norm import plus
 from lmwright.nn.rope import apply_rope, rope_tables
 
 FIRST = "first "  # of the kind of the first layer

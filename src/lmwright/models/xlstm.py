@@ -32,10 +32,11 @@ from lmwright.kernels import select
 from lmwright.models.block import feed_forward, mlp_spec, output
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import Attend
+from lmwright.nn.for_all import times
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
 from lmwright.nn.mlstm import empty, mlstm_from
-from lmwright.nn.norm import rms_norm, times
+from lmwright.nn.norm import rms_norm
 from lmwright.nn.soft_cap import soft_capped
 
 # how often a chunk's memory, its scores and what its tokens read are moved in a forward pass, by

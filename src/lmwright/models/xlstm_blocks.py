@@ -35,9 +35,9 @@ from lmwright.models.layers import Attend
 from lmwright.models.xlstm import Recurrent, moved_numbers
 from lmwright.nn import mlstm, slstm
 from lmwright.nn.causal_conv import causal_conv, conv_from
+from lmwright.nn.for_all import plus, times
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
-from lmwright.nn.norm import plus, times
 
 BLOCK = 4  # numbers that a projection of q, k or v joins
 TILE = 128  # numbers whose projections are one product

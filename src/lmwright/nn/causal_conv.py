@@ -8,8 +8,8 @@ W tokens of a window, B batch, T time; the other axes belong to the numbers of a
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.nn.for_all import plus, times
 from lmwright.nn.mlstm import documents
-from lmwright.nn.norm import plus, times
 
 
 def causal_conv(x: Array, w: Array, bias: Array, ids: Array) -> Array:

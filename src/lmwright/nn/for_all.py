@@ -1,22 +1,28 @@
 """Scales and biases that all tokens read, with gradients that are sums in their own dtype.
 
 Left to itself, XLA adds up bfloat16 as it is on CPUs and on GPUs from Hopper on, which leaves two
-digits of a sum over many tokens; TPUs add it up in float32 (`nn.norm` asks).
+digits of a sum over many tokens; TPUs add it up in float32.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from lmwright.core.sharding import platform
+
 
 def times(x: Array, scale: Array) -> Array:
     """x times the scale of its last axes; dtype of x."""
-    return x * scale if scale.dtype == x.dtype else _times(x, scale)
+    if platform() == "tpu" or scale.dtype == x.dtype:
+        return x * scale.astype(x.dtype)
+    return _times(x, scale)
 
 
 def plus(x: Array, bias: Array) -> Array:
     """x plus the bias of its last axes; dtype of x."""
-    return x + bias if bias.dtype == x.dtype else _plus(x, bias)
+    if platform() == "tpu" or bias.dtype == x.dtype:
+        return x + bias.astype(x.dtype)
+    return _plus(x, bias)
 
 
 @jax.custom_vjp

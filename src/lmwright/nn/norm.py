@@ -4,7 +4,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.config.registry import Registry
-from lmwright.core.sharding import platform
 
 FOR_ALL = Registry(__package__, {"*": "for_all.times", "+": "for_all.plus"})
 
@@ -13,17 +12,7 @@ def rms_norm(x: Array, scale: Array, eps: float, *, dims: int = 1) -> Array:
     """x over its root mean square along the last `dims` axes, times scale; dtype of x."""
     x32 = x.astype(jnp.float32)
     mean = jnp.mean(jnp.square(x32), axis=tuple(range(-dims, 0)), keepdims=True)
-    return times((x32 * lax.rsqrt(mean + eps)).astype(x.dtype), scale)
-
-
-def times(x: Array, scale: Array) -> Array:
-    """x times the scale of its last axes; dtype of x."""
-    return FOR_ALL["*"](x, scale) if platform() != "tpu" else x * scale.astype(x.dtype)
-
-
-def plus(x: Array, bias: Array) -> Array:
-    """x plus the bias of its last axes; dtype of x."""
-    return FOR_ALL["+"](x, bias) if platform() != "tpu" else x + bias.astype(x.dtype)
+    return FOR_ALL["*"]((x32 * lax.rsqrt(mean + eps)).astype(x.dtype), scale)
 
 
 def rms_norm_from_zero(x: Array, scale: Array, eps: float) -> Array:

@@ -106,6 +106,7 @@ def _resolved(run: Run, adapter: Adapter, rows: int) -> ResolvedAdapter:
         modules=modules,
         variant=lora.variant,
         whole=whole,
+        head_flops=_head_flops(run, whole),
         dropout=lora.dropout_of(adapter),
         patience=adapter.patience,
         init_from=adapter.init_from,
@@ -156,6 +157,13 @@ def whole_spec(run: Run) -> Tree:
     """The weights that each adapter trains whole, as Params."""
     whole = whole_names(run)
     return {k: tree for k, tree in spec_of(run).items() if k in whole}
+
+
+def _head_flops(run: Run, whole: Tree) -> int:
+    """FLOPs of a token for the gradient of a head in `lora.whole`, or of a table that is it."""
+    tied = getattr(run.model, "head", "") == "tied" and not run.objective.new_weights
+    matrices = [param for _, param in walk(whole) if param.is_matrix]
+    return 2 * sum(p.size for p in matrices if "vocab" in (p.axes if tied else p.outputs))
 
 
 def module_spec(module: Module, variant: str) -> dict[str, Param]:

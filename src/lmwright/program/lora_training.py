@@ -31,7 +31,6 @@ from lmwright.program.lora import (
     section_of,
     storages,
     stored,
-    whole_spec,
 )
 from lmwright.program.targets import frozen_spec
 from lmwright.program.trainee import Held, Training
@@ -64,14 +63,6 @@ class LoraTraining(Training[ResolvedAdapter]):
     @cached_property
     def _params(self) -> dict[str, Param]:
         return {m.path: m.param for adapter in self.trainees for m in adapter.modules}
-
-    @property
-    def flops_of_head(self) -> int:
-        """FLOPs of a token for the gradient of a head in `lora.whole`, or of a table that is it."""
-        whole = {path: param for path, param in walk(whole_spec(self.run)) if param.is_matrix}
-        tied = getattr(self.run.model, "head", "") == "tied" and not self.run.objective.new_weights
-        heads = (p for p in whole.values() if "vocab" in (p.axes if tied else p.outputs))
-        return 2 * sum(param.size for param in heads)
 
     def held(self) -> list[Held]:
         """The base as it is stored, and the weights of each adapter."""

@@ -72,9 +72,8 @@ class Plan:
     def flops_per_step(self) -> float:
         """FLOPs of a step, forward and backward, without recomputation."""
         passes = self.training.flops_per_weight, self.run.objective.forward_passes
-        works = self.works.values()
-        each = sum(w.flops_per_token(*passes) for w in works) + self.training.flops_of_head
-        return float(self.tokens_per_step) * each
+        each = sum(work.flops_per_token(*passes) for work in self.works.values())
+        return float(self.tokens_per_step) * (each + self.training.trainees[0].head_flops)
 
 
 def resolve(run: Run, devices: Sequence[jax.Device] | None = None) -> Plan:

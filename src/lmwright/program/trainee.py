@@ -37,6 +37,8 @@ class Trainee:
     rows: int
     """Rows of each step."""
     steps: int
+    head_flops: int = 0
+    """FLOPs of a token for the gradient of a head that is trained beside adapters."""
     dropout: float = 0.0
     patience: int | None = None
     """Evaluations without a better held-out loss until it stops."""
@@ -99,11 +101,6 @@ class Training(Generic[T]):
         """Dotted path of the list of trainees in the run file, each of which may be added or
         removed; empty if there is no such list."""
         return ""
-
-    @property
-    def flops_of_head(self) -> int:
-        """FLOPs that a token costs beside these: the gradient of a head beside adapters."""
-        return 0
 
     def held(self) -> list[Held]:
         """Every weight, trained and frozen, as devices hold it."""
