@@ -14,8 +14,12 @@ from lmwright.storage.bucket import is_bucket
 def check_stores(run: Run, *, here: bool = False) -> None:
     """Raises UserError for data that is missing, not complete, or does not fit the run. Folders
     are looked into if those `here` are what the hosts get; else only they know them."""
+    from lmwright.data.missing import has_adapter_data
+    from lmwright.data.stale import refuse_stale
     from lmwright.train.stores import open_fitting
 
+    if here and not is_bucket(run.data.dir) and not has_adapter_data(run):
+        refuse_stale(run)
     for field, folder, rows in _folders(run):
         if not here and not is_bucket(folder):
             continue

@@ -58,6 +58,13 @@ def test_a_session_is_no_longer_than_kaggle_lets_it_be(fake, run, monkeypatch):
         assert not fake.sessions and not fake.datasets
 
 
+def test_data_of_other_settings_is_not_sent(fake, run):
+    other = replace(run.data, tokenize=replace(run.data.tokenize, prepend="none"))
+    with pytest.raises(UserError, match=r'data.tokenize.prepend is "bos" there and "none" here'):
+        launched(replace(run, data=other))
+    assert not fake.sessions and not fake.datasets
+
+
 def test_what_is_pushed(fake, run):
     launched(run)
     request = fake.sessions["acme/lmwright-cats-a"][0].request
