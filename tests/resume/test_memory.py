@@ -151,3 +151,18 @@ def test_memory_that_others_have_filled_ends_nothing(tmp_path, monkeypatch, caps
         tier.wait()
     assert tier.steps() == [2] and not list(tier._folder.glob("*.tmp"))
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_later_states_of_other_devices_push_no_new_one_out(tmp_path, monkeypatch):
+    """Their session is over: this one goes on from an earlier checkpoint."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    (tmp_path / "run").mkdir()
+    tier, seen = MemoryTier(tmp_path / "run"), []
+    state = {"w": jax.numpy.ones(3)}
+    for step in (6, 8, 10, 3, 4, 5):
+        assert tier.save(step, state, {})
+        tier.wait()
+        seen.append(tier.steps())
+    assert seen == [[6], [6, 8], [8, 10], [3], [3, 4], [4, 5]]
+    restored = tier.restore(state, 3)
+    assert restored is not None and restored[1]["step"] == 5

@@ -101,8 +101,10 @@ class MemoryTier:
         except OSError:  # others have taken the memory meanwhile
             temporary.unlink(missing_ok=True)
             return
-        for old in self.steps()[:-KEPT]:
-            (self._folder / str(old)).unlink()
+        # later ones are of a session whose devices were others: their steps are done again
+        kept = [other for other in self.steps() if other <= step][-KEPT:]
+        for other in set(self.steps()) - set(kept):
+            (self._folder / str(other)).unlink()
 
     def steps(self) -> list[int]:
         """Steps that this process keeps, oldest first."""
