@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.config.run import Mesh
+from lmwright.checkpoint.memory import VARIABLE, MemoryTier
+from lmwright.config.run import Checkpoint, Mesh
 from lmwright.errors import UserError
 from lmwright.program.lora_section import LowRank
 from lmwright.train import corruption, session
@@ -73,6 +74,16 @@ def test_nothing_is_saved_with_it(small_run, tmp_path):
     with pytest.raises(UserError, match="after step 6, trained/model/weights/embed has other bits"):
         session.train(run, jax.devices(), hooks=[Flip(5, "weights", "embed")])
     assert [row["step"] for row in logged(run, "checkpoint")] == [3]
+
+
+def test_nothing_is_kept_in_memory_with_it(small_run, tmp_path, monkeypatch):
+    """The run would go on from there when it is started again."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    run = in_dir(checked(small_run, 6, data=2), tmp_path / "run")
+    run = replace(run, checkpoint=Checkpoint(save_every_steps=100, memory_every_steps=2))
+    with pytest.raises(UserError, match="after step 4, trained/model/weights/embed has other bits"):
+        session.train(run, jax.devices()[:2], hooks=[Flip(3, "weights", "embed", device=0)])
+    assert MemoryTier(tmp_path / "run").steps() == [2]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Keeping states in the host's memory while training."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from lmwright.checkpoint.memory import MemoryTier
@@ -12,8 +13,10 @@ from lmwright.train.hooks import Hook, Running
 class KeepInMemory(Hook):
     """Keeps the state every `checkpoint.memory_every_steps` steps."""
 
-    def __init__(self, run: Run, tier: MemoryTier):
+    def __init__(self, run: Run, tier: MemoryTier, checks: Sequence[Hook]):
+        """`checks` look for corruption before a state is saved."""
         self._every, self._tier = run.checkpoint.memory_every_steps, tier
+        self._checks = checks
         self._done: int | None = None
         """Steps that were done when the last one began."""
 
@@ -26,6 +29,8 @@ class KeepInMemory(Hook):
         state = saved(session.state)
         if not_finite(state):
             return True  # the next save says so
+        for check in self._checks:
+            check.before_save(session, step)
         if not self._tier.save(step, state, session.meta()):
             session.display.note(
                 "the host's memory is too small to keep states in; going on without"
@@ -40,6 +45,6 @@ class KeepInMemory(Hook):
             self._tier.wait()
 
 
-def keeping(run: Run, tier: MemoryTier | None) -> list[Any]:
-    """The hook of a run that keeps states in memory."""
-    return [KeepInMemory(run, tier)] if tier is not None else []
+def keeping(run: Run, tier: MemoryTier | None, checks: Sequence[Hook]) -> list[Any]:
+    """The hook of a run that keeps states in memory, which `checks` look at."""
+    return [KeepInMemory(run, tier, checks)] if tier is not None else []

@@ -85,11 +85,11 @@ def train(
         describe(run, plan, folder)
         display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
         _describe(plan, stores, display, why, "" if start else starting_note(path))
-        facts = _facts(run, stores, frozen)
+        facts, checks = _facts(run, stores, frozen), checking(plan)
         own = (
-            *keeping(run, tier), *waiting(stores, meta, facts), GradientErrors(plan, stores),
-            KeepClaim(folder), Skips(plan, checkpoints, frozen, passed), *checking(plan),
-            *publishing(run, path, stack),
+            *keeping(run, tier, checks), *waiting(stores, meta, facts),
+            GradientErrors(plan, stores), KeepClaim(folder),
+            Skips(plan, checkpoints, frozen, passed), *checks, *publishing(run, path, stack),
         )  # fmt: skip
         loop = Loop(
             plan=plan, state=state, start=start, counts=counts, passed=passed, facts=facts,
