@@ -25,7 +25,7 @@ from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
 from lmwright.train.budget import Budget
 from lmwright.train.metrics import MetricsWriter
-from lmwright.train.rundir import claim, refuse_lost_checkpoints
+from lmwright.train.rundir import claim, refuse_lost_checkpoints, refuse_other_run
 from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 from tests.time_limit import Hangs, time_limit
@@ -215,6 +215,16 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
     assert metrics.read_bytes() == before
     away.rename(folder / "checkpoints")
     refuse_lost_checkpoints(trained_run, folder)
+
+
+def test_a_run_that_has_begun_does_not_start_from_other_weights(trained_run, tmp_path):
+    """It would go on from its checkpoint, and its model card name the other weights."""
+    folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
+    other = replace(trained_run, train=replace(trained_run.train, init_from="base"))
+    with pytest.raises(UserError, match=r"^train.init_from: .* has begun without it"):
+        refuse_other_run(other, folder)
+    shutil.rmtree(folder / "checkpoints")  # of a run that was killed before its first one
+    refuse_other_run(other, folder)
 
 
 @pytest.mark.parametrize(

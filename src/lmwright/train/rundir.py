@@ -236,6 +236,11 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             raise UserError(f"dir: {run.dir} has checkpoints but no run.toml; choose another dir=")
         return
     before = load_run(folder / "run.toml", [])
+    if run.train.init_from and not before.train.init_from and root_of(folder).steps():
+        raise UserError(
+            f"train.init_from: {run.dir} has begun without it and would go on from its own "
+            f"checkpoint; leave it out, or choose another dir= to start from {run.train.init_from}"
+        )
     then, now = identity(before), identity(run)
     _keep_shared((before, run), (then, now))
     changed = sorted(differences(then, now))
