@@ -263,7 +263,7 @@ def train_here(folder: Path, names: Sequence[str], changes: Sequence[str] = ()) 
         case, data = CASES[name], CASES[name].get("data", "text")
         for kind in ("text", data):  # the tokenizer is that of the text
             if kind not in prepared:
-                own = kind in PLAIN or (changes and kind == data)
+                own = kind in (*PLAIN, "pairs", "rated") or (changes and kind == data)
                 made = case if own else {"data": kind}
                 ran(main, "prepare", str(run_file(folder, f"prepare-{kind}", made)), *changes)
                 prepared.add(kind)
