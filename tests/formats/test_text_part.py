@@ -8,7 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from lmwright.config.run import Data, Run, Train
 from lmwright.errors import UserError
-from lmwright.formats.adapter_verbs import names_in_whole
+from lmwright.formats.adapter_note import write_note
+from lmwright.formats.adapter_verbs import merge_command, names_in_whole
 from lmwright.formats.convert import import_command
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.load import load_model
@@ -16,10 +17,13 @@ from lmwright.formats.open import open_place
 from lmwright.formats.peft import merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
+from lmwright.formats.tensor_hash import weights_hash
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.program.lora import resolved
 from lmwright.program.lora_section import LowRank
+from lmwright.program.trainee import Frozen
+from tests.saved_run import weights_at
 
 TEXT = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -132,6 +136,28 @@ def test_an_adapter_over_the_whole_is_read_and_written(folder, tmp_path, recwarn
     np.testing.assert_allclose(found, expected, atol=1e-5)
     _, merged = merge_into(model, load_model(folder).weights, read_folder(tmp_path / "ours"), "x")
     np.testing.assert_allclose(logits(model, merged, ids), expected, atol=1e-5)
+
+
+def test_a_table_trained_whole_over_the_whole_is_merged_into_it(folder, tmp_path):
+    """The note's hash is that of the base without the table, whose name has another beginning."""
+    pytest.importorskip("peft")
+    loaded = load_model(folder)
+    run = Run(
+        name="x", dir="x", model=loaded.model, objective=Clm(), data=Data(dir="x"),
+        optim=KINDS["adamw"](learning_rate=1e-3), train=Train(steps=1, global_batch_size=2),
+        lora=LowRank(targets=("q_proj",), base="fp32", rank=3, whole=("embed",)),
+    )  # fmt: skip
+    (adapter,) = resolved(run)
+    whole = names_in_whole(str(folder), loaded.model)
+    made = to_peft(loaded.model, adapter, weights_at(1, adapter.spec, 0.1), str(folder), whole)
+    assert "model.language_model.embed_tokens.weight" in made.saved
+    (tmp_path / "ours").mkdir()
+    write_folder(tmp_path / "ours", made)
+    base = {name: tree for name, tree in loaded.weights.items() if name != "embed"}
+    frozen = Frozen(base, str(folder), weights_hash(base), lambda: base)
+    write_note(tmp_path / "ours", frozen, "fp32")
+    proof = merge_command(folder, tmp_path / "ours", tmp_path / "merged")
+    assert proof.merged_to_peft.max_abs_diff < 1e-4, proof.peft
 
 
 def test_what_a_released_config_leaves_out():

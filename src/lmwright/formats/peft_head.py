@@ -105,8 +105,7 @@ def headed(
     form = form_of(note, adapter.config)
     if form is None and not isinstance(model, OverEncoder):
         # a language model, in which all that was trained whole has a place
-        theirs = {slot.path for slot in slots(model) if slot.name in adapter.saved}
-        return model, w, {name: tree for name, tree in w.items() if name not in theirs}
+        return model, w, _without_saved(w, model, adapter)
     encoder = encoder_of(model)
     if not adapter.saved:
         if form is not Embedder or encoder.kind not in vector_kinds():
@@ -131,7 +130,13 @@ def headed(
             if slot.path not in old:
                 raise UserError(f"{folder}: has no {slot.name}, and the base has none, too")
             made[slot.path] = old[slot.path]
-    return model, nest(made.items()), base
+    return model, nest(made.items()), _without_saved(base, model, adapter)
+
+
+def _without_saved(w: Tree, model: HfModel, adapter: PeftFolder) -> Tree:
+    """The weights outside of the layers that the adapter does not train whole."""
+    theirs = {slot.path for slot in slots(model) if slot.name in adapter.saved}
+    return {name: tree for name, tree in w.items() if name not in theirs}
 
 
 def _with_head(
