@@ -19,7 +19,7 @@ from lmwright.formats.convert import export_command
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.load import load_model
 from lmwright.formats.peft import module_slots
-from lmwright.formats.weights import load_frozen
+from lmwright.formats.weights import load_frozen, load_run_weights
 from lmwright.models.classifier import Classifier
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.modernbert import ModernBert
@@ -130,6 +130,34 @@ def compare(grads, model, trainee, theirs):
         ours = slot.to_layout(np.asarray(grads[slot.path]))
         assert_near(ours, named.pop(f"{stem}{module}.modules_to_save.default.{kind}"), slot.name)
     assert not named
+
+
+def test_what_it_trains_whole_beside_its_head_is_merged_into_its_base(run, tmp_path):
+    lora = replace(run.lora, whole=("embed",))
+    run = replace(run, dir=str(tmp_path / "run"), lora=lora)
+    save_run(run, steps=(1,), std=STD)
+    export_adapter_command(run.dir, tmp_path / "adapter")
+    proof = merge_command(run.train.init_from, tmp_path / "adapter", tmp_path / "merged")
+    assert proof.merged_to_peft.max_abs_diff < 1e-4, proof.peft
+    plain = load_model(run.train.init_from).weights["embed"]
+    assert np.abs(load_model(tmp_path / "merged").weights["embed"] - plain).max() > STD
+
+
+def test_an_encoders_table_and_norms_that_are_trained_whole_are_those_of_peft(run, tmp_path):
+    """ModernBERT's head is its table, in a module of another name than a decoder's."""
+    lora = replace(run.lora, whole=("embed", "norm"))
+    run = replace(run, dir=str(tmp_path / "run"), lora=lora, objective=Mlm(mask_token_id=1))
+    save_run(run, steps=(1,), std=STD)
+    export_adapter_command(run.dir, tmp_path / "adapter")
+    proof = merge_command(run.train.init_from, tmp_path / "adapter", tmp_path / "merged")
+    assert proof.merged_to_peft.max_abs_diff < 1e-4, proof.peft
+    tied = run.model.kind == "modernbert"
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert config.get("ensure_weight_tying", False) is tied
+    merged, (_, trained) = load_model(tmp_path / "merged"), load_run_weights(run.dir)
+    assert merged.model.head == ("tied" if tied else "untied")
+    for name in ("embed", "norm"):
+        np.testing.assert_array_equal(merged.weights[name], trained[name])
 
 
 def test_predictions_of_the_run_its_export_the_merged_model_and_peft_agree(run, adapter, tmp_path):

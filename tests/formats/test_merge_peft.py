@@ -9,6 +9,7 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.formats import reference
+from lmwright.formats.load import load_model
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -87,10 +88,10 @@ def logits(model):
         return model(input_ids=IDS).logits.numpy()
 
 
-def adapter(base, folder, noise=0.1, **said):
+def adapter(base, folder, noise=0.1, of=transformers.AutoModelForCausalLM, **said):
     """A PEFT folder whose factors have moved from their start."""
     config = peft.LoraConfig(**{"target_modules": list(NAMES), "task_type": "CAUSAL_LM", **said})
-    model = peft.get_peft_model(base_model(base), config)
+    model = peft.get_peft_model(of.from_pretrained(base, dtype=torch.float32).eval(), config)
     torch.manual_seed(1)
     for name, p in model.named_parameters():
         if "lora_" in name or "modules_to_save" in name:
@@ -125,6 +126,45 @@ def test_merged_as_peft_computes_it(case, bases, tmp_path, capsys):
     assert f"the adapter in PEFT {peft.__version__}: logits differ by at most" in said
     proof = json.loads((tmp_path / "m" / "convert.json").read_text())
     assert proof["peft"] == peft.__version__ and proof["merged_to_peft"]["max_abs_diff"] < 1e-3
+
+
+ENCODERS = {
+    "modernbert": transformers.ModernBertConfig(
+        vocab_size=97, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, local_attention=8, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, initializer_range=0.1,
+    ),
+    "deberta": transformers.DebertaV2Config(
+        vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, relative_attention=True,
+        position_biased_input=False, share_att_key=True, pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm", position_buckets=6, max_relative_positions=20, legacy=False,
+        type_vocab_size=0, initializer_range=0.1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, whole, head",
+    [
+        ("modernbert", "tok_embeddings", "untied"),
+        pytest.param("modernbert", "decoder", "untied", marks=pytest.mark.slow),
+        ("deberta", "word_embeddings", "tied"),  # whose head has no table of its own
+    ],
+)
+def test_tables_of_encoders_that_peft_trains_whole(name, whole, head, tmp_path, capsys):
+    base = tmp_path / "base"
+    torch.manual_seed(0)
+    transformers.AutoModelForMaskedLM.from_config(ENCODERS[name]).save_pretrained(base)
+    target = ["Wqkv"] if name == "modernbert" else ["query_proj"]
+    said = dict(r=2, target_modules=target, modules_to_save=[whole], task_type=None)
+    theirs = adapter(base, tmp_path / "a", of=transformers.AutoModelForMaskedLM, **said)
+    assert merged(base, tmp_path / "a", tmp_path / "m", capsys)[0] == 0
+    proof = json.loads((tmp_path / "m" / "convert.json").read_text())
+    assert proof["merged_to_peft"]["max_abs_diff"] < 1e-4, proof["peft"]
+    assert load_model(tmp_path / "m").model.head == head
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "m")
+    close(logits(again.eval()), theirs)
 
 
 @pytest.mark.parametrize("ensured", [True, pytest.param(False, marks=pytest.mark.slow)])

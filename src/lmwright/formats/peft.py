@@ -21,7 +21,6 @@ from lmwright.core.leaves import LEAST
 from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot, slots
-from lmwright.formats.hf_stream import TIED_HEAD
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_head import (
     config_of_saved,
@@ -91,10 +90,9 @@ def to_peft(
     config["target_modules"] = sorted(modules) if whole else _short(modules, module_slots(model))
     saved = saved_weights(model, adapter.whole, leaves)
     config |= config_of_saved(saved)
-    if not isinstance(model, OverEncoder) and f"{_table(model)}.weight" in saved:
-        if HEAD not in module_slots(model):  # as PEFT keeps a table and a head that stay one
-            config["ensure_weight_tying"] = True
-            saved[TIED_HEAD] = saved[f"{_table(model)}.weight"]
+    if (head := _tied_head(model)) and f"{_table(model)}.weight" in saved:
+        config["ensure_weight_tying"] = True  # as PEFT keeps a table and a head that stay one
+        saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
     return PeftFolder(config, modules, saved=saved)
 
@@ -147,7 +145,7 @@ def read_adapter(
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.
     """
-    loaded = _head_once(of_text(read_folder(folder)), model)
+    loaded = _head_once(of_text(read_folder(folder)), model, str(folder))
     known = _known_slots(loaded, model, str(folder))
     loaded = _on_base(loaded, model, base, str(folder))
     paths = {known[name].path for name in loaded.modules}
@@ -262,7 +260,13 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     return model, nest(leaves.items())
 
 
-HEAD = TIED_HEAD.removesuffix(".weight")
+def _tied_head(model: HfModel) -> str | None:
+    """Name of the module that makes logits with the table; None where a head is of its own, or is
+    no module (DeBERTa's, which has the table itself)."""
+    if isinstance(model, OverEncoder) or getattr(model, "head", "") != "tied":
+        return None
+    name = model.hf.weights.get("head")
+    return name.removesuffix(".weight") if isinstance(name, str) else None
 
 
 def _table(model: HfModel) -> str:
@@ -273,9 +277,9 @@ def _replace_whole(
     leaves: Mapping[str, np.ndarray], model: HfModel, whole: Mapping[str, np.ndarray], where: str
 ) -> None:
     """Puts weights that were kept whole in the place of the base's; a tied head is the table."""
-    known = module_slots(model)
+    known, head = module_slots(model), _tied_head(model)
     for name, weight in whole.items():
-        slot = known.get(_table(model) if name == HEAD and HEAD not in known else name)
+        slot = known.get(_table(model) if name == head else name)
         if slot is None or slot.shape != weight.shape:
             there = list(slot.shape) if slot else "not there"
             raise UserError(
@@ -289,10 +293,10 @@ def _replace_saved(
     leaves: Mapping[str, np.ndarray], model: HfModel, saved: Mapping[str, np.ndarray], where: str
 ) -> None:
     """Puts weights that were trained whole in the place of the base's."""
-    known = {slot.name: slot for slot in slots(model)}
+    known, head = {slot.name: slot for slot in slots(model)}, _tied_head(model)
     for name, weight in saved.items():
         slot = known.get(name)
-        if slot is None and name == TIED_HEAD:
+        if slot is None and name == f"{head}.weight":
             continue  # the same as the table
         if slot is None:
             raise UserError(
@@ -301,7 +305,7 @@ def _replace_saved(
             )
         if slot.shape != weight.shape:
             cure = "it belongs to another base"
-            if name.removesuffix(".weight") in (HEAD, _table(model)):
+            if "vocab" in slot.param.axes:
                 cure = f"lmwright vocab BASE OUT --size {len(weight)} makes a base of that size"
             raise UserError(
                 f"{where}: {name} of modules_to_save is {list(weight.shape)}, the model's is "
@@ -310,35 +314,46 @@ def _replace_saved(
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
 
 
-def _head_once(adapter: PeftFolder, model: HfModel) -> PeftFolder:
-    """The adapter without a head that was trained whole as one with the table."""
-    if isinstance(model, OverEncoder) or not _same_saved(adapter, _table(model)):
+def _head_once(adapter: PeftFolder, model: HfModel, where: str) -> PeftFolder:
+    """The adapter without a head that was trained whole as one with the table. Raises UserError
+    where only one of them was, or each on its own, and the model has one for both."""
+    head = _tied_head(model)
+    if head is None:
+        return adapter
+    table = _table(model)
+    if not _same_saved(adapter, table, head):
+        if own := sorted({f"{head}.weight", f"{table}.weight"} & adapter.saved.keys()):
+            raise UserError(
+                f"{where}: has {some(own)} of modules_to_save, with which head and table are no "
+                "longer one; merge it with lmwright adapters merge, and train from the result"
+            )
         return adapter
     saved, whole = dict(adapter.saved), dict(adapter.whole)
-    saved.pop(TIED_HEAD, None)
-    whole.pop(HEAD, None)
+    saved.pop(f"{head}.weight", None)
+    whole.pop(head, None)
     return replace(adapter, saved=saved, whole=whole)
 
 
-def _same_saved(adapter: PeftFolder, table: str) -> bool:
+def _same_saved(adapter: PeftFolder, table: str, head: str) -> bool:
     """True where head and table were trained whole as one: PEFT's `ensure_weight_tying` keeps both,
     the head in the place of the base's."""
-    head = adapter.saved.get(TIED_HEAD, adapter.whole.get(HEAD))
+    theirs = adapter.saved.get(f"{head}.weight", adapter.whole.get(head))
     whole = adapter.saved.get(f"{table}.weight")
-    return head is not None and whole is not None and np.array_equal(head, whole)
+    return theirs is not None and whole is not None and np.array_equal(theirs, whole)
 
 
 def _untied(leaves: dict[str, np.ndarray], model: HfModel, adapter: PeftFolder) -> Any:
     """The model with head and embedding table untied where the adapter changes only one of them:
     PEFT leaves the other unchanged."""
-    table = _table(model)
-    headless = isinstance(model, OverEncoder)  # whose table is tied to nothing
-    known = module_slots(model)
+    head = _tied_head(model)
+    if head is None:
+        return model
+    table, known = _table(model), module_slots(model)
     changed = adapter.modules.keys() | {name.removesuffix(".weight") for name in adapter.saved}
-    if headless or HEAD in known or not {HEAD, table} & changed or _same_saved(adapter, table):
+    if not {head, table} & changed or _same_saved(adapter, table, head):
         return model
     weight = known[table].to_layout(leaves[known[table].path])
     model = replace(model, head="untied")
-    slot = module_slots(model)[HEAD]
+    slot = module_slots(model)[head]
     leaves[slot.path] = np.array(slot.from_layout(weight), np.float32)
     return model

@@ -36,7 +36,11 @@ KINDS = {
     "weight": "whole",
 }
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-VOCABULARY = ("lm_head", "embed_tokens")  # whose whole weight PEFT may keep beside the factors
+VOCABULARY = (
+    "lm_head",
+    "embed_tokens",
+    "decoder",
+)  # whose whole weight PEFT may keep beside the factors
 
 
 @dataclass(frozen=True)
