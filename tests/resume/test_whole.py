@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 
 from lmwright.config.check import check_run
+from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import walk
 from lmwright.errors import UserError
 from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
 from lmwright.formats.weights import trained
+from lmwright.models.deberta import Deberta
+from lmwright.objectives.distill import Distill
+from lmwright.objectives.mlm import Mlm
 from lmwright.objectives.preference import Dpo
+from lmwright.optim import KINDS
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.qat_section import Qat
+from lmwright.program.targets import whole_names
 from lmwright.train.session import train
 from tests.in_memory import export_hf
 from tests.resume.small_runs import losses
@@ -127,6 +133,48 @@ def test_peft_and_transformers_compute_what_was_trained(head, untied, runs, tmp_
     assert abs(first - losses(run)[1]) > 1e-3  # from what was trained, not from the base
 
 
+def test_a_folder_that_trains_other_weights_whole_is_named_as_such(untied, tmp_path):
+    """Not as one of another base."""
+    export_adapter_command(untied.dir, tmp_path / "peft")
+    lora = replace(untied.lora, whole=("embed", "head"), init_from=str(tmp_path / "peft"))
+    again = replace(untied, dir=str(tmp_path / "run"), lora=lora)
+    with pytest.raises(UserError, match=r"model\.norm\.weight is not trained whole here"):
+        train(again, jax.devices()[:1])
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
+def test_half_of_what_is_one_is_refused(name, runs, tmp_path):
+    """PEFT trains a copy of the table, or of the head, and leaves the other as it was."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    run = runs("tied", ("embed",), "half")
+    base = AutoModelForCausalLM.from_pretrained(run.train.init_from)
+    said = peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    said.modules_to_save = [name]
+    peft.get_peft_model(base, said).save_pretrained(tmp_path / "peft")
+    run = replace(run, lora=replace(run.lora, init_from=str(tmp_path / "peft")))
+    with pytest.raises(UserError, match=f"{name}.weight of modules_to_save, with which head and"):
+        train(run, jax.devices()[:1])
+
+
+def test_modules_are_trained_whole_with_their_biases():
+    """As PEFT's modules_to_save, which cannot be loaded without them."""
+    model = Deberta(
+        vocab_size=320, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=4, num_kv_heads=4,
+        head_dim=4, seq_len=32,
+    )  # fmt: skip
+    run = Run(
+        name="x", dir="x", model=model, objective=Mlm(mask_token_id=1), data=Data(dir="x"),
+        optim=KINDS["adamw"](learning_rate=1e-3), train=Train(steps=1, global_batch_size=2),
+    )  # fmt: skip
+    whole = lambda word: whole_names(replace(run, lora=replace(LORA, whole=(word,))))  # noqa: E731
+    assert whole("embed") == {"embed"}
+    assert whole("head_norm") == {"head_norm", "head_norm_bias"}
+    head = {"dense", "head_norm"}
+    assert whole("lm_head") == head | {f"{name}_bias" for name in (*head, "decoder")}
+
+
 def test_the_gradient_of_a_head_counts(runs):
     """Two FLOPs a weight and token, as in full training."""
     plain, table, head = (
@@ -137,6 +185,10 @@ def test_the_gradient_of_a_head_counts(runs):
     run = runs("untied", (), "counted")
     tokens = run.train.global_batch_size * run.model.seq_len
     assert head - plain == 2 * tokens * run.model.embed_dim * run.model.vocab_size
+    taught = replace(runs("untied", ("head",), "counted"), objective=Distill(teacher="x"))
+    without = replace(taught, lora=replace(taught.lora, whole=()))
+    less, more = (resolve(each, jax.devices()[:1]).flops_per_step for each in (without, taught))
+    assert more - less == head - plain
 
 
 @pytest.mark.parametrize(

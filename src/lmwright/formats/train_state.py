@@ -215,5 +215,6 @@ def _read_adapter(model: HfModel, adapter: ResolvedAdapter, base: Frozen) -> Tre
             yield weights_hash(base.read(), ml_dtypes.bfloat16)
 
     folder = Path(adapter.init_from)
+    weights = read_adapter(folder, model, adapter, base.read)  # as much trained whole as here
     refuse_other_base(folder, base.path or base.hash, hashes(), "set train.init_from to that one")
-    return read_adapter(folder, model, adapter, base.read)
+    return weights

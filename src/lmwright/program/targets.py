@@ -49,7 +49,7 @@ def _module(model: HfModel, path: str) -> Iterable[str]:
     stack, _, leaf = path.rpartition(".")  # one name for a weight of all kinds of layers
     template = model.hf.weights.get(f"{LAYERS}.{leaf}" if stack else path)
     if isinstance(template, str):
-        yield template.removesuffix(".weight")
+        yield template.removesuffix(".weight").removesuffix(".bias")
 
 
 def _groups(param: Param) -> Iterable[str]:
@@ -76,10 +76,16 @@ def whole_names(run: Run) -> set[str]:
     ]
     found = set(run.objective.new_weights)
     for word in run.lora.whole if run.lora is not None else ():
-        answering = {target.path for target in known if target.answers(word)}
+        answering = [target for target in known if target.answers(word)]
         if not answering:
             raise UserError(f"lora.whole: {word!r} matches no weight; {_listed(known)}")
-        found |= answering
+        modules = {name for target in answering for name in target.names[1:]}
+        for target in known:  # PEFT trains modules: a norm with its bias
+            inside = any(
+                f"{name}.".startswith(f"{m}.") for name in target.names[1:] for m in modules
+            )
+            if target in answering or inside:
+                found.add(target.path)
     return found
 
 
