@@ -284,7 +284,7 @@ def _replace_whole(
             there = list(slot.shape) if slot else "not there"
             raise UserError(
                 f"{where}: holds a whole {name} {list(weight.shape)}, the model's is {there}; "
-                f"bring the model to that size first (lmwright vocab)"
+                f"{_cure(slot, weight)}"
             )
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
 
@@ -304,14 +304,18 @@ def _replace_saved(
                 "another base"
             )
         if slot.shape != weight.shape:
-            cure = "it belongs to another base"
-            if "vocab" in slot.param.axes:
-                cure = f"lmwright vocab BASE OUT --size {len(weight)} makes a base of that size"
             raise UserError(
                 f"{where}: {name} of modules_to_save is {list(weight.shape)}, the model's is "
-                f"{list(slot.shape)}; {cure}"
+                f"{list(slot.shape)}; {_cure(slot, weight)}"
             )
         leaves[slot.path][slot.at or ...] = slot.from_layout(weight)
+
+
+def _cure(slot: Slot | None, weight: np.ndarray) -> str:
+    """What to do about a weight of another shape than the base's."""
+    if slot is None or "vocab" not in slot.param.axes or slot.shape[1:] != weight.shape[1:]:
+        return "it belongs to another base"
+    return f"lmwright vocab BASE OUT --size {len(weight)} makes a base of that size"
 
 
 def _head_once(adapter: PeftFolder, model: HfModel, where: str) -> PeftFolder:

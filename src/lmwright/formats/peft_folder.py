@@ -36,11 +36,11 @@ KINDS = {
     "weight": "whole",
 }
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-VOCABULARY = (
-    "lm_head",
-    "embed_tokens",
-    "decoder",
-)  # whose whole weight PEFT may keep beside the factors
+VOCABULARY = ("lm_head", "embed_tokens", "decoder")
+"""Modules whose whole weight PEFT may keep beside the factors."""
+COPIES = (".modules_to_save.", ".original_module.")
+"""In names of the same weight once more, and of the base's, which PEFT writes of tables and heads
+in modules_to_save where tokens were added, and does not read."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,10 @@ def _tensors(
     tables, saved = set(), {}
     try:
         with safe_open(path, framework="np") as file:
-            for key in file.keys():
+            keys = set(file.keys())
+            for key in sorted(keys):
+                if any(copy in key and key.replace(copy, ".") in keys for copy in COPIES):
+                    continue
                 array = file.get_tensor(key)
                 if _is_saved(key, modules) and array.dtype.name in FLOATS:
                     saved[key.removeprefix(PREFIX)] = array.astype(np.float32)
