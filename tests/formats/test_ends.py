@@ -131,6 +131,7 @@ def chat_adapter(chat_run, tmp_path_factory) -> Path:
 def test_an_adapter_brings_the_template_that_it_learned(chat_adapter, tmp_path):
     base = load_model(chat_adapter / "base")
     assert base.tokenizer.chat_template is None
+    (chat_adapter / "base/LICENSE.txt").write_text("terms")
     merge_command(chat_adapter / "base", chat_adapter / "peft", tmp_path / "merged")
     export_command(chat_adapter / "run", tmp_path / "whole")
     end = base.tokenizer.special_tokens["<end_of_turn>"]
@@ -146,6 +147,7 @@ def test_an_adapter_brings_the_template_that_it_learned(chat_adapter, tmp_path):
         for folder in folders
     )
     assert others == [one, one] and one[0] == base.tokenizer.bos_id
+    assert (tmp_path / "merged/LICENSE.txt").read_text() == "terms"
 
 
 def test_tokens_that_a_model_lacks_stay_beside_the_adapter(chat_adapter, tmp_path):

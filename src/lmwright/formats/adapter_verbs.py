@@ -26,7 +26,13 @@ from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.safetensors import some
 from lmwright.formats.tensor_hash import weights_hash
-from lmwright.formats.tokenizer_files import has_tokenizer, open_tokenizer
+from lmwright.formats.tokenizer_files import (
+    copy_terms,
+    has_tokenizer,
+    open_tokenizer,
+    write_tokenizer,
+)
+from lmwright.guard.temporary import temporary_folder
 from lmwright.models.text_part import TEXT_PARTS, architecture_of
 from lmwright.storage.mirror import sending
 
@@ -107,7 +113,8 @@ def merge_command(
 
 def _with_tokenizer_of(loaded: LoadedModel, model: Any, adapter: Path) -> LoadedModel:
     """The model with the tokenizer that the adapter was trained with, which knows its chat template
-    and what is around a text, where it lies beside the adapter and the model has all its tokens."""
+    and what is around a text, where it lies beside the adapter and the model has all its tokens.
+    The base's license stays beside it."""
     if not has_tokenizer(adapter):
         return loaded
     tokenizer = open_tokenizer(adapter)
@@ -116,7 +123,13 @@ def _with_tokenizer_of(loaded: LoadedModel, model: Any, adapter: Path) -> Loaded
     ends = loaded.end_ids
     if loaded.tokenizer_dir is None or loaded.tokenizer.chat_template != tokenizer.chat_template:
         ends = (*ends, *(each for each in end_ids(tokenizer) if each not in ends))
-    return replace(loaded, tokenizer_dir=adapter, prefix=None, suffix=(), end_ids=ends)
+    temporary = temporary_folder()
+    folder = Path(temporary.name)
+    write_tokenizer(adapter, folder, None)
+    if loaded.tokenizer_dir is not None:
+        copy_terms(loaded.tokenizer_dir, folder)
+    beside = {"tokenizer_dir": folder, "temporary": temporary}
+    return replace(loaded, **beside, prefix=None, suffix=(), end_ids=ends)
 
 
 def _refuse_others(base: str | Path, adapter: str | Path) -> None:

@@ -44,9 +44,7 @@ def write_tokenizer(
     none. A `prefix` makes the file begin texts as the model's training did, and end them with
     the `suffix`, whatever it said before."""
     tokenizer = open_tokenizer(source)
-    for terms in (*source.glob("LICENSE*"), *source.glob("NOTICE*"), *source.glob("USE_POLICY*")):
-        if terms.is_file():
-            shutil.copyfile(terms, folder / terms.name)
+    copy_terms(source, folder)
     if (source / "tokenizer.json").exists():
         for name in FILES:
             if (source / name).exists():
@@ -56,6 +54,13 @@ def write_tokenizer(
     there = ids_around(tokenizer)
     if prefix is not None and (there if suffix else (there[0], ())) != (prefix, suffix):
         _set_around(folder / "tokenizer.json", prefix, suffix)
+
+
+def copy_terms(source: Path, folder: Path) -> None:
+    """Copies the files of a license that `folder` has not."""
+    for terms in (*source.glob("LICENSE*"), *source.glob("NOTICE*"), *source.glob("USE_POLICY*")):
+        if terms.is_file() and not (folder / terms.name).exists():
+            shutil.copyfile(terms, folder / terms.name)
 
 
 def limit_tokens(folder: Path, most: int) -> None:
