@@ -312,7 +312,7 @@ def _replace_saved(
 
 
 def _cure(slot: Slot | None, weight: np.ndarray) -> str:
-    """What to do about a weight of another shape than the base's."""
+    """Cure for a weight of another shape than the base's."""
     if slot is None or "vocab" not in slot.param.axes or slot.shape[1:] != weight.shape[1:]:
         return "it belongs to another base"
     return f"lmwright vocab BASE OUT --size {len(weight)} makes a base of that size"
