@@ -69,11 +69,6 @@ class DistillTraining(Training[Any]):
         return self.inner.flops_per_weight
 
     @property
-    def flops_of_head(self) -> int:
-        """FLOPs of the gradient of the student's head, where it is trained beside adapters."""
-        return self.inner.flops_of_head
-
-    @property
     def freezes(self) -> bool:  # type: ignore[override]
         """True if the student's own weights are frozen."""
         return self.inner.freezes
