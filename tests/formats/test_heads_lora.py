@@ -192,6 +192,19 @@ def test_the_run_the_merged_model_and_peft_agree(run, adapter, tmp_path):
             np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+def test_a_table_trained_whole_is_merged_and_goes_on_from_its_folder(run, tmp_path):
+    run = replace(run, dir=str(tmp_path / "run"), lora=replace(run.lora, whole=("embed",)))
+    save_run(run, steps=(1,), std=STD)
+    export_adapter_command(run.dir, tmp_path / "adapter")
+    proof = merge_command(run.train.init_from, tmp_path / "adapter", tmp_path / "merged")
+    assert proof.merged_to_peft.max_abs_diff < 1e-4, proof.peft
+    again = replace(run, lora=replace(run.lora, init_from=str(tmp_path / "adapter")))
+    plan = resolve(again, jax.devices()[:1])
+    state = first_state(plan, TokenStore.open(run.data.dir), load_frozen(plan))
+    table = state["trained"]["default"]["weights"]["embed"]
+    np.testing.assert_array_equal(table, load_model(tmp_path / "merged").weights["embed"])
+
+
 def test_the_folder_says_what_it_is_for(run, adapter):
     config = json.loads((Path(adapter) / "adapter_config.json").read_text())
     note = json.loads((Path(adapter) / "lmwright.json").read_text())

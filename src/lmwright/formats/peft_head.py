@@ -107,12 +107,12 @@ def headed(
         # a language model, in which all that was trained whole has a place
         return model, w, _without_saved(w, model, adapter)
     encoder = encoder_of(model)
-    if not adapter.saved:
-        if form is not Embedder or encoder.kind not in vector_kinds():
-            return model, w, w
+    if form is Embedder and encoder.kind in vector_kinds():
         model = _embedder(model, note)
         own = {name: w[name] for name in model.spec()}
-        return model, own, own
+        return model, own, _without_saved(own, model, adapter)
+    if not adapter.saved:
+        return model, w, w
     known_head = has_answers(encoder) if form is Answerer else hasattr(encoder, "document_head")
     if not known_head or form is Embedder:
         refuse_saved(adapter, str(folder))
