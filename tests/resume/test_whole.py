@@ -133,6 +133,14 @@ def test_peft_and_transformers_compute_what_was_trained(head, untied, runs, tmp_
     assert abs(first - losses(run)[1]) > 1e-3  # from what was trained, not from the base
 
 
+def test_a_head_that_is_trained_may_sum_its_gradient_once(runs):
+    run = runs("tied", ("embed",), "once")
+    run = replace(run, train=replace(run.train, head_gradient="once", loss_chunk_tokens=8))
+    check_run(run)
+    with pytest.raises(UserError, match=r"with \[lora\], whose head is frozen"):
+        check_run(replace(run, lora=replace(run.lora, whole=("norm",))))
+
+
 def test_a_folder_that_trains_other_weights_whole_is_named_as_such(untied, tmp_path):
     """Not as one of another base."""
     export_adapter_command(untied.dir, tmp_path / "peft")

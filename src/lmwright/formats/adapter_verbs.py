@@ -158,10 +158,14 @@ def combine_command(
 def _say(out: str | Path, adapter: PeftFolder) -> None:
     count = sum(module.a.size + module.b.size for module in adapter.modules.values())
     ranks = sorted({module.rank for module in adapter.modules.values()})
-    print(
+    said = (
         f"{out}: {len(adapter.modules)} modules, {count:,} parameters, "
         f"rank {', '.join(map(str, ranks))}"
     )
+    saved = {id(weight): weight.size for weight in adapter.saved.values()}  # a tied table once
+    if saved:
+        said += f", and {sum(saved.values()):,} parameters that were trained whole"
+    print(said)
     if lost := lost_in_peft(adapter):
         print(
             f"  PEFT would not load the factors of {some(lost)}, which it takes for parts of "

@@ -106,7 +106,10 @@ class LowRank:
 
     def refuse(self, run: Run) -> None:
         """Raises UserError where other sections do not go with these adapters."""
-        if run.train.head_gradient == "once":
+        from lmwright.program.targets import choose, frozen_spec, whole_names
+
+        head = run.model.head_weights(run.model.spec()).keys()
+        if run.train.head_gradient == "once" and head.isdisjoint(whole_names(run)):
             raise UserError(
                 "train.head_gradient: 'once' has no effect with [lora], whose head is frozen; "
                 "leave it out"
@@ -123,8 +126,6 @@ class LowRank:
             raise UserError(f"lora.adapters: two have the name {twice!r}; rename one")
         if self.whole:
             _refuse_whole(run, len(names))
-        from lmwright.program.targets import choose, frozen_spec
-
         choose(run.model, frozen_spec(run), self.targets)
         self.rows_of(run.train.global_batch_size)
 
