@@ -107,6 +107,9 @@ class Copier:
     num_layers: int = 1
     fills_masks: ClassVar[bool] = False
 
+    def spec(self):
+        return {}
+
     def new_cache(self, batch_size, length, compute):
         return {"tokens": jnp.full((batch_size, length), -1), "end": jnp.zeros((), jnp.int32)}
 

@@ -56,7 +56,7 @@ def histogram_of(counts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def why_empty(tokenized: Manifest) -> str:
     """Why tokenized data holds no tokens, and the cure."""
-    splits = tokenized.counts["sources"].values()
+    splits = tokenized.counts.get("sources", {}).values()
     other = sum(count.get("other_length", 0) for split in splits for count in split.values())
     if not other:
         return "the corpus is empty; add text"
