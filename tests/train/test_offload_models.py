@@ -52,8 +52,12 @@ def assert_moments_close(state, other):
 def test_chunks_change_no_adapter(name, devices):
     """Gradients of all factors, as the first moments of two steps have them: the second factor is
     zero before the first step, and the first has no gradient until it is not."""
+    rows = 8 * len(LORAS[name].listed)  # of each adapter, as many as devices
     pair = [
-        replace(tuned(LORAS[name], mlp_chunk_tokens=n), mesh=Mesh(fsdp=devices)) for n in (None, 8)
+        replace(
+            tuned(LORAS[name], mlp_chunk_tokens=n, global_batch_size=rows), mesh=Mesh(fsdp=devices)
+        )
+        for n in (None, 8)
     ]
     (whole, metrics), (cut, cut_metrics) = (states(run, devices)[0] for run in pair)
     np.testing.assert_allclose(cut_metrics["loss"], metrics["loss"], rtol=1e-6)
