@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.config.check import check_run
 from lmwright.config.load import dump_toml
-from lmwright.config.run import Data, Run, Train
+from lmwright.config.run import Data, Run, Source, Train
 from lmwright.core.param import init_weights
 from lmwright.errors import UserError
 from lmwright.formats.adapter_verbs import merge_command
@@ -144,3 +145,19 @@ def test_the_registries_name_every_kind():
         for kind in kinds:
             fields = kinds[kind].__dataclass_fields__
             assert fields["kind"].default == kind, f"{section}.kind"
+
+
+def test_a_gguf_to_begin_with_becomes_a_folder_with_its_tokenizer():
+    """Data is prepared with a tokenizer in a folder."""
+    model = Llama(
+        vocab_size=97, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=1,
+        head_dim=8, seq_len=16,
+    )  # fmt: skip
+    run = Run(
+        name="x", dir="x", model=model, objective=Clm(),
+        optim=KINDS["adamw"](learning_rate=1e-3),
+        data=Data(dir="d", sources=(Source(path="a.jsonl"),)),
+        train=Train(steps=1, global_batch_size=2, init_from="x.gguf"),
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"with `lmwright import x.gguf FOLDER`, and name that"):
+        check_run(run)

@@ -255,10 +255,13 @@ def _check_tokenizer(run: Run) -> None:
                 f"data.tokenizer: would be trained here, but the weights of train.init_from = "
                 f"{origin!r} know only their own; remove [data.tokenizer], or set its path"
             )
-        raise UserError(
-            f"data.tokenizer.path: missing; train.init_from = {origin!r} has no tokenizer; set the "
-            "path of the one that the weights were trained with"
-        )
+        none = f"data.tokenizer.path: missing; train.init_from = {origin!r} has no tokenizer"
+        if origin.endswith(".gguf"):
+            raise UserError(
+                f"{none} beside it; make a folder of both with `lmwright import {origin} FOLDER`, "
+                "and name that"
+            )
+        raise UserError(f"{none}; set the path of the one that the weights were trained with")
     size = run.model.vocab_size
     if tokenizer.vocab_size and tokenizer.vocab_size > size:
         raise UserError(
