@@ -33,6 +33,14 @@ def serves(played, began, **state):
     played.state(attempt=3, **state)
 
 
+def asked_for(spec, tpu):
+    """A job whose supervisor ended when it had asked for a slice."""
+    played = Played(spec)
+    played.until(lambda: tpu.resources)
+    played.slices.close()
+    return played
+
+
 @pytest.mark.parametrize("lost", ["SUSPENDED", "gone"])
 def test_a_slice_lost_unwatched_counts_until_its_last_word(spec, tpu, lost):
     spec = replace(spec, cloud=replace(spec.cloud, max_hours=10.0))
@@ -68,9 +76,7 @@ def test_a_budget_that_is_spent_by_a_slice_that_is_there_ends_the_job(spec, tpu)
 
 
 def test_a_slice_that_nobody_saw_come_is_counted(spec, tpu):
-    before, now = Played(spec), time.time()
-    before.until(lambda: tpu.resources)
-    before.slices.close()
+    before, now = asked_for(spec, tpu), time.time()
     while not tpu.active():
         before.slices._service.request("us-central2-b", before.first)
     serves(before, now - 20 * HOUR, step=9, time=now)
@@ -82,9 +88,7 @@ def test_a_slice_that_nobody_saw_come_is_counted(spec, tpu):
 
 def test_sessions_know_when_a_slice_came_that_nobody_saw(spec, tpu):
     """Also those of a host that has begun again."""
-    before, now = Played(spec), time.time()
-    before.until(lambda: tpu.resources)
-    before.slices.close()
+    before, now = asked_for(spec, tpu), time.time()
     rewrite(before, asked=now - 21 * HOUR)
     serves(before, now - 20 * HOUR, step=9, time=now)
     facts = json.loads(slice_variable(spec, before.first)[VARIABLE])
@@ -95,9 +99,7 @@ def test_sessions_know_when_a_slice_came_that_nobody_saw(spec, tpu):
 @pytest.mark.parametrize("there", [True, False])
 def test_show_tells_what_a_job_has_cost_that_ended_unwatched(spec, tpu, capsys, there):
     """A slice deletes itself ten minutes after the end."""
-    before, now = Played(spec), time.time()
-    before.until(lambda: tpu.resources)
-    before.slices.close()
+    before, now = asked_for(spec, tpu), time.time()
     serves(before, now - 31 * HOUR, status="done", step=9, time=now - 11 * HOUR)
     if not there:
         tpu.resources.clear()

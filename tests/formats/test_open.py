@@ -1,6 +1,7 @@
 """What lies at a path is decided once, whichever verb asks."""
 
 import json
+from dataclasses import replace
 
 import jax
 import pytest
@@ -147,17 +148,10 @@ def test_the_registries_name_every_kind():
             assert fields["kind"].default == kind, f"{section}.kind"
 
 
-def test_a_gguf_to_begin_with_becomes_a_folder_with_its_tokenizer():
+def test_a_gguf_to_begin_with_becomes_a_folder_with_its_tokenizer(places):
     """Data is prepared with a tokenizer in a folder."""
-    model = Llama(
-        vocab_size=97, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=1,
-        head_dim=8, seq_len=16,
-    )  # fmt: skip
-    run = Run(
-        name="x", dir="x", model=model, objective=Clm(),
-        optim=KINDS["adamw"](learning_rate=1e-3),
-        data=Data(dir="d", sources=(Source(path="a.jsonl"),)),
-        train=Train(steps=1, global_batch_size=2, init_from="x.gguf"),
-    )  # fmt: skip
+    run = load_run(places / "run/run.toml")
+    data = replace(run.data, sources=(Source(path="a.jsonl"),))
+    run = replace(run, data=data, train=replace(run.train, init_from="x.gguf"))
     with pytest.raises(UserError, match=r"with `lmwright import x.gguf FOLDER`, and name that"):
         check_run(run)

@@ -20,8 +20,8 @@ from lmwright.config.run import Limits, Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.hardware.devices import chip_of, gpu_name
-from lmwright.report.goodput import parse_sessions
-from lmwright.report.ledger import LEDGER, SPENT, usual_save_s
+from lmwright.report.goodput import read_sessions
+from lmwright.report.ledger import SPENT, usual_save_s
 from lmwright.storage.mirror import mirror_folder
 
 ASSUMED_START_S = 180.0
@@ -107,7 +107,7 @@ def pace_of(run: Run, kind: str, step_s: float, checkpoint_bytes: int) -> tuple[
     try:
         folder = mirror_folder(run.dir)
         env = parse_json(folder / "env.json")
-        sessions = parse_sessions((folder / LEDGER).read_bytes())
+        sessions = read_sessions(folder)
     except (OSError, ValueError, UserError):
         return assumed, 0
     spent = [entry[SPENT] for entry in sessions if isinstance(entry.get(SPENT), dict)]

@@ -79,13 +79,10 @@ def whole_names(run: Run) -> set[str]:
         answering = [target for target in known if target.answers(word)]
         if not answering:
             raise UserError(f"lora.whole: {word!r} matches no weight; {_listed(known)}")
-        modules = {name for target in answering for name in target.names[1:]}
-        for target in known:  # PEFT trains modules: a norm with its bias
-            inside = any(
-                f"{name}.".startswith(f"{m}.") for name in target.names[1:] for m in modules
-            )
-            if target in answering or inside:
-                found.add(target.path)
+        # PEFT trains modules: a norm with its bias
+        modules = tuple(f"{name}." for target in answering for name in target.names[1:])
+        inside = [t for t in known if any(f"{n}.".startswith(modules) for n in t.names[1:])]
+        found |= {target.path for target in (*answering, *inside)}
     return found
 
 

@@ -11,9 +11,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-from lmwright.report.ledger import SPENT, is_number
+from lmwright.report.ledger import LEDGER, SPENT, is_number
 from lmwright.report.paid import Paid, paid
 
 WORDS = {
@@ -102,6 +103,14 @@ def goodput(sessions: Sequence[dict[str, Any]]) -> Goodput | None:
         lost["start"] += idle
         total += idle
     return Goodput(total, productive, lost, slices)
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """Sessions of a run directory; none where nothing was written down."""
+    try:
+        return parse_sessions((folder / LEDGER).read_bytes())
+    except FileNotFoundError:
+        return []
 
 
 def parse_sessions(data: bytes) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
-from lmwright.report.goodput import parse_sessions
-from lmwright.report.ledger import LEDGER
+from lmwright.report.goodput import read_sessions
 from lmwright.report.measured import Line, read_measured
 from lmwright.storage.mirror import fetched
 
@@ -100,7 +99,7 @@ def read_run(run_dir: str | Path) -> RunRecord:
         measured=read_measured(run_dir),
     )
     with suppress(OSError):
-        record.sessions = parse_sessions((run_dir / LEDGER).read_bytes())
+        record.sessions = read_sessions(run_dir)
     _read_metrics(run_dir / "metrics.jsonl", record)
     return record
 

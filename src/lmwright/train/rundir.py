@@ -36,8 +36,8 @@ from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import MARK, without_secrets
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import num_steps, spec_of, training_of
-from lmwright.report.goodput import parse_sessions
-from lmwright.report.ledger import KILLED, LEDGER
+from lmwright.report.goodput import read_sessions
+from lmwright.report.ledger import KILLED
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.claim import Claim
 from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
@@ -266,18 +266,12 @@ def refuse_lost_checkpoints(run: Run, folder: Path) -> None:
     lines = metrics.read_bytes().splitlines()
     saves = {line.partition(b",")[0] for line in lines if b'"kind": "checkpoint"' in line}
     # the only save of a session that was killed may not have been whole
-    if len(saves) > 1 or any(s["last_step"] and s.get("end") != KILLED for s in _sessions(folder)):
+    ended = (each for each in read_sessions(folder) if each.get("end") != KILLED)
+    if len(saves) > 1 or any(each["last_step"] for each in ended):
         raise UserError(
             f"dir: {run.dir} had checkpoints and has none; put them back into {root.path}, or "
             f"remove {metrics} to start over"
         )
-
-
-def _sessions(folder: Path) -> list[dict[str, Any]]:
-    try:
-        return parse_sessions((folder / LEDGER).read_bytes())
-    except FileNotFoundError:
-        return []
 
 
 def _show_value(fields: dict[str, Any], path: str) -> str:
