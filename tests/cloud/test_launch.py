@@ -21,6 +21,7 @@ from lmwright.cloud.target import (
     settings_with,
 )
 from lmwright.cloud.tpu_api import NO_CREDENTIALS, Tpus
+from lmwright.data.stale import refuse_stale
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
 from tests.cloud import fake_tpu
@@ -102,6 +103,23 @@ def test_data_that_cannot_be_trained_on(run, tpu, url, tmp_path, capsys, change,
     assert told.format(place=place, shard=shard.removeprefix("pack/train/"), seq_len=32) in error
     assert f"`lmwright data push FOLDER {url}/data` copies it there" in error
     assert not any(call[0] == "POST" for call in tpu.calls) and not job_names()
+
+
+def test_data_in_a_bucket_that_was_prepared_with_other_settings(run, tpu, url, tmp_path, capsys):
+    """As `launch` does, `train` says it on the hosts' own bucket, too; a run that has begun has the
+    settings of its run.toml."""
+    words = "data.holdout_fraction=0.3"
+    told = (
+        f"data.dir: {url}/data was prepared with other settings: data.holdout_fraction is "
+        f"{run.data.holdout_fraction} there and 0.3 here"
+    )
+    assert launched(tmp_path, words) == 2
+    assert told in capsys.readouterr().err
+    assert not any(call[0] == "POST" for call in tpu.calls) and not job_names()
+    assert main(["train", str(tmp_path / "run.toml"), words]) == 2
+    assert told in capsys.readouterr().err
+    Bucket(run.dir).write("run.toml", "")
+    refuse_stale(replace(run, data=replace(run.data, holdout_fraction=0.3)))
 
 
 def test_a_bucket_that_refuses_writes(run, tpu, proxy, tmp_path, capsys):

@@ -18,7 +18,7 @@ def check_stores(run: Run, *, here: bool = False) -> None:
     from lmwright.data.stale import refuse_stale
     from lmwright.train.stores import open_fitting
 
-    if here and not is_bucket(run.data.dir) and not has_adapter_data(run):
+    if (here or is_bucket(run.data.dir)) and run.data.sources and not has_adapter_data(run):
         refuse_stale(run)
     for field, folder, rows in _folders(run):
         if not here and not is_bucket(folder):

@@ -33,9 +33,10 @@ def prepare_missing(run: Run) -> bool:
     it prepared something.
     """
     data = run.data
-    if "://" in data.dir or not data.sources:
+    if not data.sources or has_adapter_data(run):
         return False
-    if has_adapter_data(run):
+    if "://" in data.dir:
+        refuse_stale(run)
         return False
     if (Path(data.dir) / f"pack/{MANIFEST}").exists():
         refuse_stale(run)

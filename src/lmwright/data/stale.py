@@ -9,10 +9,13 @@ from typing import Any
 
 from lmwright.config.run import Data, Run
 from lmwright.data.dropped import read_made
+from lmwright.data.manifest import MANIFEST, Manifest, parse_manifest
 from lmwright.data.sources.files import source_names
+from lmwright.data.stored import read_small
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import without_secrets
+from lmwright.storage.bucket import is_bucket
 
 MOST_SHOWN = 3
 LONGEST_SHOWN = 60
@@ -30,7 +33,7 @@ def refuse_stale(run: Run) -> None:
     A run that has begun is compared with its own run.toml.
     """
     data = run.data
-    if "://" in run.dir or (Path(run.dir) / "run.toml").exists():
+    if _has_begun(run.dir):
         return
     changes = list(find_changes(data))
     if changes:
@@ -49,6 +52,13 @@ def refuse_stale(run: Run) -> None:
             f"note: {changed[0]}{others} changed since {data.dir} was prepared; training uses what "
             "was prepared"
         )
+
+
+def _has_begun(run_dir: str) -> bool:
+    try:
+        return read_small(run_dir, "run.toml") is not None
+    except Exception:  # of any kind by the client of a bucket that only the hosts may read
+        return True  # opening the run directory says what is wrong
 
 
 def find_changes(data: Data) -> Iterator[Change]:
@@ -78,7 +88,8 @@ def _normalize_changes(data: Data) -> Iterator[Change]:
         return
     for i, name in enumerate(names):
         then, source = parts[name]["source"], data.sources[i]
-        fields = set(then) - set(ELSEWHERE) - ({"path"} if "://" in source.path else set())
+        moved = "://" in source.path or is_bucket(data.dir)  # prepared on another machine, maybe
+        fields = set(then) - set(ELSEWHERE) - ({"path"} if moved else set())
         yield from _changes(f"data.sources.{i}", then, fields, source)
     first = next(iter(parts.values()))
     yield from _changes("data", first, {"holdout_fraction"}, data)
@@ -107,10 +118,17 @@ def _find_changed_files(data: Data) -> Iterator[str]:
 def _recorded(data: Data, stage: str) -> dict[str, Any]:
     """Settings that a stage was made with; none where it is not there."""
     try:
-        made: dict[str, Any] = read_made(Path(data.dir) / stage).fingerprint
+        made = _read_made(data.dir, stage)
     except UserError:
         return {}  # opening the store says what is wrong
-    return made.get("fingerprint", {})
+    return made.fingerprint.get("fingerprint", {}) if made else {}
+
+
+def _read_made(url: str, stage: str) -> Manifest | None:
+    if not is_bucket(url):
+        return read_made(Path(url) / stage)
+    raw = read_small(url, f"{stage}/{MANIFEST}")
+    return None if raw is None else parse_manifest(raw, f"{url}/{stage}")
 
 
 def _show(value: Any) -> str:
