@@ -221,8 +221,14 @@ def _launch_by_ssh(run: Run | None, wanted: Wanted) -> int:
 
 
 def _write_notebook(run: Run, wanted: Wanted, file: Path) -> int:
+    from lmwright.cloud.kaggle.launch import plan
     from lmwright.cloud.kaggle.notebook import write_notebook
 
+    check_stores(run, here=True)
+    try:
+        plan(run)
+    except UserError as error:  # the notebook may have another TPU
+        print(f"note: on Kaggle's TPU it would not run: {error}")
     beside = write_notebook(run, _name(run, wanted), _limits(wanted), file)
     print(f"wrote {file}; open it in Kaggle or Colab")
     for path in beside:

@@ -239,7 +239,8 @@ def test_no_secret_is_sent(fake, run, monkeypatch, tmp_path):
         assert not any(text.encode() in data for data in [*fake.bodies, *kept])
 
 
-def test_the_command_line(fake, run, tmp_path, capsys):
+def test_the_command_line(fake, run, tmp_path, monkeypatch, capsys):
+    planned = launch.plan
     file = tmp_path / "run.toml"
     file.write_text(dump_toml(run))
     assert main(["launch", str(file), "--on", "kaggle", "--dry-run"]) == 0
@@ -247,6 +248,14 @@ def test_the_command_line(fake, run, tmp_path, capsys):
     assert "--on: missing" in capsys.readouterr().err
     assert main(["launch", str(file), "--notebook", str(tmp_path / "cats.ipynb")]) == 0
     assert "attach" in capsys.readouterr().out
+    words = ["--notebook", str(tmp_path / "odd.ipynb")]
+    assert main(["launch", str(file), *words, "data.holdout_fraction=0.3"]) == 2
+    assert "was prepared with other settings" in capsys.readouterr().err
+    assert not (tmp_path / "odd.ipynb").exists()
+    monkeypatch.setattr(launch, "plan", PLAN)
+    assert main(["launch", str(file), *words, "train.global_batch_size=6"]) == 0
+    assert "note: on Kaggle's TPU it would not run: train." in capsys.readouterr().out
+    monkeypatch.setattr(launch, "plan", planned)
     assert main(["launch", str(file), "--on", "kaggle", "--name", "cats", "--detach"]) == 0
     assert main(["jobs", "stop", "cats"]) == 0
     assert main(["jobs", "follow", "cats"]) == 0
