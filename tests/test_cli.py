@@ -19,6 +19,7 @@ from lmwright.cli import runs
 from lmwright.cli.main import main
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.hardware import environment
 
 RUN_FILE = """\
 recipe = "quickstart"
@@ -223,11 +224,11 @@ def test_a_reader_that_leaves_early_is_no_error(run_file):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", cli.ENVIRONMENT)
+@pytest.mark.parametrize("name", environment.ENVIRONMENT)
 def test_the_users_environment_has_the_last_word(monkeypatch, capsys, name):
     monkeypatch.delenv(name, raising=False)
     main(["--version"])
-    assert os.environ[name] == cli.ENVIRONMENT[name]
+    assert os.environ[name] == environment.ENVIRONMENT[name]
     monkeypatch.setenv(name, "0")
     main(["--version"])
     assert os.environ[name] == "0"
@@ -276,10 +277,12 @@ def test_compiled_programs_are_kept_only_where_nobody_else_may_write(tmp_path, h
 @pytest.mark.parametrize("there", [False, True])
 def test_a_tpu_compiler_without_a_tpu_is_not_asked_for_one(monkeypatch, tmp_path, there):
     (tmp_path / "accel0").touch()
-    monkeypatch.setattr(cli, "find_spec", lambda name: object())
-    monkeypatch.setattr(cli, "ACCELERATORS", (str(tmp_path / ("accel*" if there else "none*")),))
+    monkeypatch.setattr(environment, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        environment, "ACCELERATORS", (str(tmp_path / ("accel*" if there else "none*")),)
+    )
     monkeypatch.delenv("JAX_PLATFORMS")
-    cli.set_environment()
+    environment.set_environment()
     assert os.environ.get("JAX_PLATFORMS") == (None if there else "cpu")
 
 

@@ -96,26 +96,21 @@ def test_tables_and_panels_of_a_run(capsys):
 
 
 def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
-    from lmwright.evals import generate as module
+    from lmwright.evals import prompted as module
 
-    class Loaded:
-        weights = tokenizer = None
-        model = SimpleNamespace(fills_masks=False, spec=dict)
-        prompt_prefix = end_ids = ()
+    prompts = []
 
-    def says(model, weights, tokenizer, prompts, settings, compute, on_text=None, **_):
+    def says(w, on_text=None):
         if on_text:
             on_text(0, EVIL)
-        return [module.Generation(**dict.fromkeys(module.Generation.__dataclass_fields__, EVIL))
-                for _ in prompts]  # fmt: skip
+        fields = dict.fromkeys(module.Generation.__dataclass_fields__, EVIL)
+        return [module.Generation(**fields) for _ in prompts]
 
-    monkeypatch.setattr(module, "load_model", lambda *_: Loaded)
-    monkeypatch.setattr(module, "generate", says)
+    monkeypatch.setattr(module, "load_model", lambda *_: None)
+    asked = SimpleNamespace(compute=None, texts=says)
+    monkeypatch.setattr(module, "ask", lambda *_, **__: asked)
     monkeypatch.setattr(module, "_print_speed", lambda *_: None)
-    monkeypatch.setattr(module, "text_compute", lambda *_: None)
     monkeypatch.setattr(module, "weights_of", lambda *_: None)
-    monkeypatch.setattr(module, "map_params", lambda *_: None)
-    monkeypatch.setattr(module, "_row", lambda *_: None)
     for terminal in (True, False):
         monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
         for prompts in (["a\x1b"], ["a\x1b", "b"]):

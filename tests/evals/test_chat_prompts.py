@@ -10,8 +10,9 @@ from lmwright.config.run import Tokenizer
 from lmwright.data.text.chat_template import FOLDER, ChatTemplate
 from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
-from lmwright.evals import generate as generation
+from lmwright.evals import prompted
 from lmwright.evals.chat_prompts import encode_chats, ending_answers
+from lmwright.evals.generate import Generation
 from lmwright.evals.sampling import Sampling
 from lmwright.formats.tokenizer_files import open_tokenizer
 
@@ -57,19 +58,19 @@ def test_the_command_asks_in_the_template_and_shows_the_message(monkeypatch, cap
     def answers(model, w, tokenizer, prompts, settings, compute, on_text, **options):
         asked.update(options, prompts=prompts, stop=settings.stop)
         on_text(0, "a model")
-        return [generation.Generation("a model", (1,), 1, "stop")]
+        return [Generation("a model", (1,), 1, "stop")]
 
-    monkeypatch.setattr(generation, "load_model", lambda *_: Loaded)
-    monkeypatch.setattr(generation, "generate", answers)
-    monkeypatch.setattr(generation, "_print_speed", lambda *_: None)
-    monkeypatch.setattr(generation, "text_compute", lambda *_: None)
-    monkeypatch.setattr(generation, "weights_of", lambda *_: None)
-    monkeypatch.setattr(generation, "_filling_for", lambda *_: None)
+    monkeypatch.setattr(prompted, "load_model", lambda *_: Loaded)
+    monkeypatch.setattr(prompted, "generate", answers)
+    monkeypatch.setattr(prompted, "_print_speed", lambda *_: None)
+    monkeypatch.setattr(prompted, "text_compute", lambda *_: None)
+    monkeypatch.setattr(prompted, "weights_of", lambda *_: None)
+    monkeypatch.setattr(prompted, "filling_for", lambda *_: None)
     with pytest.raises(UserError, match=re.escape("--chat: the tokenizer of here has no chat")):
-        generation.generate_command("x", ["who?"], chat=True)
+        prompted.generate_command("x", ["who?"], chat=True)
     template = (FOLDER / "chatml.jinja").read_text()
     monkeypatch.setattr(Loaded, "tokenizer", replace(PLAIN, chat_template=template))
-    generation.generate_command("x", ["who?"], chat=True)
+    prompted.generate_command("x", ["who?"], chat=True)
     assert capsys.readouterr().out == "who?\na model\n"
     [ids] = asked["prompts"]
     assert PLAIN.decode(ids) == "<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"

@@ -18,6 +18,7 @@ from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, pad_prompts
+from lmwright.evals.prompted import weights_of
 from lmwright.formats.card import Facts
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import logits
@@ -99,7 +100,7 @@ def test_the_command_holds_the_weights_once(unroll, weights, tokenizer, greedy, 
     )
     before = {id(a) for a in jax.live_arrays()}
     compute = Compute(precision="bf16", kernels="cpu", unroll=unroll)
-    w = module.weights_of(loaded, compute)
+    w = weights_of(loaded, compute)
     assert bool(stacks) == unroll and all(stack.is_deleted() for stack in stacks)
     alive = sum(a.nbytes for a in jax.live_arrays() if id(a) not in before)
     assert alive == 2 * count_params(MODEL.spec()) == nbytes(w)

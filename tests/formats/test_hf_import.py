@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.errors import UserError
-from lmwright.evals.generate import Sampling, generate, generate_command
+from lmwright.evals.generate import Sampling, generate
+from lmwright.evals.prompted import generate_command
 from lmwright.formats.convert import import_command
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.load import load_model

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lmwright.errors import UserError
-from lmwright.evals.generate import generate_command
+from lmwright.evals.prompted import generate_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.load import load_model

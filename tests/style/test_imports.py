@@ -28,6 +28,7 @@ ORDER = [
     {"evals", "publish"},
     {"train"},
     {"cloud"},
+    {"api"},
     {"cli"},
     {"__main__"},
 ]
@@ -37,6 +38,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CIRCLES = []
 
 JAX_FREE = (
+    "api",
     "cli",
     "cloud",
     "config",

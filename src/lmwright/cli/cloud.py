@@ -1,7 +1,6 @@
 """The verbs on jobs: launch, jobs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -94,19 +93,14 @@ def launch(run: str | None, overrides: Sequence[str], **options: Any) -> Any:
               lmwright launch run.toml --on kaggle
               lmwright launch run.toml --on v5e-8 --do eval -- --max-rows 1000
     """
-    from lmwright.cloud.command import Wanted, launch_command
-    from lmwright.cloud.target import Settings, settings_with
+    from lmwright.cloud.command import launch_command, wanted_with
     from lmwright.cloud.work import work_of
 
     words = click.get_current_context().meta[WORDS]
     work = work_of(options.pop("verb"), words, options.pop("rehearse"))
     if run is None and work.verb:
         raise click.UsageError("Missing argument 'RUN'.", click.get_current_context())
-
-    named = {name: options.pop(name, None) for name in Settings.__dataclass_fields__}
-    wanted = Wanted(**given(**options), work=work, given=tuple(given(**named)))
-    if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
-        wanted = replace(wanted, settings=settings_with(**given(**named)))
+    wanted = wanted_with(work, **given(**options))
     loaded = load(run, overrides) if run else None
     return launch_command(loaded, run or "", overrides, wanted)
 

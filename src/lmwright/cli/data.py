@@ -45,11 +45,10 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str], keep: Any
 
 def say_licenses(run: Any) -> None:
     """Prints the license of each source that a preset names."""
-    from lmwright.presets.sources import preset_of
+    from lmwright.presets.sources import license_lines
 
-    for source in run.data.sources:
-        if preset := preset_of(source.path):
-            click.echo(f"license of {source.name}: {preset.license}, see {preset.page}")
+    for line in license_lines(run.data.sources):
+        click.echo(line)
 
 
 @click.group(cls=InOrder)

@@ -5,14 +5,11 @@ that is raised is our mistake and keeps its traceback.
 """
 
 import errno
-import glob
 import os
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,22 +21,10 @@ from lmwright.cli.interrupt import send_again, was_interrupted
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
-from lmwright.guard.private import make_private
 from lmwright.guard.terminal import visible
 from lmwright.guard.urls import redact_text
 from lmwright.hardware import driver
-
-CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-
-# Read when jax is imported; whatever the user has set stays.
-COMPILED = "JAX_COMPILATION_CACHE_DIR"
-ENVIRONMENT = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings would tear the live display
-    COMPILED: os.path.join(CACHE, "lmwright", "compiled"),
-}
-
-# Where none of these is, a TPU compiler that is installed must not look for a TPU.
-ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dri/render*")
+from lmwright.hardware.environment import set_environment
 
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -181,18 +166,6 @@ def usage_message(error: Exception) -> str:
     if "." in option:
         return f"{option} is not an option; fields of the run are set without dashes, as in a.b=c"
     return f"{message} (see {context.command_path} --help)" if context else message
-
-
-def set_environment() -> None:
-    """Sets what must be there before jax is imported."""
-    for name, value in ENVIRONMENT.items():
-        if name == COMPILED and name not in os.environ and (problem := make_private(Path(value))):
-            print(f"lmwright: compiled programs are not cached: {problem}", file=sys.stderr)
-            continue  # JAX would run what it finds there
-        os.environ.setdefault(name, value)
-    if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    driver.listen()
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def generate(model: str, prompts: Sequence[str], chat: bool, **options: Any) -> 
     Example:  lmwright generate quickstart/run --prompt "import os" --temperature 0.8
               lmwright generate runs/chat --chat --prompt "Who are you?"
     """
-    from lmwright.evals.generate import generate_command
+    from lmwright.evals.prompted import generate_command
 
     try:
         generate_command(model, list(prompts), chat=chat, **given(**options))

@@ -48,8 +48,8 @@ def main(folder: str = "quickstart") -> int:
 
 def finish(run_file: Path, run_dir: str, console: Console, began: float) -> None:
     """Prints a sample, exports, and prints what to try next."""
-    from lmwright.evals.generate import generate_command
     from lmwright.evals.held_out import eval_command
+    from lmwright.evals.prompted import generate_command
     from lmwright.formats.convert import export_command
 
     console.rule("[bold]4 of 5  eval and generate")

@@ -21,6 +21,7 @@ from lmwright.cloud.target import (
     cloud_of,
     offers_of,
     refuse_local_places,
+    settings_with,
 )
 from lmwright.cloud.work import (
     Work,
@@ -46,6 +47,7 @@ OF_BOTH += ("max_hours", "max_chip_hours", "max_cost")
 OF_SSH = ("remote_python",)
 WRITTEN = {"capacity": "spot, --on-demand and --guaranteed"}
 WRITTEN |= {"disks": "disk", "labels": "label", "secrets": "secret"}
+SETTINGS = frozenset(Settings.__dataclass_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,16 @@ class Wanted:
     work: Work = Work()
     notebook: str | None = None
     """File to write instead, for Kaggle's or Colab's editor."""
+
+
+def wanted_with(work: Work, **options: Any) -> Wanted:
+    """The options of a launch: fields of `Wanted` and of `Settings`, as many as are given. Raises
+    UserError for settings that are none."""
+    named = {name: options.pop(name) for name in [*options] if name in SETTINGS}
+    wanted = Wanted(**options, work=work, given=tuple(named))
+    if wanted.on and not wanted.on.startswith(("local:", "kaggle")):
+        wanted = replace(wanted, settings=settings_with(**named))
+    return wanted
 
 
 def launch_command(run: Run | None, source: str, overrides: Sequence[str], wanted: Wanted) -> int:

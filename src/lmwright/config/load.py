@@ -7,6 +7,7 @@ anew, so that nothing of another optimizer or model lingers in it.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,6 +38,11 @@ DIALED = ("vocab_size", "seq_len")  # sizes of the model that `depth` takes into
 
 Layer = dict[str, Any]
 
+RunFile = str | Path | Mapping[str, Any]
+"""Path of a run file or a run directory, or the tables of a run file."""
+IN_PYTHON = Path("the run")
+"""Name of tables in messages."""
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -58,16 +64,16 @@ class RunFiles:
     sources: Mapping[str, Layer] = field(default_factory=dict)
     """Fields of ready sources of data, by name."""
 
-    def load(self, path: str | Path, overrides: Sequence[str] = ()) -> Run:
-        """Loads the run that a file (or a run directory) and overrides like `train.steps=10`
-        describe.
+    def load(self, path: RunFile, overrides: Sequence[str] = ()) -> Run:
+        """Loads the run that a file (a run directory, or the tables of a file) and overrides like
+        `train.steps=10` describe.
 
         Raises UserError naming file, line and field for anything that is not a valid run.
         """
         return self.resolve_layers(path, overrides)[0]
 
     def load_noted(
-        self, path: str | Path, overrides: Sequence[str] = (), *left_out: str
+        self, path: RunFile, overrides: Sequence[str] = (), *left_out: str
     ) -> tuple[Run, list[str]]:
         """Loads a run as `load` does, without the tables `left_out`; also returns a line for each
         value of a recipe or preset that was fitted to the length of the run."""
@@ -94,11 +100,9 @@ class RunFiles:
         return schema
 
     def _resolve(
-        self, path: str | Path, overrides: Sequence[str], *left_out: str
+        self, source: RunFile, overrides: Sequence[str], *left_out: str
     ) -> tuple[Run, Provenance, list[str]]:
-        path = fetched(path)
-        path = path / "run.toml" if path.is_dir() else path
-        values, lines = read_toml(path)
+        path, values, lines = _read(source)
         values = {key: value for key, value in values.items() if key not in left_out}
         moved = _find_moved(path, values.get("dir"))
         if "sweep" in values:
@@ -225,17 +229,27 @@ class RunFiles:
         values = with_unset(Run, merged.values, self.kinds)
         try:
             # JSON and not Python mode: strict about scalars, yet a list may become a tuple.
-            return _adapter(_frozen(self.kinds)).validate_json(json.dumps(values), strict=True)
+            text = json.dumps(values, default=os.fspath)
+            return _adapter(_frozen(self.kinds)).validate_json(text, strict=True)
         except ValidationError as error:
             errors = error.errors(include_url=False)
             names = lambda keys: self._names(values, keys)  # noqa: E731
-            raise explain(errors, values, merged.where, names) from error
+            raise explain(errors, values, merged.where, names) from None
 
     def _names(self, values: Layer, keys: Keys) -> list[str]:
         extra = ["recipe", "depth"] if not keys else []
         if len(keys) == 1 and keys[0] in self.presets:
             extra = ["preset"]
         return extra + names_in(values, keys, self.kinds)
+
+
+def _read(source: RunFile) -> tuple[Path, Layer, dict[Keys, int]]:
+    """Path of a run file, its values, and their lines; tables of Python have neither."""
+    if isinstance(source, Mapping):
+        return IN_PYTHON, to_plain(dict(source)), {}
+    path = fetched(source)
+    path = path / "run.toml" if path.is_dir() else path
+    return path, *read_toml(path)
 
 
 def _table(values: Layer, section: tuple[str, ...]) -> Layer:

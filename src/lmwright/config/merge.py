@@ -30,6 +30,10 @@ class Merged:
         below = [label for known, label in self.origin.items() if known[: len(keys)] == keys]
         if keys and keys not in self.lines and below:
             return below[0]
+        return self._line(keys)
+
+    def _line(self, keys: Keys) -> str:
+        """Line of the run file that sets a value or table; the file alone where none is known."""
         line = line_of(self.lines, keys)
         return f"{self.path}:{line}" if line else str(self.path)
 
@@ -102,8 +106,7 @@ class Merged:
                 self._forget(path)
                 into[key] = deepcopy(value)
                 for leaf, _ in leaves(value, path):
-                    line = f"{self.path}:{line_of(self.lines, leaf)}"
-                    self.origin[leaf] = label or line
+                    self.origin[leaf] = label or self._line(leaf)
 
     def _forget(self, keys: Keys) -> None:
         for known in [known for known in self.origin if known[: len(keys)] == keys]:

@@ -6,14 +6,10 @@
 A row's tokens depend on its own prompt, the seed and its number, not on the rows beside it.
 """
 
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -22,25 +18,21 @@ import numpy as np
 from jax import Array
 from jax.sharding import use_abstract_mesh
 
-from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
-from lmwright.core.param import Tree, map_params
+from lmwright.core.param import Tree
 from lmwright.core.sharding import NO_MESH
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, compute_text, text_compute
+from lmwright.evals.compute import text_compute
 from lmwright.evals.fill import Filling, fill_rows, mask_of
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
-from lmwright.formats.load import load_model
-from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tokenizer_files import prompt_prefix
-from lmwright.guard.terminal import visible
 from lmwright.models import cached
 from lmwright.models.decoder import Decoder
 
-__all__ = ["Generation", "Sampling", "generate", "generate_command"]
+__all__ = ["Generation", "Sampling", "generate"]
 
 # decode steps in one call; a finished row computes at most so many in vain
 STEPS = 16
@@ -111,9 +103,9 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    compute = compute or text_compute(model, w, _steps(prompts, settings, batch_rows))
+    compute = compute or text_compute(model, w, num_steps(prompts, settings, batch_rows))
     run_batch = _run_batch
-    if filling := _filling_for(model, filling, settings):
+    if filling := filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
     if _num_devices(w) > 1:
         # kernels are for one device here: a mesh's axes are hidden below
@@ -121,7 +113,7 @@ def generate(
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
     ends = frozenset({*end_ids, *settings.ends(tokenizer)})
     rows = [
-        _row(number, prompt, model, tokenizer, settings, prefix)
+        row_of(number, prompt, model, tokenizer, settings, prefix)
         for number, prompt in enumerate(prompts)
     ]
     # Rows need not divide over a mesh, so activations are left to the compiler here.
@@ -136,12 +128,12 @@ def generate(
     ]
 
 
-def _steps(prompts: Sequence[Any], settings: Sampling, batch_rows: int = BATCH_ROWS) -> int:
+def num_steps(prompts: Sequence[Any], settings: Sampling, batch_rows: int = BATCH_ROWS) -> int:
     """Number of tokens that are decoded one after the other."""
     return -(-len(prompts) // batch_rows) * settings.max_new_tokens
 
 
-def _filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
+def filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:
     """Settings by which masks are filled in; None for a model that fills in none. Raises UserError
     for settings that do not fit it."""
     if model.fills_masks:
@@ -169,7 +161,7 @@ def _num_devices(w: Tree) -> int:
     return max((len(sharding.device_set) for sharding in shardings), default=1)
 
 
-def _row(
+def row_of(
     number: int,
     prompt: Prompt,
     model: Decoder,
@@ -177,6 +169,8 @@ def _row(
     settings: Sampling,
     prefix: tuple[int, ...],
 ) -> _Row:
+    """A prompt that is about to be continued, with its ids. Raises UserError where the context or
+    the vocabulary has no room for it."""
     ids = list(prompt)
     if isinstance(prompt, str):
         ids = [*prefix, *tokenizer.encode(prompt, parse_special=True)]
@@ -301,98 +295,3 @@ def _decode(
 
     (logits, cache), tokens = jax.lax.scan(one, (logits, cache), first + jnp.arange(steps))
     return tokens.T, logits, cache
-
-
-def generate_command(
-    path: str | Path,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    stop: Sequence[str] = (),
-    seed: int = 0,
-    precision: str | None = None,
-    kernels: Kernels = "platform",
-    adapter: str | None = None,
-    chat: bool = False,
-    **filling: Any,
-) -> list[Generation]:
-    """Continues prompts with the model of a run directory or HF folder and prints them: a single
-    one as it is generated, several after all are done. In a `chat` each is a user's message, which
-    is answered. `filling` are fields of `Filling`."""
-    settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
-    if not prompts:
-        raise UserError("prompt: missing; add --prompt TEXT")
-    refuse_lost_card()  # before the weights are read
-    loaded = load_model(path, adapter)
-    tokenizer, model = loaded.tokenizer, loaded.model
-    shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
-    compute = text_compute(model, shapes, _steps(prompts, settings), precision, kernels)
-    how = _filling_for(model, Filling(**filling) if filling else None, settings)
-    asked, end_ids = list(prompts), loaded.end_ids
-    if chat:
-        asked, settings, ends = _in_template(prompts, settings, tokenizer, loaded.path)
-        end_ids, prompts = (*end_ids, *ends), [f"{prompt}\n" for prompt in prompts]
-    for number, prompt in enumerate(asked):  # refused before anything is printed
-        _row(number, prompt, model, tokenizer, settings, loaded.prompt_prefix)
-    began = time.monotonic()
-    on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
-    if on_text:
-        _print(prompts[0])
-    prefix, w = loaded.prompt_prefix, weights_of(loaded, compute)
-    del loaded  # what a run directory holds is float32
-    texts = generate(
-        model, w, tokenizer, asked, settings, compute, on_text,
-        prefix=prefix, end_ids=end_ids, filling=how,
-    )  # fmt: skip
-    if on_text:
-        print()
-    else:
-        for prompt, generation in zip(prompts, texts, strict=True):
-            _print(f"{prompt}{generation.text}\n\n")
-    _print_speed(texts, time.monotonic() - began, compute)
-    return texts
-
-
-def weights_of(loaded: LoadedModel, compute: Compute) -> Tree:
-    """The weights as `generate` reads them, once and in its precision. Those of a run directory
-    cannot be read from `loaded` any more."""
-    w = loaded.load(dtype=DTYPES[compute.precision])
-    return cached.layers_apart(loaded.model, w, free=True) if compute.unroll else w
-
-
-def _in_template(
-    prompts: Sequence[str], settings: Sampling, tokenizer: TextTokenizer, path: Path
-) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
-    """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
-    UserError where there is no template."""
-    from lmwright.data.text.chat_template import ChatTemplate
-    from lmwright.evals.chat_prompts import encode_chats, ending_answers
-
-    if not tokenizer.chat_template:
-        raise UserError(
-            f"--chat: the tokenizer of {path} has no chat template; leave it out, or train with "
-            "data.chat.template"
-        )
-    today = date.today().isoformat()
-    template = ChatTemplate(tokenizer.chat_template, tokenizer, today)
-    asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, "--prompt")]
-    return asked, *ending_answers(settings, template, tokenizer)
-
-
-def _print(text: str) -> None:
-    """Prints text unchanged to a file or pipe; on a terminal, control characters are escaped."""
-    print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
-
-
-def _print_speed(generations: list[Generation], seconds: float, compute: Compute) -> None:
-    """Prints the speed to stderr, so that stdout has only the text."""
-    count = sum(len(generation.tokens) for generation in generations)
-    why = ", ".join(sorted({generation.finish for generation in generations}))
-    print(
-        f"[{count} tokens, {count / max(seconds, 1e-9):.0f} tokens/s with compilation; ended by: "
-        f"{why}; {compute_text(compute)}]",
-        file=sys.stderr,
-    )

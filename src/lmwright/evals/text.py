@@ -12,6 +12,7 @@ https://huggingface.co/docs/transformers/perplexity
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -118,21 +119,19 @@ def _windows(count: int, context: int, stride: int) -> Iterator[tuple[int, int, 
             return
 
 
-def eval_text_command(
-    path: str,
-    text: str,
+def text_loss(
+    loaded: LoadedModel,
+    text: str | Path,
     *,
     context: int | None = None,
     stride: int | None = None,
     max_chars: int | None = None,
-    adapter: str | None = None,
     samples: int | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
-) -> int:
-    """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
-    file as one document; returns 0. Raises UserError if something is missing."""
-    loaded = load_model(path, adapter)
+) -> tuple[SourceLoss, Compute]:
+    """The loss of a model on a text file as one document, and how it was computed. `context` and
+    `stride` are in tokens, `samples` is for diffusion. Raises UserError if something is missing."""
     compute = row_compute(precision, kernels)
     objective = _objective_of(loaded, samples)
     ids = encode_file(loaded, text, max_chars)
@@ -147,7 +146,14 @@ def eval_text_command(
         objective=objective,
     )
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
-    print_losses([replace(loss, text_bytes=text_bytes)], compute)
+    return replace(loss, text_bytes=text_bytes), compute
+
+
+def eval_text_command(path: str, text: str, *, adapter: str | None = None, **options: Any) -> int:
+    """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
+    file; `options` are those of `text_loss`. Returns 0."""
+    loss, compute = text_loss(load_model(path, adapter), text, **options)
+    print_losses([loss], compute)
     return 0
 
 
@@ -164,7 +170,7 @@ def _objective_of(loaded: LoadedModel, samples: int | None) -> Objective:
     return Clm()
 
 
-def encode_file(loaded: LoadedModel, text: str, max_chars: int | None = None) -> list[int]:
+def encode_file(loaded: LoadedModel, text: str | Path, max_chars: int | None = None) -> list[int]:
     """Ids of a text file, or of its beginning, with those that go before each text. Raises
     UserError where it cannot be read."""
     try:

@@ -58,6 +58,8 @@ class LoadedModel:
     """Source as the files describe it, where `model` was changed since."""
     temporary: TemporaryDirectory | None = field(default=None, repr=False)
     """Folder that must live as long as this does."""
+    kept: dict[Any, Tree] = field(default_factory=dict, repr=False, compare=False)
+    """Weights in the form in which they were last used."""
 
     def load(self, *, dtype: Any = None, shardings: Tree | None = None) -> Tree:
         """The weights, jax arrays: of a `dtype` or as they are stored, on the first device or

@@ -5,18 +5,18 @@ machine, run --> the compiler, or arithmetic --> Answer: lines, JSON, exit code
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lmwright.config.run import Run
-from lmwright.errors import EXIT_INTERRUPTED, UserError, install
+from lmwright.errors import UserError, install
 from lmwright.formats.open import is_run, load_run
 from lmwright.hardware.slices import Slice, parse_slice
 from lmwright.planner.advice import bound_of
 from lmwright.planner.analytic.machine import Machine, known_as, machine_of, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.analytic.remat import settled
-from lmwright.planner.analytic.tensors import Tensor
+from lmwright.planner.answer import Answer, Wanted
 from lmwright.planner.checklist import known_now
 from lmwright.planner.compiler.compile import (
     Compiled,
@@ -39,56 +39,7 @@ from lmwright.storage.bucket import is_bucket
 
 FINALISTS = 4
 INTERRUPTED = ("interrupted; this is what is known so far", "")
-EXIT_DOES_NOT_FIT = 1
 EXIT_HOST_MEMORY = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The options of `lmwright plan`."""
-
-    on: str | None = None
-    """A machine, or `any`; the machine of a measured run if its env.json does not say."""
-    out: str | None = None
-    """Folder of plan.json and plan.html."""
-    quick: bool = False
-    """Gives the analytic answer."""
-    search: bool = False
-    longest: bool = False
-    """Finds the longest rows that fit."""
-    finalists: int | None = None
-    """Candidates of a search, or options of `longest`, that the compiler sees."""
-    price: float | None = None
-    """USD per chip-hour, of every machine."""
-    hours: float | None = None
-    """Length of one session."""
-    json: bool = False
-    """Prints JSON instead of text."""
-    measured: bool = False
-    """Compares a run that happened with its prediction."""
-    keep: bool = False
-    """Keeps the factor between the two, for later predictions on that machine."""
-    forget: bool = False
-    """Removes the stored factor."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Printed answer and exit code."""
-
-    lines: list[str]
-    json: str
-    fits: bool
-    stopped: bool = False
-    tensors: Sequence[Tensor] = ()
-    report: Report | None = None
-    """Report of the compiler, whose program is drawn in plan.html."""
-
-    @property
-    def code(self) -> int:
-        if self.stopped:
-            return EXIT_INTERRUPTED
-        return 0 if self.fits else EXIT_DOES_NOT_FIT
 
 
 def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
@@ -99,14 +50,25 @@ def plan_named(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
         raise UserError(
             f"--{'keep' if wanted.keep else 'forget'}: only works with --measured; add it"
         )
-    if wanted.on is None and is_run(name):
-        wanted = replace(wanted, on=load_run(name, overrides).plan.on)
+    return plan_command(*found_for(name, overrides, wanted))
+
+
+def found_for(
+    source: Run | str, overrides: Sequence[str], wanted: Wanted
+) -> tuple[Run, Wanted, list[str]]:
+    """The run of a name, what is wanted with its machine, and lines about what was chosen for it.
+    Raises UserError where no machine is named."""
+    if wanted.on is None and (isinstance(source, Run) or is_run(source)):
+        run = source if isinstance(source, Run) else load_run(source, overrides)
+        wanted = replace(wanted, on=run.plan.on)
     if wanted.on is None:
         raise UserError(
             "--on: missing; name a machine, as in --on v4-32, or --on any, or set plan.on"
         )
-    run, notes = subject(name, overrides, wanted.on)
-    return plan_command(run, wanted, notes)
+    if isinstance(source, Run):
+        return source, wanted, []
+    found, notes = subject(source, overrides, wanted.on)
+    return found, wanted, notes
 
 
 def _measured(name: str, overrides: Sequence[str], wanted: Wanted) -> int:
@@ -140,9 +102,25 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
     """Prints the report below `notes`, and writes `<out>/plan.json` where a folder is named.
 
     Returns 0, 1 where the run does not fit, or 3 where this host has too little memory for the
-    compiler. Raises UserError for an unknown machine, a mesh that it cannot hold, or options
-    that do not go together.
+    compiler. Raises UserError as `answer_of` does.
     """
+    try:
+        answer = answer_of(run, wanted, notes)
+    except HostMemoryError as error:
+        print(f"lmwright: error: {error}", file=sys.stderr)
+        return EXIT_HOST_MEMORY
+    if answer.notes:
+        where = sys.stderr if wanted.json else sys.stdout
+        print("\n".join(answer.notes), end="\n\n", file=where)
+    _show(answer.lines, answer.json, wanted)
+    _write_page(run, answer, wanted)
+    return answer.code
+
+
+def answer_of(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> Answer:
+    """The prediction for a run, below `notes`. Raises UserError for an unknown machine, a mesh that
+    it cannot hold, or options that do not go together."""
+    assert wanted.on is not None
     _refuse(wanted)
     alias = known_as(wanted.on)
     if alias is not None:
@@ -152,21 +130,18 @@ def plan_command(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> int:
         if hours is not None and hours > alias.hours:
             notes.append(f"a session there ends after {alias.hours:g} hours, before the {hours:g} "
                          "that are asked for here")  # fmt: skip
-    try:
-        # no plan needs the ids of a tokenizer, and a bucket may be out of reach
-        answer = _answer(with_steps(run) if is_bucket(run.data.dir) else completed(run), wanted)
-    except HostMemoryError as error:
-        print(f"lmwright: error: {error}", file=sys.stderr)
-        return EXIT_HOST_MEMORY
-    if notes:
-        print("\n".join(notes), end="\n\n", file=sys.stderr if wanted.json else sys.stdout)
-    _show(answer.lines, answer.json, wanted)
-    if wanted.out is not None:
-        chart = answer.report.chart() if answer.report else None
-        title = f"{run.name} on {wanted.on}"
-        page = write_page(Path(wanted.out), title, answer.lines, answer.tensors, chart)
-        print(f"written: {page}", file=sys.stderr if wanted.json else sys.stdout)
-    return answer.code
+    # no plan needs the ids of a tokenizer, and a bucket may be out of reach
+    run = with_steps(run) if is_bucket(run.data.dir) else completed(run)
+    return replace(_answer(run, wanted), notes=notes)
+
+
+def _write_page(run: Run, answer: Answer, wanted: Wanted) -> None:
+    if wanted.out is None:
+        return
+    chart = answer.report.chart() if answer.report else None
+    title = f"{run.name} on {wanted.on}"
+    page = write_page(Path(wanted.out), title, answer.lines, answer.tensors, chart)
+    print(f"written: {page}", file=sys.stderr if wanted.json else sys.stdout)
 
 
 def _refuse(wanted: Wanted) -> None:

@@ -4,9 +4,11 @@ Where a dataset lies, its columns, its license and whether its terms have to be 
 the pages of the Hugging Face hub (2026-11). Fields beside the preset take precedence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lmwright.config.run import Source
 
 HUB = "hf://datasets/"
 
@@ -92,3 +94,13 @@ def preset_of(path: str) -> SourcePreset | None:
     """The preset of a source's path, whatever its revision; None for another one."""
     repo = path.partition("@")[0]
     return next((each for each in SOURCES.values() if each.fields["path"] == repo), None)
+
+
+def license_lines(sources: Sequence[Source]) -> list[str]:
+    """A line for each source that a preset names, with its license."""
+    named = [(source.name, preset_of(source.path)) for source in sources]
+    return [
+        f"license of {name}: {preset.license}, see {preset.page}"
+        for name, preset in named
+        if preset
+    ]

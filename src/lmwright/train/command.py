@@ -1,6 +1,8 @@
 """Command `lmwright train` and its messages at the end of a session."""
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import psutil
@@ -15,6 +17,7 @@ from lmwright.report.html import write_report
 from lmwright.report.read import read_run
 from lmwright.storage.mirror import place_in
 from lmwright.train.chips import refuse_missing_chips
+from lmwright.train.hooks import Hook
 from lmwright.train.hosts import join
 from lmwright.train.loop import Outcome
 from lmwright.train.peers import expect_abort, leave
@@ -58,18 +61,28 @@ def compare_lines(run: Run, outcome: Outcome) -> list[str]:
     ]
 
 
-def train_command(
+def train_command(run: Run, **options: Any) -> int:
+    """Trains and prints how it ended; `options` are those of `train_and_tell`. Returns the exit
+    code."""
+    return train_and_tell(run, **options).exit_code
+
+
+def train_and_tell(
     run: Run,
     *,
     pod: bool = False,
     rehearse: str | None = None,
     stop: StopRequest | None = None,
-) -> int:
-    """Trains, then prints where the results are and what to do next; returns the exit code. With
-    `pod`, or the variables of `train.hosts`, together with other processes; `stop` as in
-    `train`. `rehearse` ("stop" or "go") comes first, and says what then."""
+    began: float | None = None,
+    hooks: Sequence[Hook] = (),
+) -> Outcome:
+    """Trains, then prints where the results are and what to do next. With `pod`, or the variables
+    of `train.hosts`, together with other processes; `stop` and `hooks` as in `train`. `rehearse`
+    ("stop" or "go") comes first, and says what then. Time is counted from `began`, by default the
+    start of this process."""
     console = Console(highlight=False)
-    began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
+    if began is None:
+        began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
     beat("start")
     join(pod=pod)
     refuse_lost_card()
@@ -81,9 +94,9 @@ def train_command(
 
             code = rehearse_command(run, rehearse, stop or StopRequest())
             if code is not None:
-                return code
+                return Outcome(0, code, [])
             beat("restore", step=0, saved=0)
-        outcome = train(run, began=began, stop=stop)
+        outcome = train(run, began=began, stop=stop, hooks=hooks)
     except Exception as caught:
         error = out_of_memory(caught) or caught
         if jax.process_count() > 1:
@@ -100,4 +113,4 @@ def train_command(
             report = f"no report: {error}"
         for line in last_lines(run, outcome, report):
             console.print(visible(line), markup=False, soft_wrap=True)
-    return outcome.exit_code
+    return outcome

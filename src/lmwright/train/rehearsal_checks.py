@@ -16,7 +16,7 @@ import psutil
 from lmwright.config.run import Run
 from lmwright.core.param import count_params
 from lmwright.errors import UserError, first_line
-from lmwright.evals.generate import generate_command
+from lmwright.evals.prompted import generate_command
 from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.proof import Proof, sentence

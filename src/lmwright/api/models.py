@@ -1,0 +1,253 @@
+"""Models: measured, asked, written and compared, wherever they lie.
+
+A model is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout; where
+several calls need it, `load_model` reads it once.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lmwright.evals.generate import Generation
+    from lmwright.evals.loss import SourceLoss
+    from lmwright.formats.loaded import LoadedModel
+    from lmwright.formats.proof import Proof
+    from lmwright.formats.verify import Verdict
+
+Place = str | PathLike[str]
+Precision = Literal["fp32", "bf16"]
+Kernels = Literal["platform", "reference"]
+
+
+def load_model(
+    model: Place, *, adapter: str | None = None, part: str | None = None
+) -> "LoadedModel":
+    """A model with its weights and its tokenizer, for several calls. `adapter` or `part` chooses
+    one of several that a run trains. Raises UserError where no model lies there."""
+    from lmwright.formats.load import load_model
+
+    return load_model(_path(model), adapter, part)
+
+
+def evaluate(
+    model: Place,
+    *,
+    text: Place | None = None,
+    max_rows: int | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    max_chars: int | None = None,
+    samples: int | None = None,
+    adapter: str | None = None,
+    precision: Precision | None = None,
+    kernels: Kernels = "platform",
+) -> list["SourceLoss"]:
+    """Losses of a run's newest checkpoint on its held-out data, by source, or with `text` the loss
+    of any model on a text file. `context` and `stride` are in tokens of a text's windows.
+
+    Raises UserError where nothing is held out, or an option has no effect.
+    """
+    from lmwright.errors import UserError
+    from lmwright.evals.held_out import open_held_out
+    from lmwright.evals.text import text_loss
+
+    both: dict[str, Any] = {"samples": samples, "precision": precision, "kernels": kernels}
+    windows = {"context": context, "stride": stride, "max_chars": max_chars}
+    idle = {"max_rows": max_rows} if text is not None else windows
+    if name := next((name for name, value in idle.items() if value is not None), None):
+        cure = "leave it out" if text is not None else "give text, too"
+        raise UserError(f"{name}: has no effect {'with' if text else 'without'} text; {cure}")
+    if text is not None:
+        return [text_loss(load_model(model, adapter=adapter), _path(text), **windows, **both)[0]]
+    opened = open_held_out(_path(model), max_rows=max_rows, adapter=adapter, **both)
+    return opened.held_out.losses(opened.weights)
+
+
+def generate(
+    model: "Place | LoadedModel",
+    prompts: str | Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    chat: bool = False,
+    adapter: str | None = None,
+    precision: Precision | None = None,
+    kernels: Kernels = "platform",
+    **filling: Any,
+) -> list["Generation"]:
+    """Continues a prompt or several, or answers them as a user's messages in a `chat`; each has its
+    `text`, its `tokens` and why it ended (`finish`). `filling` are settings of diffusion models
+    (docs/diffusion.md). Raises UserError for prompts that leave no room in the context."""
+    from lmwright.evals.prompted import ask, kept_weights
+    from lmwright.evals.sampling import Sampling
+
+    loaded = _loaded(model, adapter)
+    settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
+    asked = ask(
+        loaded, [prompts] if isinstance(prompts, str) else prompts, settings, precision=precision,
+        kernels=kernels, chat=chat, filling=filling,
+    )  # fmt: skip
+    return asked.texts(kept_weights(loaded, asked.compute))
+
+
+def predict(
+    model: "Place | LoadedModel",
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    *,
+    threshold: float | None = None,
+    adapter: str | None = None,
+    precision: Precision | None = None,
+    kernels: Kernels = "platform",
+) -> list[dict[str, Any]]:
+    """The class or number of each text, the tags of its words, or the answer to it as a question,
+    as `lmwright predict` writes them. `pairs` are the second texts, or the contexts of questions.
+    Raises UserError where the model does none of it."""
+    from lmwright.evals.compute import row_compute
+    from lmwright.evals.documents import Columns
+    from lmwright.evals.predict import PREDICTORS, Predictor, predict_lines
+
+    loaded = _loaded(model, adapter)
+    form = PREDICTORS.get(type(loaded.model), Predictor)
+    columns = Columns(None if pairs is None else form.pair_column or "pair")
+    predictor = form(loaded, row_compute(precision, kernels), columns, threshold)
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in ("row", "id")}
+        for lines in predict_lines(predictor, _rows(texts, pairs, columns.pair), columns)
+        for line in lines
+    ]
+
+
+def _rows(texts: Sequence[str], pairs: Sequence[str] | None, column: str | None) -> Iterator[Any]:
+    from lmwright.data.sources.columns import Row
+
+    seconds = [{}] * len(texts) if pairs is None else [{column: second} for second in pairs]
+    for number, (text, meta) in enumerate(zip(texts, seconds, strict=True), 1):
+        yield Row(number, text, str(number), json.dumps(meta))
+
+
+def embed(
+    model: "Place | LoadedModel",
+    texts: Sequence[str],
+    *,
+    pooling: Literal["first", "mean", "last"] | None = None,
+    length: Literal["one", "any"] | None = None,
+    dim: int | None = None,
+    prompt: str | None = None,
+    adapter: str | None = None,
+    precision: Precision | None = None,
+    kernels: Kernels = "platform",
+) -> "np.ndarray":
+    """Vectors float32 [N, `dim`] of texts; each is cut to what the model takes. `dim` keeps the
+    first numbers, `prompt` names one of the model's, which is put before each text. Raises
+    UserError where the model is no encoder."""
+    from lmwright.evals.compute import row_compute
+    from lmwright.evals.embed import Vectors, embedder_at
+
+    loaded = _loaded(model, adapter)
+    compute = row_compute(precision, kernels)
+    vectors = Vectors(loaded, embedder_at(loaded, pooling, length), dim, compute, prompt)
+    documents, _ = vectors.encode([vectors.prompt + text for text in texts])
+    return vectors.of(documents)
+
+
+def export(
+    model: Place,
+    out: Place,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int | None = None,
+    overwrite: bool = False,
+    adapter: str | None = None,
+    part: str | None = None,
+) -> "Proof":
+    """Writes a model as a Hugging Face folder or a .gguf file, an adapter merged into its base, and
+    returns the proof that the files hold it. Raises UserError for what the format cannot hold."""
+    from lmwright.formats.convert import export_command
+
+    return export_command(
+        _path(model), _path(out), dtype=dtype, max_shard_bytes=max_shard_bytes,
+        overwrite=overwrite, adapter=adapter, part=part,
+    )  # fmt: skip
+
+
+def import_model(
+    source: Place, out: Place, *overrides: str, dtype: str | None = None, overwrite: bool = False
+) -> "Proof":
+    """Reads a model of another tool and writes it to a folder; overrides such as `seq_len=131072`
+    change fields that no weight depends on. Raises UserError for a missing or unexpected tensor."""
+    from lmwright.formats.convert import import_command
+
+    return import_command(_path(source), _path(out), overrides, dtype=dtype, overwrite=overwrite)
+
+
+def verify(first: Place, second: Place, *, tolerance: float | None = None) -> "Verdict":
+    """Compares two models by tensors, logits and tokenizers; `tolerance` is a difference of logits,
+    relative to the largest."""
+    from lmwright.formats.verify import TOLERANCE, verify
+
+    limit = TOLERANCE if tolerance is None else tolerance
+    return verify(_path(first), _path(second), tolerance=limit)
+
+
+def export_adapter(run_dir: Place, out: Place, *, adapter: str | None = None) -> None:
+    """Writes an adapter of a run's newest checkpoint as a PEFT folder."""
+    from lmwright.formats.adapter_verbs import export_adapter_command
+
+    export_adapter_command(_path(run_dir), _path(out), adapter=adapter)
+
+
+def merge_adapter(
+    base: Place, adapter: Place, out: Place, *, dtype: str | None = None, overwrite: bool = False
+) -> "Proof":
+    """Writes a model with a PEFT folder merged into it. Raises UserError for an adapter that was
+    trained on another base."""
+    from lmwright.formats.adapter_verbs import merge_command
+
+    return merge_command(_path(base), _path(adapter), _path(out), dtype=dtype, overwrite=overwrite)
+
+
+def publish(
+    model: Place,
+    repo: str | None = None,
+    *,
+    license: str | None = None,
+    base_model: str | None = None,
+    datasets: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    **options: Any,
+) -> None:
+    """Puts a run, a folder or a .gguf file on the Hugging Face hub. `options` are those of
+    `lmwright publish` with underscores, such as `gguf=["q8_0"]`, `public=True`, `dry_run=True`; the
+    token is taken from HF_TOKEN or `hf auth login`. Raises UserError before anything is sent."""
+    from lmwright.publish.card import Listing
+    from lmwright.publish.command import publish_command
+
+    names = {name: options.pop(name, None) for name in ("license_name", "license_link")}
+    listing = Listing(
+        license=license, base_model=base_model, datasets=tuple(datasets),
+        languages=tuple(languages), **names,
+    )  # fmt: skip
+    publish_command(_path(model), repo, listing=listing, **options)
+
+
+def _path(place: Place) -> str:
+    return fspath(place)
+
+
+def _loaded(model: "Place | LoadedModel", adapter: str | None) -> "LoadedModel":
+    if isinstance(model, str | PathLike):
+        return load_model(model, adapter=adapter)
+    if adapter is not None:
+        from lmwright.errors import UserError
+
+        raise UserError("adapter: the model is loaded already; give it to load_model")
+    return model

@@ -1,0 +1,151 @@
+"""Runs: loading, preparing, planning, training, launching and comparing them."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lmwright.config.run import Run
+
+if TYPE_CHECKING:
+    from lmwright.data.prepare import Summary
+    from lmwright.planner.command import Answer
+    from lmwright.train.hooks import Hook
+    from lmwright.train.loop import Outcome
+
+AnyRun = Run | str | PathLike[str] | Mapping[str, Any]
+"""A run, the path of a run file or of a run directory, or the tables of a run file."""
+
+
+def load_run(source: str | PathLike[str] | Mapping[str, Any], *overrides: str) -> Run:
+    """The run that a run file, a run directory or the tables of a run file describe, with overrides
+    such as `train.steps=200`. Prints what was chosen for it to stderr.
+
+    Raises UserError naming file, line and field for anything that is not a valid run.
+    """
+    from lmwright.formats.open import load_noted
+
+    given = source if isinstance(source, Mapping) else fspath(source)
+    run, notes = load_noted(given, overrides)
+    for note in notes:
+        print(note, file=sys.stderr)
+    return run
+
+
+def _run(run: AnyRun) -> Run:
+    return run if isinstance(run, Run) else load_run(run)
+
+
+def prepare(
+    run: AnyRun, *, stages: Sequence[str] = (), keep: Literal["all", "store"] = "all"
+) -> "Summary":
+    """Turns the run's text into packed rows of tokens, all stages or those named; finished ones
+    whose inputs have not changed are skipped. `keep="store"` drops stages as they are used up.
+
+    Raises UserError for sources that cannot be read or do not fit the run.
+    """
+    from lmwright.data.prepare import prepare_command
+    from lmwright.presets.sources import license_lines
+
+    run = _run(run)
+    summary = prepare_command(run, tuple(stages), keep)
+    for line in license_lines(run.data.sources):
+        print(line)
+    return summary
+
+
+def plan(
+    run: AnyRun,
+    *,
+    on: str | None = None,
+    quick: bool = False,
+    search: bool = False,
+    longest: bool = False,
+    finalists: int | None = None,
+    price: float | None = None,
+    hours: float | None = None,
+) -> "Answer":
+    """Predicts memory, time and cost of a run on a machine such as `v5e-8`, `gpu:h100x8` or `any`,
+    by default that of `plan.on`. `run` may also be the name of a preset or a model.
+
+    The answer's `fits` says whether it fits, `figures` holds the numbers that `plan --json` prints,
+    and printing it shows the report. `quick` is the estimate without a compiler, `search` looks for
+    the best mesh, remat and batch, `longest` for the longest rows; `price` is in USD per chip-hour,
+    `hours` the length of a session.
+
+    Raises UserError for an unknown machine, or a run that the machine cannot hold in any way.
+    """
+    from lmwright.planner.answer import Wanted
+    from lmwright.planner.command import answer_of, found_for
+
+    wanted = Wanted(
+        on=on, quick=quick, search=search, longest=longest, finalists=finalists, price=price,
+        hours=hours,
+    )  # fmt: skip
+    source = _run(run) if isinstance(run, Run | Mapping) else fspath(run)
+    return answer_of(*found_for(source, (), wanted))
+
+
+def train(
+    run: AnyRun, *, hooks: Sequence["Hook"] = (), rehearse: Literal["stop", "go"] | None = None
+) -> "Outcome":
+    """Trains a run to its end, or on from where its directory stopped, and prepares its data first
+    if that takes only minutes. `hooks` are called at the loop's moments; with `rehearse` come ten
+    steps, a save, a resume, an export and a text first. Hours are counted from this call.
+
+    Returns the step reached, the exit code (0 when the run is done; docs/train.md lists the others)
+    and the last held-out losses. An interrupt saves and returns; a second one stops at once. Raises
+    UserError for data that is missing or a run that does not fit its directory.
+    """
+    from lmwright.data.missing import prepare_missing
+    from lmwright.presets.sources import license_lines
+    from lmwright.train.command import train_and_tell
+    from lmwright.train.hosts import alone
+    from lmwright.train.signals import StopRequest
+
+    began = time.monotonic()
+    with StopRequest() as stop:
+        run = _run(run)
+        if alone(pod=False) and prepare_missing(run):
+            for line in license_lines(run.data.sources):
+                print(line)
+        return train_and_tell(run, rehearse=rehearse, stop=stop, began=began, hooks=hooks)
+
+
+def sweep(path: str | PathLike[str], *overrides: str, dry_run: bool = False) -> int:
+    """Trains the runs of a run file's [sweep] and compares them in one report. Returns 0, or the
+    exit code of the first run that did not end."""
+    from lmwright.train.sweep import sweep_command
+
+    return sweep_command(fspath(path), overrides, dry_run=dry_run)
+
+
+def report(*run_dirs: str | PathLike[str], out: str | PathLike[str] | None = None) -> Path:
+    """Writes the page of curves of one run or several, by default report.html in the first one's
+    directory; returns its path."""
+    from lmwright.report.html import report_command
+
+    return report_command([fspath(folder) for folder in run_dirs], out)
+
+
+def launch(
+    path: str | PathLike[str],
+    *overrides: str,
+    on: str,
+    rehearse: Literal["stop", "go"] | None = None,
+    **options: Any,
+) -> int:
+    """Trains a run file elsewhere and brings it back after faults: on TPU slices (`v4-32`),
+    `kaggle`, `ssh:hosts.txt`, `gke:CLUSTER` or processes here (`local:2x4`). `options` are those of
+    `lmwright launch` with underscores, such as `zone="us-central2-b"`, `capacity="spot"`,
+    `detach=True`, `dry_run=True`. Returns the exit code of the job, 0 if it was detached.
+
+    Raises UserError for what would fail there and can be known here.
+    """
+    from lmwright.cloud.command import launch_command, wanted_with
+    from lmwright.cloud.work import TRAIN, work_of
+
+    wanted = wanted_with(work_of(TRAIN, (), rehearse), on=on, **options)
+    return launch_command(load_run(path, *overrides), fspath(path), overrides, wanted)

@@ -1,0 +1,183 @@
+"""Prompts continued with a model wherever it lies, and the command `lmwright generate`.
+
+model, prompts --ask--> ids, what ends a text, how it is computed --generate--> texts
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lmwright.core.cards import refuse_lost_card
+from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.param import Tree, map_params
+from lmwright.data.tokens.tokenizer import TextTokenizer
+from lmwright.errors import UserError
+from lmwright.evals.compute import Kernels, compute_text, text_compute
+from lmwright.evals.fill import Filling
+from lmwright.evals.generate import (
+    Generation,
+    OnText,
+    Prompt,
+    filling_for,
+    generate,
+    num_steps,
+    row_of,
+)
+from lmwright.evals.sampling import Sampling
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
+from lmwright.guard.terminal import visible
+from lmwright.models import cached
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts as a model reads them, and how it continues them."""
+
+    model: Any
+    tokenizer: TextTokenizer
+    prompts: list[list[int]]
+    settings: Sampling
+    end_ids: tuple[int, ...]
+    """Ids that end a text, beside the tokenizer's own."""
+    filling: Filling | None
+    """Settings of a model that fills in masks."""
+    compute: Compute
+
+    def texts(self, w: Tree, on_text: OnText | None = None) -> list[Generation]:
+        """The continuations; `w` are the weights as `weights_of` or `kept_weights` give them."""
+        return generate(
+            self.model, w, self.tokenizer, self.prompts, self.settings, self.compute, on_text,
+            prefix=(), end_ids=self.end_ids, filling=self.filling,
+        )  # fmt: skip
+
+
+def ask(
+    loaded: LoadedModel,
+    prompts: Sequence[str],
+    settings: Sampling,
+    *,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+    chat: bool = False,
+    filling: Mapping[str, Any] | None = None,
+) -> Asked:
+    """Encodes prompts for a model, as messages of a user in a `chat`; `filling` are fields of
+    `Filling`. Raises UserError for prompts and settings that do not fit the model."""
+    tokenizer, model = loaded.tokenizer, loaded.model
+    shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
+    compute = text_compute(model, shapes, num_steps(prompts, settings), precision, kernels)
+    how = filling_for(model, Filling(**filling) if filling else None, settings)
+    asked: list[Prompt] = list(prompts)
+    end_ids = loaded.end_ids
+    if chat:
+        asked, settings, ends = _in_template(prompts, settings, tokenizer, loaded.path)
+        end_ids = (*end_ids, *ends)
+    rows = [
+        row_of(number, prompt, model, tokenizer, settings, loaded.prompt_prefix).ids
+        for number, prompt in enumerate(asked)
+    ]
+    return Asked(model, tokenizer, rows, settings, end_ids, how, compute)
+
+
+def generate_command(
+    path: str | Path,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+    adapter: str | None = None,
+    chat: bool = False,
+    **filling: Any,
+) -> list[Generation]:
+    """Continues prompts with the model of a run directory or HF folder and prints them: a single
+    one as it is generated, several after all are done. In a `chat` each is a user's message, which
+    is answered. `filling` are fields of `Filling`."""
+    settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
+    if not prompts:
+        raise UserError("prompt: missing; add --prompt TEXT")
+    refuse_lost_card()  # before the weights are read
+    loaded = load_model(path, adapter)
+    asked = ask(
+        loaded, prompts, settings, precision=precision, kernels=kernels, chat=chat, filling=filling
+    )  # what is wrong is said before anything is printed
+    shown = [f"{prompt}\n" for prompt in prompts] if chat else prompts
+    began = time.monotonic()
+    on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
+    if on_text:
+        _print(shown[0])
+    w = weights_of(loaded, asked.compute)
+    del loaded  # what a run directory holds is float32
+    texts = asked.texts(w, on_text)
+    if on_text:
+        print()
+    else:
+        for prompt, generation in zip(shown, texts, strict=True):
+            _print(f"{prompt}{generation.text}\n\n")
+    _print_speed(texts, time.monotonic() - began, asked.compute)
+    return texts
+
+
+def weights_of(loaded: LoadedModel, compute: Compute) -> Tree:
+    """The weights as `generate` reads them, once and in its precision. Those of a run directory
+    cannot be read from `loaded` any more."""
+    w = loaded.load(dtype=DTYPES[compute.precision])
+    return cached.layers_apart(loaded.model, w, free=True) if compute.unroll else w
+
+
+def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
+    """The weights as `generate` reads them, kept in `loaded` for the next prompts."""
+    key = compute.precision, compute.unroll
+    if key not in loaded.kept:
+        loaded.kept.clear()
+        w = loaded.load(dtype=DTYPES[compute.precision])
+        loaded.kept[key] = cached.layers_apart(loaded.model, w) if compute.unroll else w
+    return loaded.kept[key]
+
+
+def _in_template(
+    prompts: Sequence[str], settings: Sampling, tokenizer: TextTokenizer, path: Path
+) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
+    """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
+    UserError where there is no template."""
+    from lmwright.data.text.chat_template import ChatTemplate
+    from lmwright.evals.chat_prompts import encode_chats, ending_answers
+
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"--chat: the tokenizer of {path} has no chat template; leave it out, or train with "
+            "data.chat.template"
+        )
+    today = date.today().isoformat()
+    template = ChatTemplate(tokenizer.chat_template, tokenizer, today)
+    asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, "--prompt")]
+    return asked, *ending_answers(settings, template, tokenizer)
+
+
+def _print(text: str) -> None:
+    """Prints text unchanged to a file or pipe; on a terminal, control characters are escaped."""
+    print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _print_speed(generations: list[Generation], seconds: float, compute: Compute) -> None:
+    """Prints the speed to stderr, so that stdout has only the text."""
+    count = sum(len(generation.tokens) for generation in generations)
+    why = ", ".join(sorted({generation.finish for generation in generations}))
+    print(
+        f"[{count} tokens, {count / max(seconds, 1e-9):.0f} tokens/s with compilation; ended by: "
+        f"{why}; {compute_text(compute)}]",
+        file=sys.stderr,
+    )

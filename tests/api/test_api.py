@@ -1,0 +1,202 @@
+"""The Python functions: the whole way of a run gives what the commands print and write, and each
+option of a command is a parameter."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import click
+import numpy as np
+import pytest
+
+import lmwright.api as lm
+from lmwright.cli import cloud, data, models, runs
+from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
+from lmwright.models.eurobert import EuroBert
+from lmwright.objectives.mlm import Mlm
+from lmwright.train.hooks import Hook
+from tests.labeled_run import PAIRS, SIZES, TEXTS, labeled_run, prepared_run
+from tests.saved_run import save_run
+
+OF_LONG_TEXTS = {"by_position", "needle", "lengths", "depths", "tries", "seed"}
+TEXT = "the cat sat on the mat, and the dog lay beside it. " * 40
+
+
+def tables(root):
+    """A run as a notebook writes it."""
+    (root / "text.txt").write_text("\n".join(f"{i} {TEXT}" for i in range(40)))
+    return {
+        "recipe": "pretrain",
+        "name": "small",
+        "dir": root / "run",
+        "model": {"preset": "llama-5m", "vocab_size": 300, "seq_len": 64, "num_layers": 2},
+        "data": {
+            "dir": root / "data",
+            "sources": [{"path": root / "text.txt"}],
+            "tokenizer": {"vocab_size": 300},
+            "holdout_fraction": 0.1,
+            "workers": 1,
+        },
+        "train": {"steps": 6, "global_batch_size": 8, "precision": "fp32"},
+        "metrics": {"trackers": ()},
+    }
+
+
+class Seen(Hook):
+    """Counts the moments of a session."""
+
+    def __init__(self):
+        self.moments = Counter()
+
+    def after_step(self, session, step):
+        self.moments["step"] += 1
+
+    def after_evaluate(self, session, step):
+        self.moments["evaluate"] += 1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("api")
+    run = lm.load_run(tables(root), "optim.learning_rate=1e-2")
+    made = lm.prepare(run)
+    assert made.dir == run.data.dir and "shuffle" in made.stages
+    seen = Seen()
+    outcome = lm.train(run, hooks=[seen])
+    assert (outcome.step, outcome.exit_code) == (6, 0)
+    assert seen.moments == {"step": 6, "evaluate": 1}
+    return run
+
+
+def shown(capsys, *words):
+    """Output of a command."""
+    capsys.readouterr()
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_is_the_same_from_tables_a_file_and_its_directory(trained, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(trained))
+    assert lm.load_run(file) == lm.load_run(trained.dir) == trained
+    assert lm.train(trained.dir).step == 6  # is done
+
+
+def test_a_plan_is_that_of_the_command(trained, capsys):
+    answer = lm.plan(trained, on="v5e-8", quick=True)
+    told = shown(capsys, "plan", trained.dir, "--on", "v5e-8", "--quick", "--json")
+    assert answer.fits and answer.figures == json.loads(told)
+    assert str(answer) in shown(capsys, "plan", trained.dir, "--on", "v5e-8", "--quick")
+    assert lm.plan("llama-15m", on="v5e-1", quick=True).figures["slice"] == "v5e-1"
+    with pytest.raises(lm.UserError, match="--on: missing"):
+        lm.plan(trained)
+
+
+def test_losses_are_those_of_the_command(trained, capsys):
+    (held_out,) = lm.evaluate(trained.dir)
+    assert f"{held_out.loss:.4f}" in shown(capsys, "eval", trained.dir)
+    file = trained.data.sources[0].path
+    (of_text,) = lm.evaluate(trained.dir, text=file, context=32, max_chars=900)
+    words = ("--text", file, "--context", "32", "--max-chars", "900")
+    assert f"{of_text.loss:.4f}" in shown(capsys, "eval", trained.dir, *words)
+    with pytest.raises(lm.UserError, match="context: has no effect without text"):
+        lm.evaluate(trained.dir, context=32)
+
+
+def test_texts_are_those_of_the_command(trained, capsys):
+    options = {"max_new_tokens": 9, "temperature": 0.7, "seed": 4}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    told = shown(capsys, "generate", trained.dir, "--prompt", "the cat", *words)
+    loaded = lm.load_model(trained.dir)
+    for model in (trained.dir, loaded, loaded):  # which keeps its weights
+        (one,) = lm.generate(model, "the cat", **options)
+        assert told == f"the cat{one.text}\n" and len(one.tokens) == 9
+    assert len(lm.generate(loaded, ["the", "a dog"], max_new_tokens=3)) == 2
+    with pytest.raises(lm.UserError, match="give it to load_model"):
+        lm.generate(loaded, "a", adapter="b")
+    with pytest.raises(lm.UserError, match="has no chat template"):
+        lm.generate(loaded, "a", chat=True)
+
+
+def test_a_written_model_is_the_run(trained, tmp_path):
+    assert lm.export(trained.dir, tmp_path / "hf").source_to_folder.greedy_agreement == 1
+    assert lm.verify(trained.dir, tmp_path / "hf").same
+    lm.import_model(tmp_path / "hf", tmp_path / "again", "seq_len=128")
+    assert lm.load_model(tmp_path / "again").model.seq_len == 128
+    assert lm.report(trained.dir, out=tmp_path / "page.html").read_text().startswith("<!")
+
+
+@pytest.mark.parametrize("kind", ["classes", "vectors"])
+def test_of_texts_is_what_the_commands_write(kind, tmp_path, capsys):
+    model = EuroBert(**SIZES, mlp_dim=32)
+    rows = [{"text": a, "other": b} for a, b in PAIRS]
+    run = prepared_run(tmp_path, model, Mlm(mask_token_id=1), rows)
+    if kind == "classes":
+        run = labeled_run(tmp_path, model)
+    save_run(run, steps=(4,))
+    file, seconds = tmp_path / "texts.jsonl", [b for _, b in PAIRS[:7]]
+    loaded = lm.load_model(run.dir)
+    if kind == "vectors":
+        told = shown(capsys, "embed", run.dir, str(file), "--dim", "4").splitlines()
+        found = lm.embed(loaded, TEXTS[:50], dim=4)
+        np.testing.assert_allclose(found, [json.loads(row)["embedding"] for row in told], rtol=1e-5)
+        return
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:7]))
+    for pairs, words in ((None, ()), (seconds, ("--pair-column", "other"))):
+        told = map(json.loads, shown(capsys, "predict", run.dir, str(file), *words).splitlines())
+        found = lm.predict(loaded, TEXTS[:7], pairs)
+        assert found == [{k: v for k, v in row.items() if k not in ("row", "id")} for row in told]
+    assert lm.predict(loaded, []) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "command", "apart"),
+    [
+        (lm.prepare, data.prepare, ()),
+        (lm.plan, runs.plan, {"out", "json", "measured", "keep", "forget"}),
+        (lm.train, runs.train, {"pod"}),
+        (lm.sweep, runs.sweep, ()),
+        (lm.report, runs.report, {"markdown"}),
+        (lm.evaluate, models.evaluate, OF_LONG_TEXTS),
+        (lm.export, models.export, ()),
+        (lm.import_model, models.import_, {"model", "tokenizer", "tied_logits"}),
+        (lm.verify, models.verify, {"as_json"}),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)  # fmt: skip
+def test_options_of_commands_are_parameters(function, command, apart):
+    options = {p.name for p in command.params if isinstance(p, click.Option)} - set(apart)
+    assert options <= set(inspect.signature(function).parameters)
+
+
+def test_a_launch_is_that_of_the_command(trained, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(trained))
+    told = shown(capsys, "launch", str(file), "--on", "local:2x4", "--dry-run", "--name", "a")
+    assert lm.launch(file, on="local:2x4", dry_run=True, name="a") == 0
+    without_port = lambda text: re.sub(r"127.0.0.1:\d+", "", text)  # noqa: E731
+    assert without_port(capsys.readouterr().out) == without_port(told)
+    with pytest.raises(lm.UserError, match="--zone: has no effect here"):
+        lm.launch(file, on="local:2x4", zone="us-central2-b")
+    assert {"zone", "capacity"} <= {p.name for p in cloud.launch.params}
+
+
+def test_a_wrong_run_says_where(tmp_path):
+    wrong = tables(tmp_path)
+    wrong["train"]["stpes"] = 3
+    with pytest.raises(lm.UserError, match=r"^the run: train.stpes is not a field; did you mean"):
+        lm.load_run(wrong)
+
+
+def test_the_environment_is_set_before_jax_is_imported():
+    code = (
+        "import sys, os, lmwright.api\n"
+        "assert 'jax' not in sys.modules and 'torch' not in sys.modules\n"
+        "print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip()
