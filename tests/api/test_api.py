@@ -185,6 +185,22 @@ def test_a_launch_is_that_of_the_command(trained, tmp_path, capsys):
     assert {"zone", "capacity"} <= {p.name for p in cloud.launch.params}
 
 
+def test_a_script_without_a_main_guard_and_a_notebook(trained, tmp_path):
+    """Workers do not run the script again, and a notebook has an event loop that runs."""
+    wanted = tables(tmp_path)
+    wanted["data"]["workers"] = 2
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import asyncio\nfrom pathlib import *\nimport lmwright.api as lm\nprint('once')\n"
+        f"async def cell():\n    made = lm.prepare({wanted})\n"
+        f"    print(made.stages, lm.load_model({trained.dir!r}).step)\n"
+        "asyncio.run(cell())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("once") == 1 and done.stdout.rstrip().endswith(" 6")
+
+
 def test_a_wrong_run_says_where(tmp_path):
     wrong = tables(tmp_path)
     wrong["train"]["stpes"] = 3

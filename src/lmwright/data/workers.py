@@ -4,9 +4,11 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from types import ModuleType
 from typing import Any
 
 
@@ -20,7 +22,7 @@ def worker_pool(count: int) -> Iterator[Callable[..., Future]]:
     pool = ProcessPoolExecutor(count, spawn, _start_worker, (watched,))
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future:
-        with _interrupts_held():
+        with _interrupts_held(), _without_main():
             return pool.submit(work, *arguments)
 
     try:
@@ -31,6 +33,18 @@ def worker_pool(count: int) -> Iterator[Callable[..., Future]]:
         lifeline.close()
         pool.shutdown(cancel_futures=True)
         watched.close()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hides the program from processes that start, which would run a script of Python again. What
+    they call is in modules."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextlib.contextmanager
