@@ -5,13 +5,14 @@ several calls need it, `load_model` reads it once.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from lmwright.evals.chat_prompts import Chat
     from lmwright.evals.generate import Generation
     from lmwright.evals.loss import SourceLoss
     from lmwright.formats.loaded import LoadedModel
@@ -69,7 +70,7 @@ def evaluate(
 
 def generate(
     model: "Place | LoadedModel",
-    prompts: str | Sequence[str],
+    prompts: "Chat | Sequence[Chat]",
     *,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
@@ -83,16 +84,18 @@ def generate(
     kernels: Kernels = "platform",
     **filling: Any,
 ) -> list["Generation"]:
-    """Continues a prompt or several, or answers them as a user's messages in a `chat`; each has its
-    `text`, its `tokens` and why it ended (`finish`). `filling` are settings of diffusion models
+    """Continues a prompt or several, or answers them as a user's messages in a `chat`, where each
+    may be a conversation: a list of messages with `role` and `content`. Each result has its `text`,
+    its `tokens` and why it ended (`finish`). `filling` are settings of diffusion models
     (docs/diffusion.md). Raises UserError for prompts that leave no room in the context."""
     from lmwright.evals.prompted import ask, kept_weights
     from lmwright.evals.sampling import Sampling
 
     loaded = _loaded(model, adapter)
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
+    one = isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Mapping))
     asked = ask(
-        loaded, [prompts] if isinstance(prompts, str) else prompts, settings, precision=precision,
+        loaded, [prompts] if one else prompts, settings, precision=precision,
         kernels=kernels, chat=chat, filling=filling,
     )  # fmt: skip
     return asked.texts(kept_weights(loaded, asked.compute))

@@ -1,4 +1,4 @@
-"""The verbs on models: eval, generate, predict, embed, export, import, verify, vocab, grow.
+"""The verbs on models: eval, generate, chat, predict, embed, export, import, verify, vocab, grow.
 
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lmwright.cli import texts
-from lmwright.cli.shared import Dtype, Numbers, Text, computed, given, in_options
+from lmwright.cli.shared import Dtype, Numbers, Text, computed, given, in_options, sampled
 from lmwright.errors import UserError
 
 
@@ -125,22 +125,8 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
     "--chat", is_flag=True, help="Each prompt is a user's message, in the model's chat template."
 )
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    help="0 takes the most likely token; default: 0.",
-)
-@click.option(
-    "--top-k", type=click.IntRange(min=1), help="Sample from the k most likely; default: all."
-)
-@click.option(
-    "--top-p",
-    type=click.FloatRange(min=0, max=1, min_open=True),
-    help="Sample from the most likely tokens with this total probability; default: 1.",
-)
-@click.option("--stop", multiple=True, help="String that ends a text; may be repeated.")
+@sampled
 @click.option("--adapter", help="Adapter to use if the run has several.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the sampling; default: 0.")
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
@@ -185,6 +171,34 @@ def generate(model: str, prompts: Sequence[str], chat: bool, **options: Any) -> 
 
     try:
         generate_command(model, list(prompts), chat=chat, **given(**options))
+    except UserError as error:
+        raise in_options(error, options) from None
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--system", type=Text(), help="System message before the conversation.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of an answer; default: 512."
+)
+@sampled
+@click.option("--adapter", help="Adapter to use if the run has several.")
+@computed
+def chat(model: str, **options: Any) -> Any:
+    """Talk with a model that was trained on conversations.
+
+    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name. Each line is a
+    message; answers are printed as they are made, and see what was said before. Ctrl-C ends an
+    answer, Ctrl-D the chat.
+
+    \b
+    Example:  lmwright chat runs/chat
+              lmwright chat my-model --system "Answer in one sentence." --temperature 0.7
+    """
+    from lmwright.evals.chat import chat_command
+
+    try:
+        return chat_command(model, **given(**options))
     except UserError as error:
         raise in_options(error, options) from None
 
@@ -365,4 +379,4 @@ def grow(model: str, out: str, overrides: Sequence[str], overwrite: bool, **opti
     grow_command(model, out, overrides, overwrite=overwrite, **given(**options))
 
 
-VERBS = (evaluate, generate, *texts.VERBS, export, import_, verify, vocab, grow)
+VERBS = (evaluate, generate, chat, *texts.VERBS, export, import_, verify, vocab, grow)

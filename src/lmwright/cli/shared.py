@@ -130,3 +130,31 @@ def computed(command: Any) -> Any:
         help="`reference` is slower, for comparison; default: platform.",
     )
     return precision(kernels(command))
+
+
+def sampled(command: Any) -> Any:
+    """Adds the options that say how tokens are chosen, and where a text ends."""
+    options = (
+        click.option(
+            "--temperature",
+            type=click.FloatRange(min=0),
+            help="0 takes the most likely token; default: 0.",
+        ),
+        click.option(
+            "--top-k",
+            type=click.IntRange(min=1),
+            help="Sample from the k most likely; default: all.",
+        ),
+        click.option(
+            "--top-p",
+            type=click.FloatRange(min=0, max=1, min_open=True),
+            help="Sample from the most likely tokens with this total probability; default: 1.",
+        ),
+        click.option("--stop", multiple=True, help="String that ends a text; may be repeated."),
+        click.option(
+            "--seed", type=click.IntRange(min=0), help="Seed of the sampling; default: 0."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,10 +1,11 @@
-"""Chat prompts: a user's message in the model's chat template, and where an answer to it ends.
+"""Chat prompts: messages in the model's chat template, and where an answer to them ends.
 
 prompt --template--> ids up to where the assistant begins --model--> answer --its end-->
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_ends import answer_end
@@ -13,21 +14,33 @@ from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.sampling import Sampling
 
+Message = Mapping[str, Any]
+"""A `role` and a `content`, as in a chat template's messages."""
+Chat = str | Sequence[Message]
+"""A user's message, or a conversation that ends with one."""
+
 
 def encode_chats(
-    prompts: Sequence[str], template: ChatTemplate, tokenizer: TextTokenizer, field: str
+    prompts: Sequence[Chat], template: ChatTemplate, tokenizer: TextTokenizer, field: str
 ) -> list[list[int]]:
-    """Ids of each prompt as a user's message, up to where the assistant begins. Raises UserError
-    for a prompt of a `field` that the template refuses."""
+    """Ids of each conversation, up to where the assistant begins. Raises UserError for one of a
+    `field` that the template refuses."""
     asked = []
     for prompt in prompts:
-        user = {"role": "user", "content": prompt, "instruction": prompt, "input": ""}
+        told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            text = template.render({"messages": [user]}, prompt=True)
+            text = template.render({"messages": [_whole(each) for each in told]}, prompt=True)
         except UnusableError as error:
             raise UserError(f"{field}: {prompt!r}: {error}") from None
         asked.append(tokenizer.encode(text, parse_special=True))
     return asked
+
+
+def _whole(message: Message) -> dict[str, Any]:
+    """A message with the fields of templates for instructions."""
+    if message.get("role") != "user":
+        return dict(message)
+    return {"instruction": message.get("content"), "input": "", **message}
 
 
 def ending_answers(

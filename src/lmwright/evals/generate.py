@@ -43,6 +43,10 @@ Prompt = str | Sequence[int]
 OnText = Callable[[int, str], None]
 
 
+class ContextFullError(UserError):
+    """A prompt leaves no room for an answer in the model's context."""
+
+
 @dataclass(frozen=True)
 class Generation:
     """One continued prompt."""
@@ -188,7 +192,7 @@ def row_of(
         )
     room = model.seq_len - len(ids)
     if room < 1:
-        raise UserError(
+        raise ContextFullError(
             f"{where}: has {len(ids)} tokens and the model's context is {model.seq_len}; "
             f"shorten it to leave room for an answer"
         )

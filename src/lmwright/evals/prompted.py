@@ -19,6 +19,7 @@ from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.param import Tree, map_params
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
+from lmwright.evals.chat_prompts import Chat
 from lmwright.evals.compute import Kernels, compute_text, text_compute
 from lmwright.evals.fill import Filling
 from lmwright.evals.generate import (
@@ -61,7 +62,7 @@ class Asked:
 
 def ask(
     loaded: LoadedModel,
-    prompts: Sequence[str],
+    prompts: Sequence[Chat],
     settings: Sampling,
     *,
     precision: str | None = None,
@@ -69,13 +70,14 @@ def ask(
     chat: bool = False,
     filling: Mapping[str, Any] | None = None,
 ) -> Asked:
-    """Encodes prompts for a model, as messages of a user in a `chat`; `filling` are fields of
-    `Filling`. Raises UserError for prompts and settings that do not fit the model."""
+    """Encodes prompts for a model, as messages of a user or conversations in a `chat`; `filling`
+    are fields of `Filling`. Raises UserError for prompts and settings that do not fit the model,
+    ContextFullError for one that leaves no room."""
     tokenizer, model = loaded.tokenizer, loaded.model
     shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
     compute = text_compute(model, shapes, num_steps(prompts, settings), precision, kernels)
     how = filling_for(model, Filling(**filling) if filling else None, settings)
-    asked: list[Prompt] = list(prompts)
+    asked: list[Any] = list(prompts)
     end_ids = loaded.end_ids
     if chat:
         asked, settings, ends = _in_template(prompts, settings, tokenizer, loaded.path)
@@ -116,9 +118,9 @@ def generate_command(
     )  # what is wrong is said before anything is printed
     shown = [f"{prompt}\n" for prompt in prompts] if chat else prompts
     began = time.monotonic()
-    on_text = (lambda _row, text: _print(text)) if len(prompts) == 1 else None
+    on_text = (lambda _row, text: show(text)) if len(prompts) == 1 else None
     if on_text:
-        _print(shown[0])
+        show(shown[0])
     w = weights_of(loaded, asked.compute)
     del loaded  # what a run directory holds is float32
     texts = asked.texts(w, on_text)
@@ -126,7 +128,7 @@ def generate_command(
         print()
     else:
         for prompt, generation in zip(shown, texts, strict=True):
-            _print(f"{prompt}{generation.text}\n\n")
+            show(f"{prompt}{generation.text}\n\n")
     _print_speed(texts, time.monotonic() - began, asked.compute)
     return texts
 
@@ -149,7 +151,7 @@ def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
 
 
 def _in_template(
-    prompts: Sequence[str], settings: Sampling, tokenizer: TextTokenizer, path: Path
+    prompts: Sequence[Chat], settings: Sampling, tokenizer: TextTokenizer, path: Path
 ) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
     """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
     UserError where there is no template."""
@@ -158,8 +160,8 @@ def _in_template(
 
     if not tokenizer.chat_template:
         raise UserError(
-            f"--chat: the tokenizer of {path} has no chat template; leave it out, or train with "
-            "data.chat.template"
+            f"--chat: the tokenizer of {path} has no chat template; continue texts by `lmwright "
+            "generate --prompt`, or train with data.chat.template"
         )
     today = date.today().isoformat()
     template = ChatTemplate(tokenizer.chat_template, tokenizer, today)
@@ -167,7 +169,7 @@ def _in_template(
     return asked, *ending_answers(settings, template, tokenizer)
 
 
-def _print(text: str) -> None:
+def show(text: str) -> None:
     """Prints text unchanged to a file or pipe; on a terminal, control characters are escaped."""
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 

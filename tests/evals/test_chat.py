@@ -1,0 +1,113 @@
+"""Conversations: the ids of each turn are those of transformers' template, what does not fit is
+forgotten from its beginning, an interrupted answer stays."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lmwright.api as lm
+from lmwright.cli.main import main
+from lmwright.evals import chat as module
+from lmwright.evals.chat import Conversation
+from lmwright.evals.generate import ContextFullError
+from lmwright.evals.prompted import ask
+from lmwright.evals.sampling import Sampling
+from lmwright.formats.card import Facts
+from lmwright.formats.loaded import LoadedModel
+from lmwright.models.llama import Llama
+from tests.in_memory import to_hf
+from tests.saved_run import weights_at
+
+MODEL = Llama(
+    vocab_size=49152, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=8, seq_len=160, head="tied",
+)  # fmt: skip
+SETTINGS = Sampling(max_new_tokens=6, temperature=1.0)
+SYSTEM = "Answer in one word."
+
+
+@pytest.fixture(scope="module")
+def loaded(shared_data):
+    folder = shared_data / "tokenizers" / "smollm2"
+    tensors = to_hf(MODEL, weights_at(3, MODEL.spec()))
+    return LoadedModel(MODEL, tensors, folder, Facts("x"), Path("here"))
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Ids of each turn."""
+    turns = []
+
+    def asked(*given, **options):
+        made = ask(*given, **options)
+        turns.append(made.prompts[0])
+        return made
+
+    monkeypatch.setattr(module, "ask", asked)
+    return turns
+
+
+def test_each_turn_is_that_of_transformers(loaded, seen):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(loaded.tokenizer_dir)
+    talk = Conversation(loaded, SETTINGS, SYSTEM)
+    told = [{"role": "system", "content": SYSTEM}]
+    for message in ("Who are you?", "And <b>why</b>?"):
+        said = []
+        assert talk.answer(message, said.append) in ("length", "end")
+        told += [{"role": "user", "content": message}]
+        assert seen.pop() == theirs.apply_chat_template(
+            told, add_generation_prompt=True, return_dict=False
+        )
+        told += [{"role": "assistant", "content": "".join(said)}]
+    assert talk.messages == told[1:] and len(told) == 5
+    (again,) = lm.generate(loaded, told[:-1], chat=True, max_new_tokens=6, temperature=1.0)
+    assert again.text == told[-1]["content"]
+    talk.forget()
+    talk.answer("Who are you?", str)
+    assert seen.pop() == theirs.apply_chat_template(
+        told[:2], add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_the_oldest_messages_are_forgotten(loaded, seen):
+    talk = Conversation(loaded, SETTINGS, SYSTEM)
+    for number in range(5):
+        talk.answer(f"Question {number}: " + "why so? " * 8, str)
+    assert all(len(ids) < MODEL.seq_len for ids in seen)
+    assert talk.messages[0]["role"] == "user" and "Question 0" not in str(talk.messages)
+    assert "Question 4" in talk.messages[-2]["content"]
+    before = list(talk.messages)
+    with pytest.raises(ContextFullError):
+        talk.answer("why so? " * 99, str)
+    assert talk.messages == before
+
+
+def test_an_interrupted_answer_stays(loaded):
+    talk = Conversation(loaded, SETTINGS, None)
+    said = []
+
+    def one_piece(text):
+        said.append(text)
+        raise KeyboardInterrupt
+
+    assert talk.answer("Hello.", one_piece) == "interrupt"
+    assert talk.messages[-1] == {"role": "assistant", "content": said[0]}
+
+
+def test_the_command(loaded, monkeypatch, capsys):
+    monkeypatch.setattr(module, "load_model", lambda *_: loaded)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who are you?\n\n/new\nWho are you?\n"))
+    words = ["chat", "here", "--max-new-tokens", "5", "--seed", "3"]
+    assert main(words) == 0
+    out = capsys.readouterr()
+    first, second = out.out.splitlines()[0], out.out.splitlines()[-1]
+    assert first == second and out.err.count("[ended by --max-new-tokens]") == 2
+    plain = replace(loaded.tokenizer, chat_template=None)
+    without = replace(loaded, kept={})
+    without.__dict__["tokenizer"] = plain
+    monkeypatch.setattr(module, "load_model", lambda *_: without)
+    assert main(words) == 2
+    assert "the tokenizer of here has no chat template" in capsys.readouterr().err
