@@ -58,6 +58,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
         "cloud",
         "eval",
         "generate",
+        "chat",
         "predict",
         "embed",
         "export",
