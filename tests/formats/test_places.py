@@ -15,10 +15,13 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
-from lmwright.formats import places
+from lmwright.formats import places, proof
 from lmwright.formats.convert import export_command
 from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model
+from lmwright.formats.reference import Reference
+from lmwright.models.bitnet import BitNet
+from lmwright.models.deberta import Deberta
 from lmwright.models.llama import Llama
 from tests.in_memory import export_hf
 
@@ -26,6 +29,14 @@ MODEL = Llama(
     vocab_size=67, embed_dim=32, mlp_dim=64, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=16, seq_len=40,
 )  # fmt: skip
+SIZES = {
+    "vocab_size": 67, "embed_dim": 32, "mlp_dim": 64, "num_layers": 1, "num_heads": 2,
+    "num_kv_heads": 2, "head_dim": 16, "seq_len": 40,
+}  # fmt: skip
+STORED_OTHERWISE = {
+    "fp32": Deberta(**SIZES, max_distance=200),  # read by the names of several writers
+    "ternary": BitNet(**SIZES),
+}
 
 KILLED = """
 import os, signal, sys
@@ -99,6 +110,22 @@ def test_a_flipped_bit_of_what_was_written_is_found(name, model, tmp_path, capsy
     assert main(words) == 2 and "cannot be read" in capsys.readouterr().err
     note.unlink()
     assert main(["export", str(path), str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("dtype", STORED_OTHERWISE)
+def test_a_flipped_bit_is_found_where_tensors_are_not_read_as_they_are_stored(
+    dtype, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "it is slow"))
+    model = STORED_OTHERWISE[dtype]
+    export_hf(model, weights(model), None, tmp_path / "m", dtype=dtype)
+    load_model(tmp_path / "m").check()
+    file = tmp_path / "m" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-300] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(UserError, match="its weights differ from those recorded in"):
+        load_model(tmp_path / "m").check()
 
 
 @pytest.mark.slow

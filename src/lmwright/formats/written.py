@@ -9,8 +9,9 @@ import numpy as np
 from lmwright.core.contract import HfModel
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
+from lmwright.formats.compressed import ENDINGS
 from lmwright.formats.gguf_write import names_in_file
-from lmwright.formats.hf_layout import slots
+from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.tensor_hash import CONVERT, hash_tensors
 
@@ -20,8 +21,7 @@ def refuse_changed(model: HfModel, tensors: Mapping[str, np.ndarray], path: Path
     written. Models without it are not looked at."""
     is_file = path.is_file()
     note = path.with_name(f"{path.name}.{CONVERT}") if is_file else path / CONVERT
-    as_stored = hasattr(tensors, "file") if is_file else isinstance(tensors, TensorFiles)
-    if not as_stored or not note.exists():
+    if isinstance(tensors, HfTensors) or not note.exists():  # which are computed
         return
     try:
         record = parse_json(note)
@@ -34,9 +34,16 @@ def refuse_changed(model: HfModel, tensors: Mapping[str, np.ndarray], path: Path
     if is_file:
         names = names_in_file(model, tensors)
     else:
-        names = [slot.name for slot in slots(model)]
+        tensors = TensorFiles(path)  # as they are stored
+        names = _names_in_folder(model, tensors)
     if expected is not None and hash_tensors(tensors, names) != expected:
         raise UserError(
             f"{path}: its weights differ from those recorded in {note.name}; export or copy it "
             "again, or remove that file if you changed them"
         )
+
+
+def _names_in_folder(model: HfModel, files: TensorFiles) -> list[str]:
+    """Names of the tensors of a folder, in the order of its hash; a packed weight has several."""
+    ends = ("", *(f"_{end}" for end in ENDINGS))
+    return [slot.name + end for slot in slots(model) for end in ends if slot.name + end in files]
