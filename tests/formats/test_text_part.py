@@ -10,6 +10,7 @@ from lmwright.config.run import Data, Run, Train
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import write_note
 from lmwright.formats.adapter_verbs import merge_command, names_in_whole
+from lmwright.formats.compressed import pack_integers, scheme
 from lmwright.formats.convert import import_command
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.load import load_model
@@ -101,6 +102,26 @@ def test_names_as_within_transformers(folder):
 
     set_tensors(folder, other)
     np.testing.assert_array_equal(load_model(folder).weights["embed"], before)
+
+
+def test_packed_weights_of_the_text_are_read(folder):
+    """As compressed-tensors leaves a model that sees: the text rounded, its sight as floats."""
+    codes, scale = np.arange(-40, 40, dtype=np.int8)[:, None].repeat(48, 1), np.full((80, 1), 0.5)
+    name = "language_model.model.layers.0.mlp.up_proj.weight"
+
+    def packed(tensors):
+        rows = np.array(tensors.pop(name).shape)
+        parts = {"packed": pack_integers(codes, 8), "scale": scale.astype("f4"), "shape": rows}
+        return tensors | {f"{name}_{end}": array for end, array in parts.items()}
+
+    set_tensors(folder, packed)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = scheme("int8", 0, ["re:.*vision.*"])
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load_model(folder)
+    read = loaded.tensors[name.removeprefix("language_model.")]
+    np.testing.assert_array_equal(read, codes * np.float32(0.5))
+    assert {each.part for each in loaded.tensors.not_taken} > {"vision tower"}
 
 
 def test_an_adapter_over_the_whole_is_read_and_written(folder, tmp_path, recwarn):

@@ -129,13 +129,15 @@ def _refuse_direction(config: dict[str, Any], kind: str, where: str) -> None:
 def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarray]:
     """The tensors of an HF folder under the names of the model that its config.json describes.
     Raises UserError where files are missing, damaged or do not agree."""
-    part, files = text_part_of(config), TensorFiles(folder)
-    if fused := fused_parts(config, str(folder / "config.json")):
-        return FusedTensors(files, fused, str(folder))
+    where = str(folder / "config.json")
+    part = text_part_of(config)
+    files: Mapping[str, np.ndarray] = TensorFiles(folder)
     if is_packed(config):
         return PackedTernary(files)
     if is_compressed(config):
-        return PackedIntegers(files, config, str(folder / "config.json"))
+        files = PackedIntegers(files, config, where)
+    if fused := fused_parts(config, where):
+        return FusedTensors(files, fused, str(folder))
     return files if part is None else TextTensors(files, part, str(folder))
 
 
