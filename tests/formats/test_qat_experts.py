@@ -10,7 +10,7 @@ import pytest
 
 from lmwright.core.param import init_weights, walk
 from lmwright.errors import UserError
-from lmwright.formats.compressed import bits_of, scheme
+from lmwright.formats.compressed import PackedIntegers, bits_of, scheme
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import write_hf
@@ -101,6 +101,31 @@ def test_schemes_that_are_not_read(of_all, of_group, of_weights, told):
     said = said | of_all | {"config_groups": {"group_0": group}}
     with pytest.raises(UserError, match=f"^here: quantization_.*{told}.*; start from the unq"):
         bits_of({"quantization_config": said}, "here")
+
+
+@pytest.mark.parametrize(
+    "changed, told",
+    [
+        ({"x.weight_scale": None}, "here: lacks x.weight_scale; download"),
+        ({"x.weight_shape": None}, "here: lacks x.weight_shape; download"),
+        ({"x.weight_scale": np.ones((6, 3), "f4")}, "parts of x.weight .* do not agree"),
+        ({"x.weight_packed": np.ones((6, 3), "i4")}, "parts of x.weight .* do not agree"),
+        ({"x.weight_shape": np.array([4, 32])}, "parts of x.weight .* do not agree"),
+        ({"config_groups": ["W4A16"]}, "not one symmetric scheme"),
+        ({"config_groups": {"group_0": "W4A16"}}, "not one symmetric scheme"),
+    ],
+)
+def test_damaged_folders_are_one_sentence(changed, told):
+    parts = {
+        "x.weight_packed": np.ones((6, 4), "i4"), "x.weight_scale": np.ones((6, 2), "f4"),
+        "x.weight_shape": np.array([6, 32]),
+    }  # fmt: skip
+    said = scheme("int4", 16, [])
+    said |= {name: changed[name] for name in changed if name in said}
+    whole = {n: part for n, part in (parts | changed).items() if part is not None and n not in said}
+    with pytest.raises(UserError, match=told):
+        tensors = PackedIntegers(whole, {"quantization_config": said}, "here/config.json")
+        tensors.described("x.weight")
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe"])

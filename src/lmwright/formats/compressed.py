@@ -8,6 +8,7 @@ https://github.com/vllm-project/compressed-tensors
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class PackedIntegers(Tensors):
     """The tensors of a folder of packed integers, as the floats that they stand for."""
 
     def __init__(self, stored: Mapping[str, np.ndarray], config: Mapping[str, Any], where: str):
-        self._stored, self._bits = stored, bits_of(config, where)
+        self._stored, self._bits, self._where = stored, bits_of(config, where), Path(where).parent
         ends = tuple(f".weight_{end}" for end in ENDINGS)
         self._packed = {
             name.removesuffix("_packed") for name in stored if name.endswith(".weight_packed")
@@ -103,10 +104,20 @@ class PackedIntegers(Tensors):
         super().__init__({*plain, *self._packed})
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """(dtype, shape) of a tensor as floats."""
+        """(dtype, shape) of a tensor as floats. Raises UserError for parts of a weight that are
+        missing or do not agree."""
         if name not in self._packed:
             return described(self._stored, name)
-        return "float32", tuple(int(n) for n in self._stored[f"{name}_shape"])
+        if missing := [f"{name}_{e}" for e in ENDINGS if f"{name}_{e}" not in self._stored]:
+            raise UserError(f"{self._where}: lacks {missing[0]}; download the folder again")
+        shape = tuple(np.ravel(self._stored[f"{name}_shape"]).tolist())
+        packed, scale = (described(self._stored, f"{name}_{end}") for end in ENDINGS[:2])
+        if not _agree(shape, packed, scale[1], self._bits):
+            raise UserError(
+                f"{self._where}: the parts of {name} ({', '.join(ENDINGS)}) do not agree; download "
+                "the folder again"
+            )
+        return "float32", shape
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._packed:
@@ -118,14 +129,27 @@ class PackedIntegers(Tensors):
         return (blocks * scale[..., None]).reshape(rows, width)
 
 
+def _agree(
+    shape: tuple[int, ...], packed: tuple[str, tuple[int, ...]], scale: tuple[int, ...], bits: int
+) -> bool:
+    """True if a weight of a `shape` can be `packed`, (dtype, shape), with a `scale` of a shape."""
+    if len(shape) != 2 or len(scale) != 2 or min(*shape, *scale) < 1:
+        return False
+    words, groups = -(-shape[1] * bits // WORD), scale[1]
+    stored = packed == ("int32", (shape[0], words))
+    return stored and scale[0] == shape[0] and shape[1] % groups == 0
+
+
 def bits_of(config: Mapping[str, Any], where: str) -> int:
     """Bits of a folder's integers. Raises UserError for a scheme that is not read."""
     said = config["quantization_config"]
-    groups = said.get("config_groups") or {}
-    each = [group.get("weights") or {} for group in groups.values()]
-    weights = each[0] if each else {}
+    listed = said.get("config_groups")
+    groups = list(listed.values()) if isinstance(listed, dict) else []
+    alone = groups[0] if len(groups) == 1 else None
+    weights = alone.get("weights") if isinstance(alone, dict) else None
     if (
-        len(each) != 1 or said.get("format") != FORMAT or not weights.get("symmetric")
+        not isinstance(weights, dict)
+        or said.get("format") != FORMAT or not weights.get("symmetric")
         or weights.get("type") != "int" or weights.get("num_bits") not in BITS.values()
         or weights.get("strategy") not in STRATEGIES
     ):  # fmt: skip
@@ -134,7 +158,7 @@ def bits_of(config: Mapping[str, Any], where: str) -> int:
             f"format {FORMAT}, by {' or '.join(STRATEGIES)}, which alone is read; start from the "
             "unquantized model instead"
         )
-    if more := [name for part in (said, *groups.values()) for name in MORE if part.get(name)]:
+    if more := [name for part in (said, *groups) for name in MORE if part.get(name)]:
         raise UserError(
             f"{where}: quantization_config.{more[0]} changes more than the weights, which is not "
             "computed; start from the unquantized model instead"
