@@ -170,14 +170,23 @@ def spoil_too_large(w):
     w["layers"]["up"][1, 2, 3] = 1e30
 
 
+def spoil_larger_than_bf16(w):
+    w["layers"]["up"][1, 2, 3] = np.finfo("f4").max
+
+
 @pytest.mark.parametrize(
-    "spoil, says", [(spoil_not_finite, "training diverged"), (spoil_too_large, "use bf16 or fp32")]
+    "spoil, dtype, says",
+    [
+        (spoil_not_finite, "fp16", "training diverged"),
+        (spoil_too_large, "fp16", "; use bf16 or fp32$"),
+        (spoil_larger_than_bf16, "bf16", "; use fp32$"),
+    ],
 )
-def test_values_that_do_not_fit(tmp_path, spoil, says):
+def test_values_that_do_not_fit(tmp_path, spoil, dtype, says):
     w = weights_of(MODEL)
     spoil(w)
     with pytest.raises(UserError, match=says):
-        export_hf(MODEL, w, None, tmp_path / "out", dtype="fp16")
+        export_hf(MODEL, w, None, tmp_path / "out", dtype=dtype)
     assert leftovers(tmp_path) == []
 
 

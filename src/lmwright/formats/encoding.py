@@ -167,7 +167,8 @@ def cast_tensor(name: str, tensor: Any, dtype: np.dtype) -> np.ndarray:
     if np.isfinite(cast).all():
         return cast
     if np.isfinite(array).all():
-        raise UserError(f"dtype: {name} has values too large for {dtype}; use bf16 or fp32")
+        cure = {"float16": "; use bf16 or fp32", "bfloat16": "; use fp32"}.get(dtype.name, "")
+        raise UserError(f"dtype: {name} has values too large for {dtype}{cure}")
     raise UserError(
         f"{name}: holds values that are not finite: the training diverged, or the source is "
         "damaged; take an earlier checkpoint, or download it again"
