@@ -10,7 +10,7 @@ import pytest
 
 from lmwright.core.param import init_weights, walk
 from lmwright.errors import UserError
-from lmwright.formats.compressed import PackedIntegers, bits_of, scheme
+from lmwright.formats.compressed import PackedIntegers, bits_of, left_as_floats, scheme
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import write_hf
@@ -18,6 +18,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.models.experts import Experts
+from lmwright.models.modernbert import ModernBert
 from lmwright.models.moe import Dots1, Mixtral, Olmoe, Qwen3Moe
 from lmwright.program.qat_section import Qat
 from lmwright.program.trainee import training_of
@@ -80,6 +81,20 @@ def test_folders_hold_the_values(kind, weights, group, tmp_path):
     assert sum(".experts." in name for name in matrices) >= 15
     assert {f"{name}_packed" for name in matrices} == {n for n in files if n.endswith("packed")}
     is_read_by_others(packed, model, w, tensors)
+
+
+def test_linear_layers_around_those_of_an_encoder_are_said_to_be_floats():
+    transformers = pytest.importorskip("transformers", reason="knows its own layers")
+    model = ModernBert(**SIZES | {"num_kv_heads": 4}, mlp_dim=96)
+    theirs = transformers.ModernBertForMaskedLM(
+        transformers.ModernBertConfig(
+            vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            cls_token_id=1, sep_token_id=2,
+        )
+    )  # fmt: skip
+    linear = {name for name, m in theirs.named_modules() if type(m).__name__ == "Linear"}
+    assert set(left_as_floats(model)) == {name for name in linear if ".layers." not in name}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from lmwright.models.counts import is_layer_matrix
 BITS = {"int4": 4, "int8": 8}
 ENDINGS = ("packed", "scale", "shape")  # behind `X.weight_`
 FORMAT = "pack-quantized"
-LEFT_AS_FLOATS = ("lm_head",)  # by its readers' name
+HEAD = "lm_head.weight"  # by its readers' name
 STRATEGIES = ("group", "channel")  # inputs that share a scale
 MORE = ("transform_config", "kv_cache_scheme", "input_activations", "output_activations")
 WORD = 32
@@ -49,10 +49,11 @@ def group_of(dtype: str, model: HfModel, tensors: Any) -> int:
 
 
 def left_as_floats(model: HfModel) -> list[str]:
-    """Names of the linear layers that are not rounded: the head, tied or not, and routers."""
-    inside = (s for s in slots(model) if s.param.is_matrix and "layers" in s.param.batch)
-    floats = (s.name.removesuffix(".weight") for s in inside if not is_layer_matrix(s.param))
-    return [*LEFT_AS_FLOATS, *floats]
+    """Names of the linear layers that are not rounded: the head, tied or not, routers, and what is
+    around the layers of an encoder."""
+    head = model.hf.weights.get("head", HEAD)
+    floats = [s.name for s in slots(model) if s.is_linear and not is_layer_matrix(s.param)]
+    return [name.removesuffix(".weight") for name in dict.fromkeys((head, *floats))]
 
 
 def scheme(dtype: str, group: int, floats: Sequence[str]) -> dict[str, Any]:

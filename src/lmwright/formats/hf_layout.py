@@ -41,16 +41,21 @@ class Slot:
     def size(self) -> int:
         return int(np.prod(self.shape))
 
+    @property
+    def is_linear(self) -> bool:
+        """True for the matrix of a Linear there, not for a table."""
+        return _is_linear(self.param)
+
     def to_layout(self, leaf: Any) -> np.ndarray:
         """The leaf's part for this tensor, on the host, in their layout and the leaf's dtype."""
         array = np.asarray(leaf[self.at] if self.at else leaf)
-        if _is_linear(self.param):
+        if self.is_linear:
             array = transposed(array.reshape(self.shape[::-1]))
         return np.ascontiguousarray(array.reshape(self.shape))
 
     def from_layout(self, array: np.ndarray) -> np.ndarray:
         """The tensor in our layout and its own dtype, without the stacked axes."""
-        if _is_linear(self.param):
+        if self.is_linear:
             array = transposed(array)
         return array.reshape(self.param.shape[len(self.at) :])
 
