@@ -158,6 +158,8 @@ def index_that_escapes(path):
 NORM, Q = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
 BAD = {
     "missing tensor": (set_tensors(lambda t: t.pop(NORM)), f"lacks {NORM}"),
+    "other form": (set_tensors(lambda t: t.update({f"{NORM}.qweight": t.pop(NORM)})),
+                   f"lacks {NORM}, and holds {NORM}.qweight instead, which is another form"),
     "extra tensor": (
         set_tensors(lambda t: t.update({Q + "_scale": t[NORM]})), f"holds {Q}_scale, which"),
     "wrong shape": (set_tensors(lambda t: t.update({Q: t[Q][1:].copy()})), r"\[11, 12\]"),

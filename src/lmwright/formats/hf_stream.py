@@ -87,9 +87,15 @@ def unused(wanted: list[Slot], given: Mapping[str, Any]) -> list[str]:
 
 def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
     missing = sorted({slot.name for slot in wanted} - set(given))
+    extra = [n for n in unused(wanted, given) if not n.endswith(IGNORED_ENDINGS)]
+    if missing and (others := [name for name in extra if name not in TIED_HEADS]):
+        raise UserError(
+            f"{where}: lacks {some(missing, 3)}, and holds {some(others, 3)} instead, which is "
+            "another form of the weights: quantized, or not as transformers' "
+            "save_pretrained(folder) writes them; get the unquantized model in that form"
+        )
     if missing:
         raise UserError(f"{where}: lacks {some(missing)}; the model is not complete")
-    extra = [n for n in unused(wanted, given) if not n.endswith(IGNORED_ENDINGS)]
     for head in set(TIED_HEADS) & set(extra):
         table = next(slot.name for slot in wanted if slot.param.inputs == ("vocab",))
         if not np.array_equal(np.asarray(given[head]), np.asarray(given[table])):
