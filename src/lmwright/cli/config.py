@@ -6,6 +6,31 @@ from typing import Any
 import click
 
 from lmwright.cli.shared import OVERRIDES, RUN, InOrder
+from lmwright.config.rows import ROW_PARTS
+
+ROWS = ["text", *ROW_PARTS]
+
+
+@click.command()
+@click.argument("file", metavar="FILE.toml")
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option("--model", help="Model to start from, or a preset; default: llama-15m.")
+@click.option("--lora", is_flag=True, help="Train an adapter of the model.")
+@click.option("--rows", type=click.Choice(ROWS), help="Kind of rows; default: by columns.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE.toml if it exists.")
+def init(file: str, texts: Sequence[str], **options: Any) -> None:
+    """Write a run file for your data.
+
+    TEXT is a file, a folder, a glob, a URL or hf://datasets/owner/name, as in data.sources. Its
+    first rows tell whether they are texts, conversations, preferences, labeled texts and so on.
+
+    \b
+    Example:  lmwright init mine.toml texts/
+              lmwright init chat.toml chats.jsonl --model hf://HuggingFaceTB/SmolLM2-135M --lora
+    """
+    from lmwright.cli.init import init_command
+
+    init_command(file, texts, **options)
 
 
 @click.group(cls=InOrder)

@@ -77,7 +77,7 @@ def quickstart(folder: str) -> Any:
     return main(folder)
 
 
-VERBS = (*data.VERBS, *config.VERBS, *runs.VERBS, *cloud.VERBS, *models.VERBS)
+VERBS = (config.init, *data.VERBS, *config.VERBS, *runs.VERBS, *cloud.VERBS, *models.VERBS)
 VERBS += (adapters, publish, runs.report)
 for verb in VERBS:  # in the order in which they are used
     lmwright.add_command(verb)

@@ -1,0 +1,290 @@
+"""Run files written for a user's data: `lmwright init`.
+
+paths --first rows, read as each kind--> kind of rows --recipe, model--> run file, loaded once
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmwright.config.fields import to_plain
+from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
+from lmwright.config.run import Source
+from lmwright.config.text import literal
+from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.file import File, Slice
+from lmwright.data.sources.files import find_files
+from lmwright.data.sources.read import read_rows, stream
+from lmwright.errors import UserError
+from lmwright.formats.open import find_model, load_run
+from lmwright.guard.files import write_whole
+
+KINDS = (
+    "preference", "rated", ANSWERED, "alpaca", "sharegpt", "messages", "prompt", TAGGED, RELATED,
+    LABELED,
+)  # fmt: skip
+"""Kinds of rows, those first whose columns hold those of another."""
+COLUMNS: dict[str, list[dict[str, str]]] = {
+    "preference": [{"prompt": name} for name in ("conversations", "messages", "question")],
+    "prompt": [
+        {"prompt": prompt, "completion": completion}
+        for prompt, completion in (
+            ("question", "answer"), ("prompt", "response"), ("instruction", "response"),
+            ("query", "response"), ("input", "output"), ("input", "target"),
+        )
+    ],
+}  # fmt: skip
+"""Other names that the columns of a kind often have."""
+TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "code")
+LOOK_ROWS = 20
+LABEL_ROWS = 10_000
+MOST_LABELS = 200
+ENCODERS = {
+    LABELED: "finetune-classifier",
+    RELATED: "finetune-embedder",
+    TAGGED: "finetune-tagger",
+    ANSWERED: "finetune-answers",
+}
+"""Recipes that start from an encoder, by the rows that they learn from."""
+COMPARED = {"preference": "dpo", "rated": "kto"}
+"""Objectives that compare a model with what it was, by the rows that they learn from."""
+DEFAULT_PRESET = "llama-15m"
+NEEDS_MODEL = (
+    "--model: missing; name the model that is to learn from rows of {rows}: a preset, a folder, a "
+    "run directory or hf://owner/name"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A source, and what its first rows are."""
+
+    source: Source
+    recipe: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> str:
+        """Kind of its rows."""
+        return self.source.rows
+
+    def lines(self) -> Iterator[str]:
+        """Its part of the run file."""
+        yield "[[data.sources]]"
+        given = to_plain(self.source, defaults="omit")
+        for name in ("path", "format", "rows", "columns", "text_column"):
+            if name in given:
+                yield f"{name} = {literal(given[name])}"
+
+
+def look(path: str, rows: Any = None) -> Found:
+    """Reads the first rows of a source as each kind of rows, or as one, until all of them can be
+    used. Raises UserError for a source that cannot be read, or whose rows are of no kind."""
+    source, files = _opened(path)
+    if rows in (None, "text") and all(file.format == "txt" for file in files):
+        return Found(source)
+    why = ""
+    for given in _ways(rows):
+        tried = replace(source, **given)
+        try:
+            first = _first(tried, files, LOOK_ROWS)
+        except UserError as error:  # a table without these columns
+            why = str(error)
+            continue
+        bad = next((row for row in first if isinstance(row, Bad)), None)
+        if first and bad is None:
+            return _with_labels(tried, files)
+        why = f"{path}:{bad.number}: {bad.reason}" if bad else f"{path}: holds no row"
+    raise UserError(
+        f"{path}: its rows are of no kind that is known; name their columns in a run file "
+        f"(docs/prepare.md, docs/conversations.md). Read as text: {why}"
+    )
+
+
+def _opened(path: str) -> tuple[Source, list[File]]:
+    """The source with its format, which .json does not tell, and its files."""
+    if not path.endswith((".json", ".json.gz", ".json.zst")):
+        source = Source(path=path)
+        return source, find_files(source)
+    source = Source(path=path, format="jsonl")
+    files = find_files(source)
+    begin = next(iter(stream(files[0], 0, None)), b"").removeprefix(b"\xef\xbb\xbf")
+    if begin.lstrip().startswith(b"["):
+        source = replace(source, format="json")
+    return source, find_files(source)
+
+
+def _ways(rows: str | None) -> Iterator[dict[str, Any]]:
+    """Fields of a source with which its rows may be read."""
+    for kind in KINDS if rows is None else (rows,):
+        if kind != "text":
+            yield {"rows": kind}
+        for columns in COLUMNS.get(kind, ()):
+            yield {"rows": kind, "columns": columns}
+    for column in TEXT_COLUMNS if rows in (None, "text") else ():
+        yield {"text_column": column}
+    if rows in (None, "text"):
+        yield {}  # whose error names the columns that are there
+
+
+def _first(source: Source, files: list[File], count: int) -> list[Row | Bad]:
+    rows = itertools.chain.from_iterable(read_rows(Slice(file), source) for file in files)
+    return list(itertools.islice(rows, count))
+
+
+def _with_labels(source: Source, files: list[File]) -> Found:
+    """The source with its recipe, and the labels of its first rows where those are names."""
+    if source.rows not in (LABELED, TAGGED):
+        return Found(source, ENCODERS.get(source.rows, ""))
+    several, names = False, dict[str, None]()
+    for row in _first(source, files, LABEL_ROWS):
+        if isinstance(row, Row):
+            told = json.loads(row.text)["tags" if source.rows == TAGGED else "label"]
+            several |= source.rows == LABELED and isinstance(told, list)
+            names |= dict.fromkeys(told if isinstance(told, list) else [told])
+    if source.rows == LABELED and not several and all(map(_is_number, names)):
+        return Found(source, "finetune-regression")
+    if len(names) > MOST_LABELS:
+        raise UserError(
+            f"{source.path}: its first rows have {len(names)} labels; if they are plain texts, add "
+            "--rows text"
+        )
+    recipe = "finetune-multilabel" if several else ENCODERS[source.rows]
+    return Found(source, recipe, tuple(names))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run file that is being written."""
+
+    name: str
+    sources: Sequence[Found]
+    model: str | None
+    lora: bool
+
+    @property
+    def rows(self) -> str:
+        return self.sources[0].rows
+
+    def text(self) -> str:
+        """The whole run file. Raises UserError for sources of different kinds, or without the
+        model that they need."""
+        from lmwright import presets
+
+        kinds = sorted({each.rows for each in self.sources})
+        if len(kinds) > 1 and set(kinds) & {*PLAIN, *COMPARED}:
+            raise UserError(
+                f"TEXT: rows of {' and '.join(kinds)} cannot be in one run; give those of one kind"
+            )
+        preset = (self.model or DEFAULT_PRESET) in presets.of_section("model")
+        if self.rows != "text" and self.model is None:
+            raise UserError(NEEDS_MODEL.format(rows=self.rows))
+        if preset and (self.lora or self.rows in ENCODERS):
+            raise UserError(
+                f"--model: {self.model or DEFAULT_PRESET} is a preset, whose weights are random; "
+                "name a trained model"
+            )
+        parts = (
+            [f"recipe = {literal(self._recipe())}", f"name = {literal(self.name)}",
+             f"dir = {literal(f'runs/{self.name}')}"],
+            self._model(preset), self._objective(), self._train(preset), self._optim(preset),
+            ["[lora]", "rank = 16"] if self.lora else [],
+            self._data(preset), *([*each.lines()] for each in self.sources),
+        )  # fmt: skip
+        return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+    def _recipe(self) -> str:
+        if self.rows == "text":
+            return "pretrain"
+        return self.sources[0].recipe or "sft"
+
+    def _model(self, preset: bool) -> list[str]:
+        if not preset:
+            return []
+        name = literal(self.model or DEFAULT_PRESET)
+        return ["[model]", f"preset = {name}      # `lmwright config presets` lists others"]
+
+    def _objective(self) -> list[str]:
+        if (kind := COMPARED.get(self.rows)) is not None:
+            return ["[objective]", f"kind = {literal(kind)}"]
+        labels = sorted({label for each in self.sources for label in each.labels})
+        labels.sort(key=lambda name: name != "O")
+        return ["[objective]", f"labels = {literal(labels)}"] if labels else []
+
+    def _train(self, preset: bool) -> list[str]:
+        lines = ["[train]"]
+        if not preset:
+            lines.append(f"init_from = {literal(self.model)}")
+        long = self.rows == "text"
+        lines.append("steps = 2000" if long else "epochs = 2")
+        return [*lines, f"global_batch_size = {32 if long else 16}"]
+
+    def _optim(self, preset: bool) -> list[str]:
+        if self.lora:
+            rate = 5e-5 if self.rows in COMPARED else 2e-4
+        elif self.rows == "text" and not preset:
+            rate = 1e-4
+        else:
+            return []
+        return ["[optim]", f"learning_rate = {rate:g}"]
+
+    def _data(self, preset: bool) -> list[str]:
+        lines = ["[data]", f"dir = {literal(f'data/{self.name}')}"]
+        if self.rows == "text":
+            return [*lines, "holdout_fraction = 0.01"]
+        if preset:
+            lines.append('chat.template = "chatml"')
+        size = min(512 if self.rows in ENCODERS else 1024, find_model(self.model).seq_len)
+        return [*lines, f"pack.seq_len = {size}      # tokens of a row"]
+
+
+def init_command(
+    file: str,
+    texts: Sequence[str],
+    *,
+    model: str | None = None,
+    lora: bool = False,
+    rows: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a run file for data, and prints what was found and what comes next.
+
+    Raises UserError for data that cannot be read, a model that is not there, or a file that exists.
+    """
+    path = Path(file)
+    if path.suffix != ".toml":
+        raise UserError(f"{file}: has to end in .toml, as in {path.stem or 'run'}.toml")
+    if path.exists() and not overwrite:
+        raise UserError(f"{file}: exists; replace it with --overwrite or choose another name")
+    if not path.parent.is_dir():
+        raise UserError(f"{file}: {path.parent} is no folder; make it first")
+    sources = [look(text, rows) for text in texts]
+    compared = sources[0].rows in COMPARED  # with the base, which is the model without its adapter
+    draft = Draft(path.stem, sources, model, lora or compared).text()
+    part = path.with_name(f".{path.name}")
+    write_whole(part, draft)
+    try:
+        run = load_run(part)
+        part.replace(path)
+    except UserError as error:
+        raise UserError(str(error).replace(str(part), file)) from None
+    finally:
+        part.unlink(missing_ok=True)
+    for found in sources:
+        print(f"{found.source.path}: rows of {found.rows}")
+    trained = f"objective {run.objective.kind}, model {run.model.kind}"
+    print(f"wrote {file}: {trained}; all else: lmwright config show {file}")
+    print(f"next:  lmwright prepare {file}")
+    print(f"       lmwright plan {file} --on v5e-8")
+    print(f"       lmwright train {file}")

@@ -1,0 +1,148 @@
+"""Run files that `lmwright init` writes: the kind of rows is found by reading them, and the file is
+one that prepares and trains."""
+
+import json
+
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.config.run import Tokenizer
+from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.formats.open import load_run
+from lmwright.models.eurobert import EuroBert
+from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
+from tests.labeled_run import SIZES
+from tests.saved_run import weights_at
+
+WIDE = SIZES | {"seq_len": 400, "mlp_dim": 24}
+CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]
+OTHER = {"from": "gpt", "value": "You."}
+ROWS = {
+    "messages": ({"messages": CHAT}, "sft"),
+    "sharegpt": ({"conversations": SHAREGPT}, "sft"),
+    "alpaca": ({"instruction": "Say it.", "input": "", "output": "It."}, "sft"),
+    "prompt": ({"prompt": "Who?", "completion": "Me."}, "sft"),
+    "preference": ({"prompt": "Who?", "chosen": "Me.", "rejected": "You."}, "dpo"),
+    "rated": ({"prompt": "Who?", "completion": "Me.", "label": True}, "kto"),
+    "labeled": ({"text": "fine", "label": "good"}, "classify"),
+    "related": ({"anchor": "Who?", "positive": "Me."}, "embed"),
+    "tagged": ({"tokens": ["Ada", "slept"], "tags": ["B-PER", "O"]}, "tag"),
+    "answered": (
+        {"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}},
+        "answer",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder of a decoder and one of an encoder."""
+    root = tmp_path_factory.mktemp("models")
+    trained = train_tokenizer(["who are you? I am a model"] * 9, Tokenizer(vocab_size=280))
+    save_tokenizer(trained, root / "tokenizer")
+    for name, model in (
+        ("decoder", Llama(**WIDE)),
+        ("encoder", EuroBert(**WIDE)),
+    ):
+        export_hf(model, weights_at(1, model.spec()), root / "tokenizer", root / name)
+    return root
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_kind_of_rows_is_found(kind, models, here, capsys):
+    row, objective = ROWS[kind]
+    other = row | {"label": "bad"} if kind == "labeled" else row
+    text = write(here / "rows.jsonl", other, row)
+    encodes = objective in ("classify", "embed", "tag", "answer")
+    model = models / ("encoder" if encodes else "decoder")
+    assert main(["init", "my.toml", text, "--model", str(model)]) == 0
+    told = capsys.readouterr().out
+    assert f"rows of {kind}" in told and "lmwright prepare my.toml" in told
+    run = load_run("my.toml")
+    assert run.objective.kind == objective and run.data.sources[0].rows == kind
+    assert (run.lora is not None) == (objective in ("dpo", "kto"))
+    if kind in ("labeled", "tagged"):
+        assert run.objective.labels == {"labeled": ("bad", "good"), "tagged": ("O", "B-PER")}[kind]
+    assert main(["init", "my.toml", text]) == 2  # is not replaced
+    assert main(["init", "other.toml", text]) == 2
+    assert "--model: missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "objective", "columns"),
+    [
+        (
+            {"question": "Who?", "answer": "Me."}, "sft",
+            {"prompt": "question", "completion": "answer"},
+        ),
+        (
+            {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": OTHER}, "dpo",
+            {"prompt": "conversations"},
+        ),
+        ({"text": "fine", "label": ["a", "b"]}, "multilabel", {}),
+        ({"text": "fine", "label": 2.5}, "regress", {}),
+    ],
+    ids=("answer", "sharegpt", "several", "number"),
+)  # fmt: skip
+def test_other_names_and_labels(row, objective, columns, models, here):
+    model = str(models / ("encoder" if "label" in row else "decoder"))
+    assert main(["init", "my.toml", write(here / "a.json", row), "--model", model]) == 0
+    run = load_run("my.toml")
+    assert run.objective.kind == objective and run.data.sources[0].columns == columns
+    (here / "list.json").write_text(json.dumps([row], indent=1))
+    assert main(["init", "list.toml", str(here / "list.json"), "--model", model]) == 0
+    assert load_run("list.toml").data.sources[0].format == "json"
+
+
+def test_texts_prepare_and_train(here, capsys):
+    (here / "a.csv").write_text('body\n"' + "the cat sat on the mat. " * 40 + '"\n')
+    (here / "books").mkdir()
+    for number in range(30):
+        (here / "books" / f"{number}.txt").write_text(f"{number} the dog lay beside it. " * 40)
+    assert main(["init", "my.toml", "a.csv", "books", "--model", "llama-5m"]) == 0
+    assert load_run("my.toml").data.sources[0].text_column == "body"
+    small = ["data.workers=1", "data.tokenizer.vocab_size=300", "model.vocab_size=300"]
+    assert main(["prepare", "my.toml", *small]) == 0
+    words = ["train.steps=1", "train.global_batch_size=8", "model.num_layers=1", "model.seq_len=64"]
+    words += ["optim.schedule.warmup_steps=0", "model.embed_dim=32", "model.mlp_dim=32"]
+    assert main(["prepare", "my.toml", *small, *words]) == 0
+    assert main(["train", "my.toml", *small, *words]) == 0
+    assert "done: 1 steps in runs/my" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["my.txt", "rows.jsonl"], "my.txt: has to end in .toml"),
+        (["no/my.toml", "rows.jsonl"], "no/my.toml: no is no folder"),
+        (["my.toml", "nothing"], "nothing does not exist"),
+        (["my.toml", "odd.jsonl"], "no 'text', only 'a'"),
+        (["my.toml", "rows.jsonl", "rated.jsonl"], "rows of rated and text cannot be in one run"),
+        (["my.toml", "rated.jsonl", "--model", "llama-5m"], "llama-5m is a preset, whose weights"),
+        (["my.toml", "rows.jsonl", "--model", "lama-5m"], "lama-5m"),
+        (["my.toml", "rows.jsonl", "--rows", "messages"], "no 'messages'"),
+        (["my.toml", "one.jsonl", "--model", "encoder"], "my.toml:6: objective.labels must be at"),
+    ],
+)
+def test_what_cannot_be_written(words, told, here, models, capsys):
+    (here / "encoder").symlink_to(models / "encoder")
+    write(here / "one.jsonl", ROWS["labeled"][0])
+    write(here / "rows.jsonl", {"text": "a text"})
+    write(here / "rated.jsonl", ROWS["rated"][0])
+    write(here / "odd.jsonl", {"a": 1})
+    assert main(["init", *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not [path for path in here.iterdir() if path.suffix == ".toml"]
