@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lmwright.config.run import Mesh
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
-from lmwright.core.leaves import Lora
+from lmwright.core.leaves import Lora, has_adapters
+from lmwright.core.sharding import make_mesh, mesh_shape
 from lmwright.errors import UserError
+from lmwright.nn.logps import segment_sums
 from lmwright.objectives.kto import Kto, rotate
 from tests.objectives.answers_problem import gradients_of, logits, loss_of, weights
 
@@ -165,3 +168,22 @@ def test_an_answer_alone_in_its_row_says_nothing_of_the_reference_point():
     _, w = weights()
     alone = conversations((((4, 5, True),), ((3, 6, False),)))
     assert float(run(Kto(), w, alone).metrics["reference_point"][0]) == 0
+
+
+def test_each_microbatch_of_a_pipeline_has_its_own_reference_point(monkeypatch):
+    def told(model, w, batch, compute):
+        """Stands for what a model says: sums of tokens."""
+        learned, ids = batch.loss_weight * (batch.positions > 0), batch.segment_ids
+        logps = segment_sums(0.01 * has_adapters(w) * batch.tokens * learned, ids)
+        return logps, segment_sums(learned, ids), {}
+
+    monkeypatch.setattr("lmwright.objectives.kto.answer_logps", told)
+    _, w = weights()
+    rows = conversations((*ROWS, *ROWS[::-1]))
+    one, other = (run(Kto(beta=2.0), w, rows[i::2]) for i in (0, 1))
+    points = [loss.metrics["reference_point"][0] / loss.weight for loss in (one, other)]
+    assert abs(points[0] - points[1]) > 0.01
+    with jax.set_mesh(make_mesh(mesh_shape(Mesh(stage=2), 2), jax.devices()[:2])):
+        both = loss_of(Kto(beta=2.0), w, packed(rows), Compute(num_microbatches=2))
+    for got, *parts in zip(*map(jax.tree.leaves, (both, one, other)), strict=True):
+        np.testing.assert_allclose(got, sum(parts), rtol=1e-5)

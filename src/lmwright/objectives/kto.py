@@ -18,6 +18,7 @@ from lmwright.config.run import Positive, Run, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
+from lmwright.core.pipeline import microbatches, num_stages
 from lmwright.core.stack import Aux
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
@@ -52,8 +53,17 @@ class Kto(Objective):
         """Raises UserError for a run without adapters."""
         refuse_alone(run)
 
+    def for_eval(self) -> "Kto":
+        """The objective on held-out rows, whose batches are no microbatches that a pipeline takes
+        together."""
+        return _HeldOut(**vars(self))
+
+    def pieces(self, compute: Compute) -> int:
+        """Number of microbatches in the rows of a loss, each with a reference point of its own."""
+        return compute.num_microbatches if num_stages() > 1 else 1
+
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
-        """Sums over the batch's answers; the reference point is the mean of the batch. Raises
+        """Sums over the batch's answers; the reference point is the mean of a microbatch. Raises
         UserError for weights without adapters."""
         base = reference_of(w, self.kind)
         logps, tokens, aux = answer_logps(model, w, batch, compute)
@@ -66,15 +76,17 @@ class Kto(Objective):
         return with_penalties(self.of(ratio, liked, there, point, (logps, tokens)), model, aux)
 
     def _point(self, model: Model, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
-        """Mean log ratio of answers with other prompts, at least 0. An answer that is alone in
-        its row has no other prompt, and does not count."""
+        """Mean log ratio of answers with other prompts in the same microbatch, at least 0, for
+        each row [B, 1]. An answer that is alone in its row has no other prompt, and does not
+        count."""
         rotated = rotate(batch)
         moved, tokens, _ = answer_logps(model, w, rotated, compute)
         moved -= answer_logps(model, base, rotated, compute)[0]
         several = jnp.max(rotated.segment_ids, axis=1, keepdims=True) > 1  # [B, 1]
         counted = ((tokens > 0) & several).astype(jnp.float32)
-        mean = jnp.sum(moved * counted) / jnp.maximum(jnp.sum(counted), 1.0)
-        return jnp.maximum(mean, 0.0)
+        total = lambda a: jnp.sum(microbatches(a, self.pieces(compute)), (1, 2))  # noqa: E731
+        mean = total(moved * counted) / jnp.maximum(total(counted), 1.0)
+        return jnp.tile(jnp.maximum(mean, 0.0), len(several) // len(mean))[:, None]
 
     def of(
         self, ratio: Array, liked: Array, there: Array, point: Array, answers: tuple[Array, Array]
@@ -95,9 +107,17 @@ class Kto(Objective):
             "accuracy": (jnp.sum(right * there), jnp.sum(tokens * there)),
             "reward_chosen": (jnp.sum(reward * good), jnp.sum(good)),
             "reward_rejected": (jnp.sum(reward * bad), jnp.sum(bad)),
-            "reference_point": (point * count, count),
+            "reference_point": (jnp.sum(point * there), count),
         }
         return Loss(jnp.sum(each * there), count, metrics)
+
+
+class _HeldOut(Kto):
+    """`Kto` as measured on held-out rows: the reference point is the mean of a batch."""
+
+    def pieces(self, compute: Compute) -> int:
+        """One: a batch is a microbatch."""
+        return 1
 
 
 def answer_logps(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array, Aux]:
