@@ -14,6 +14,7 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import init_weights
 from lmwright.models.experts import Experts
 from lmwright.models.moe import Mixtral
+from lmwright.objectives.kto import Kto
 from lmwright.objectives.sft import Sft
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
@@ -112,6 +113,8 @@ def test_noise_is_drawn_by_row(small_run, mesh, pieces):
         ({"lora": LowRank(rank=2, adapters=(Adapter(name="a", dropout=0.1),))}, False),
         ({"lora": LowRank(rank=2)}, True),
         ({"model": MIXTRAL}, False),
+        ({"objective": Kto(), "lora": LowRank(rank=2)}, False),  # one reference point
+        ({"objective": Kto(loss_kind="apo-zero-unpaired"), "lora": LowRank(rank=2)}, True),
     ],
 )
 def test_microbatches_may_change_where_they_only_order_a_sum(small_run, change, alone):

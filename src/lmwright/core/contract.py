@@ -230,6 +230,11 @@ class Objective(Protocol):
     """True if rows are compared with each other: `loss` takes all microbatches, [A, B, T]."""
 
     @property
+    def rows_are_alone(self) -> bool:
+        """True if the loss of a row does not depend on the others of its microbatch."""
+        return True
+
+    @property
     def draws_noise(self) -> bool:
         """True if the loss of a training batch depends on its key."""
         return False

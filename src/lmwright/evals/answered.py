@@ -29,7 +29,8 @@ from lmwright.data.tokens.answers import (
 )
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.evals.documents import rows_of
-from lmwright.evals.loss import Rows, RowTally, of_all_hosts
+from lmwright.evals.loss import Rows, RowTally
+from lmwright.evals.of_hosts import of_all_hosts
 from lmwright.evals.spans import answer_text, flat_windows, found_in
 from lmwright.evals.squad import scores_of
 from lmwright.evals.tables import TaskLoss

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from lmwright.config.run import Run
 from lmwright.core.compute import Compute
@@ -209,10 +208,3 @@ def evaluate_rows(
     for rows in batches:
         tally.add(rows, measure(weights, place(batch_of(rows))))
     return tally.loss(source)
-
-
-def of_all_hosts(found: jax.Array) -> np.ndarray:
-    """An array of rows, those of all hosts."""
-    if not found.is_fully_addressable:
-        found = multihost_utils.process_allgather(found, tiled=True)
-    return np.asarray(found)

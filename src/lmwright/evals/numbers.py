@@ -9,7 +9,8 @@ import numpy as np
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
-from lmwright.evals.loss import Rows, RowTally, of_all_hosts
+from lmwright.evals.loss import Rows, RowTally
+from lmwright.evals.of_hosts import of_all_hosts
 from lmwright.evals.tables import TaskLoss
 from lmwright.objectives.regress import Regress
 from lmwright.objectives.similarity import Similarity

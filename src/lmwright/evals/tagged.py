@@ -11,7 +11,8 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.evals.entities import entity_counts, f1_of
-from lmwright.evals.loss import Rows, RowTally, of_all_hosts
+from lmwright.evals.loss import Rows, RowTally
+from lmwright.evals.of_hosts import of_all_hosts
 from lmwright.evals.tables import TaskLoss
 from lmwright.objectives.tag import Tag
 

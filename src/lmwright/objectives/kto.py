@@ -49,6 +49,11 @@ class Kto(Objective):
         reference point."""
         return 3 if self.loss_kind == "kto" else 1
 
+    @property
+    def rows_are_alone(self) -> bool:
+        """False where the answers of a microbatch have one reference point."""
+        return self.loss_kind != "kto"
+
     def refuse(self, run: Run) -> None:
         """Raises UserError for a run without adapters."""
         refuse_alone(run)

@@ -303,11 +303,13 @@ def identity(run: Run) -> dict[str, Any]:
 
 def rows_are_alone(run: Run) -> bool:
     """True if microbatches only order a sum: no inputs of adapters are dropped, since that is drawn
-    for a microbatch, and no experts balance its tokens. Noise on embeddings is drawn for each row,
-    but where several trainees share the batch, for its place among the rows of one."""
-    trainees = training_of(run).trainees
-    noisy = any(t.dropout for t in trainees) or (run.objective.draws_noise and len(trainees) > 1)
-    return not noisy and not any("experts" in p.batch for _, p in walk(spec_of(run)))
+    for a microbatch, no experts balance its tokens, and the objective compares none of its rows.
+    Noise on embeddings is drawn for each row, but where several trainees share the batch, for its
+    place among the rows of one."""
+    trainees, objective = training_of(run).trainees, run.objective
+    noisy = any(t.dropout for t in trainees) or (objective.draws_noise and len(trainees) > 1)
+    balanced = any("experts" in p.batch for _, p in walk(spec_of(run)))
+    return not noisy and not balanced and objective.rows_are_alone
 
 
 def _keep_shared(runs: Sequence[Run], fields: Sequence[dict[str, Any]]) -> None:
