@@ -244,7 +244,7 @@ def test_error_and_size_of_the_integers(storage, bits, error):
 def test_dropout_scales_what_it_keeps_and_leaves_the_base_alone():
     param = Param("embed -> mlp", (D, F))
     w = lora(param, "fp32")
-    key = jax.random.key_data(jax.random.key(3))
+    key = jax.random.key_data(jax.random.key(3))[None]  # of one microbatch
     dropped = Lora(w.base, w.a, w.b, None, key, jnp.float32(0.25), inputs=1, outputs=1)
     x = jnp.ones((64, 7, D))
     base = dot("btd,df->btf", x, w.base)

@@ -2,7 +2,7 @@
 it is packed, cut or laid out."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
+from lmwright.core.leaves import Lora
 from lmwright.core.param import init_weights
 from lmwright.errors import UserError
 from lmwright.models.eurobert import EuroBert
@@ -221,6 +222,18 @@ def test_an_update_is_the_same_however_a_batch_is_cut(plain, microbatches, devic
         np.testing.assert_allclose(one[name], two[name], rtol=1e-4)
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(mine, other, rtol=2e-4, atol=2e-5)
+
+
+def test_each_microbatch_drops_inputs_of_its_own():
+    objective = Embed()
+    w, two = weights(objective), jax.random.split(jax.random.key(1), (1, 2))  # layers, microbatches
+    a, b, rate = jnp.ones((1, D, 2)), jnp.ones((1, 2, 24)), jnp.full(1, 0.5)
+    up = Lora(w["layers"]["up"], a, b, None, jax.random.key_data(two), rate)
+    w |= {"layers": w["layers"] | {"up": up}}
+    twice = jax.tree.map(lambda a: jnp.stack([a, a]), packed(in_rows(groups(SIZES, 0))[:1], T))
+    found = jax.jit(partial(objective.texts, objective.model_over(MODEL), compute=Compute()))
+    first, second = found(w, twice)[0].vectors
+    assert not np.allclose(first, second, rtol=1e-2)
 
 
 def test_only_vectors_are_kept_of_all_microbatches():

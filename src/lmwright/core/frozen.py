@@ -20,6 +20,7 @@ from lmwright.core.leaves import (
     merge,
 )
 from lmwright.core.param import letters
+from lmwright.core.pipeline import interleaved
 from lmwright.core.sharding import platform
 from lmwright.core.weight import (
     Weight,
@@ -140,7 +141,9 @@ def dropped(x: Array, w: Lora) -> Array:
     """Inputs of an adapter's first factor, some of them dropped where it has a key."""
     if w.key is None:
         return x
-    keep = jax.random.bernoulli(jax.random.wrap_key_data(w.key), 1 - w.dropout, x.shape)
+    shape = (len(x) // len(w.key), *x.shape[1:])  # of a microbatch
+    draw = lambda key: jax.random.bernoulli(key, 1 - w.dropout, shape)  # noqa: E731
+    keep = interleaved(jax.vmap(draw)(jax.random.wrap_key_data(w.key)))
     return jnp.where(keep, x / (1 - w.dropout).astype(x.dtype), 0)
 
 

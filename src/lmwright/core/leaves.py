@@ -74,8 +74,8 @@ class Lora:
 
     `a` [*batch, *inputs, R] and `b` [*batch, R, *outputs], with the scale alpha / R in `b`
     already. `magnitude` [*batch, *outputs] makes it DoRA (https://arxiv.org/abs/2402.09353):
-    every output's column of base + a b has this norm. `key` uint32 [layers, 2] and `dropout`
-    float32 [layers] drop inputs of `a`.
+    every output's column of base + a b has this norm. `key` uint32 [layers, A, 2], of the A
+    microbatches that are computed at once, and `dropout` float32 [layers] drop inputs of `a`.
     """
 
     base: Any
@@ -160,16 +160,11 @@ def map_base(fn: Callable[[Array], Array], leaf: Any) -> Any:
     return leaf if is_typed(leaf) else fn(leaf)
 
 
-def fold_keys(w: Tree, number: Array) -> Tree:
-    """`w` whose adapters drop other inputs for each `number`."""
-
-    def fold(leaf: Any) -> Any:
-        if not isinstance(leaf, Lora) or leaf.key is None:
-            return leaf
-        key = jax.random.fold_in(jax.random.wrap_key_data(leaf.key), number)
-        return replace(leaf, key=jax.random.key_data(key))
-
-    return jax.tree.map(fold, w, is_leaf=is_typed)
+def map_keys(fn: Callable[[Array], Array], w: Tree) -> Tree:
+    """`w` with `fn` of the keys by which its adapters drop inputs."""
+    has_key = lambda leaf: isinstance(leaf, Lora) and leaf.key is not None  # noqa: E731
+    map_one = lambda leaf: replace(leaf, key=fn(leaf.key)) if has_key(leaf) else leaf  # noqa: E731
+    return jax.tree.map(map_one, w, is_leaf=is_typed)
 
 
 def without_adapters(w: Tree) -> Tree:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.core.leaves import map_keys
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_ways, constrain
 from lmwright.errors import UserError
@@ -43,6 +44,11 @@ def microbatches(rows: Array, num: int) -> Array:
     return rows.reshape(-1, num, *rows.shape[1:]).swapaxes(0, 1)
 
 
+def of_microbatch(w: Tree, number: Array) -> Tree:
+    """Weights of which adapters drop inputs as in one microbatch of those computed at once."""
+    return map_keys(lambda key: lax.dynamic_index_in_dim(key, number, -2), w)
+
+
 def pipelined(
     block: Block, layers: Tree, x: Array, *side: Any, num_microbatches: int
 ) -> tuple[Array, dict[str, Array]]:
@@ -64,8 +70,8 @@ def pipelined(
     x, side = cut(x), jax.tree.map(cut, side)
     by_stage = jax.tree.map(lambda a: a.reshape(stages, -1, *a.shape[1:]), layers)
 
-    def run_stage(layers: Tree, x: Array, side: tuple) -> tuple[Array, dict[str, Array]]:
-        x, aux = lax.scan(lambda x, w: block(w, x, *side), x, layers)
+    def run_stage(at: Array, layers: Tree, x: Array, side: tuple) -> tuple[Array, dict[str, Array]]:
+        x, aux = lax.scan(lambda x, w: block(of_microbatch(w, at), x, *side), x, layers)
         return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
 
     run_stages = jax.vmap(run_stage, spmd_axis_name=AXIS)
@@ -78,7 +84,7 @@ def pipelined(
         works = (at >= 0) & (at < num)
         at = jnp.clip(at, 0, num - 1)
         here = jax.tree.map(lambda a: jnp.take(a, at, axis=0), side)
-        done, aux = run_stages(by_stage, x, here)
+        done, aux = run_stages(at, by_stage, x, here)
         done = constrain(done, "stages batch stream embed")
         aux = jax.tree.map(lambda a: jnp.tensordot(works.astype(a.dtype), a, 1), aux)
         return done, (done, aux)

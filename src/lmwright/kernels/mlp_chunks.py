@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.leaves import fold_keys, map_base, trained_leaves
+from lmwright.core.leaves import map_base, map_keys, trained_leaves
 from lmwright.core.param import Tree
 from lmwright.core.sharding import (
     TokenShards,
@@ -62,7 +62,7 @@ class _Chunks:
 
     def run(self, trained: list[Array], frozen: list[Array], h: Array, number: Array) -> Array:
         """The result [B, C, D] of chunk `number`, h [B, C, D]."""
-        return self.function(fold_keys(self.join(trained, frozen), number), h)
+        return self.function(map_keys(partial(_folded, number), self.join(trained, frozen)), h)
 
     def for_products(
         self, trained: list[Array], frozen: list[Array], dtype: jnp.dtype
@@ -111,6 +111,12 @@ def _chunked_bwd(static: _Chunks, residuals: Any, g: Array) -> Any:
 
 
 _chunked.defvjp(_chunked_fwd, _chunked_bwd)
+
+
+def _folded(number: Array, keys: Array) -> Array:
+    """Other keys [A, 2] for each number."""
+    fold = lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), number)  # noqa: E731
+    return jax.random.key_data(jax.vmap(fold)(keys))
 
 
 def _as_read(a: Array, axes: str, dtype: jnp.dtype | None) -> Array:

@@ -21,7 +21,7 @@ from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.core.pipeline import interleaved
+from lmwright.core.pipeline import interleaved, of_microbatch
 from lmwright.errors import UserError
 from lmwright.models.embedder import Embedder, embedder_of, unit
 from lmwright.models.hf.embedder import TokenPooling
@@ -116,14 +116,16 @@ class Embed(OverObjective):
         """The texts of rows [B, T] or, one microbatch after the other, [A, B, T], and the penalties
         of the layers, with their metrics."""
 
-        def encode(rows: Batch) -> tuple[Array, tuple[Array | float, dict]]:
+        def encode(rows: Batch, w: Tree = w) -> tuple[Array, tuple[Array | float, dict]]:
             vectors, aux = embedder.vectors(w, rows, compute, places_of(rows))
             return vectors, penalties(embedder, aux)
 
         if batch.tokens.ndim == 2:
             vectors, added = encode(batch)
         else:
-            vectors, (total, metrics) = lax.map(jax.checkpoint(encode), batch)
+            one = jax.checkpoint(lambda rows, number: encode(rows, of_microbatch(w, number)))
+            pieces = batch, jnp.arange(len(batch.tokens))
+            vectors, (total, metrics) = lax.map(lambda piece: one(*piece), pieces)
             vectors, batch = interleaved(vectors), jax.tree.map(interleaved, batch)
             added = jnp.mean(total), jax.tree.map(jnp.sum, metrics)
         ids = jnp.arange(1, places_of(batch) + 1)[:, None]

@@ -11,7 +11,7 @@ PEFT's `modules_to_save`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -260,7 +260,8 @@ def bind(
     """The base with `Lora` leaves at the paths of `parts` (see `scaled`), and the weights that are
     whole in them.
 
-    `params` are the targets' own. With a typed `key`, `dropout` of the inputs of `a` is dropped.
+    `params` are the targets' own. With typed keys [A], one for each of the microbatches that are
+    computed at once, `dropout` of the inputs of `a` is dropped.
     """
 
     def join(path: str, leaf: Any) -> Any:
@@ -268,7 +269,8 @@ def bind(
             return leaf
         drop = {}
         if key is not None and dropout is not None:
-            drop = _dropout(params[path], path_key(key, path), dropout)
+            own = jax.vmap(lambda key: path_key(key, path))
+            drop = _dropout(params[path], own(key), dropout)
         return _leaf(leaf, params[path], parts[path], **drop)
 
     whole = ((path, part[WHOLE]) for path, part in parts.items() if WHOLE in part)
@@ -281,12 +283,12 @@ def _leaf(base: Any, param: Param, part: Mapping[str, Array], **drop: Any) -> Lo
 
 
 def _dropout(param: Param, key: Array, rate: Array | float) -> dict[str, Array]:
-    """Keys and rates of a leaf, one for each layer of the stack."""
+    """Keys [A] and the rate of a leaf, or those of each layer of the stack."""
     if param.batch[:1] != ("layers",):
         return {"key": jax.random.key_data(key), "dropout": jnp.asarray(rate, jnp.float32)}
     layers = param.shape[0]
-    keys = jax.random.key_data(jax.random.split(key, layers))
-    return {"key": keys, "dropout": jnp.full(layers, rate, jnp.float32)}
+    keys = jax.vmap(partial(jax.random.split, num=layers), out_axes=1)(key)
+    return {"key": jax.random.key_data(keys), "dropout": jnp.full(layers, rate, jnp.float32)}
 
 
 def merged(adapter: ResolvedAdapter, base: Tree, weights: Tree) -> Tree:

@@ -230,7 +230,9 @@ def summed_gradients(
     whole = objective.whole_batch and not at_once
 
     def loss_of(parts: Any, rows: Batch, key: Array, rate: Any, done: Any, index: Any) -> Loss:
-        drop = (jax.random.fold_in(jax.random.fold_in(key, index), 1), rate) if drops else ()
+        pieces = jnp.arange(num if at_once or whole else 1) + index
+        own = jax.vmap(lambda n: jax.random.fold_in(jax.random.fold_in(key, n), 1))
+        drop = (own(pieces), rate) if drops else ()
         # by their numbers in the batch, so that other microbatches draw the same
         numbers = jnp.arange(len(rows.tokens)) * (stride := 1 if at_once else num) + index
         draws = objective.draws(key, numbers, stride * len(numbers), done)
