@@ -2,11 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
+from lmwright.config.run import Source
 from lmwright.errors import UserError
-from lmwright.evals.streamed import open_texts, refuse_existing, write_lines
+from lmwright.evals.streamed import Texts, open_texts, refuse_existing, write_lines
 
 WORDS = [f"word {number}" for number in range(9)]
 WHOLE = [{"text": word} for word in WORDS]
@@ -68,6 +70,14 @@ def test_a_second_command_does_not_write_into_the_same_file(write, tmp_path):
 
     assert write(beside=second) == WHOLE
     assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
+
+
+def test_no_credentials_of_a_url_are_stored(tmp_path):
+    url = "https://me:pw@host/in.txt?version=3&token=abc"
+    (tmp_path / "in.txt").write_text("a word\n")
+    file = replace(open_texts(str(tmp_path / "in.txt"), "text", None).files[0], path=url)
+    texts = Texts(Source(path=url), (file,))
+    assert texts.stamps == [["https://host/in.txt?version=3", file.size, file.stamp]]
 
 
 class Count:

@@ -21,6 +21,7 @@ from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
 from lmwright.guard.files import try_lock
+from lmwright.guard.urls import without_secrets
 
 CHUNK = 1024  # texts that are packed together
 
@@ -50,8 +51,8 @@ class Texts:
 
     @property
     def stamps(self) -> list[list[Any]]:
-        """Path, size and time of each file, by which a changed one is known."""
-        return [[each.path, each.size, each.stamp] for each in self.files]
+        """Path without credentials, size and time of each file, by which a changed one is known."""
+        return [[without_secrets(each.path), each.size, each.stamp] for each in self.files]
 
 
 def _whole_characters(row: Row | Bad) -> Row | Bad:
