@@ -17,6 +17,7 @@ from lmwright import __version__
 from lmwright.cli import main as cli
 from lmwright.cli import runs
 from lmwright.cli.main import main
+from lmwright.cli.output import EXIT_UNREAD, BrokenPipe
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware import environment
@@ -222,7 +223,29 @@ def test_the_installed_command_ends_with_the_exit_code(run_file):
 def test_a_reader_that_leaves_early_is_no_error(run_file):
     command = f"{sys.executable} -m lmwright config schema | head -c 10"
     done = start("bash", "-o", "pipefail", "-c", command)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode in (0, EXIT_UNREAD), done.stderr) == (True, "")
+
+
+@pytest.mark.parametrize("how", ["print", "rich.print"])
+def test_a_reader_that_leaves_before_the_end_is_no_answer(how):
+    """Exit code 1 would say that a plan does not fit, or that models differ."""
+    code = (
+        "import sys, rich\nfrom lmwright.cli import main\n"
+        "@main.lmwright.command()\n"
+        f"def much(): [{how}('x' * 100) for _ in range(9999)]\n"
+        "sys.exit(main.main(['much']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        child.stdout.close()
+        assert (child.stderr.read(), child.wait(60)) == (b"", EXIT_UNREAD)
+
+
+def test_another_pipe_that_breaks_is_not_hidden(verb):
+    verb(BrokenPipeError(errno.EPIPE, "of a socket"))
+    with pytest.raises(BrokenPipe):
+        main(["train", "run.toml"])
 
 
 @pytest.mark.parametrize("name", environment.ENVIRONMENT)

@@ -18,6 +18,7 @@ from lmwright import __version__
 from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
 from lmwright.cli.interrupt import send_again, was_interrupted
+from lmwright.cli.output import EXIT_UNREAD, BrokenPipe, leave_output
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
@@ -101,8 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(usage_message(error))
     except (click.Abort, KeyboardInterrupt):
         return _interrupted()
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipe as error:  # the reader, `head` say, has seen enough
+        if not leave_output(error.__cause__):
+            raise
+        return EXIT_UNREAD
+    except BrokenPipeError as error:  # after the command had ended
+        leave_output(error)
         return 0
     except (RuntimeError, AssertionError) as error:
         refused = of_card(error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from lmwright.cli.output import BrokenPipe, is_of_pipe
 from lmwright.errors import UserError
 
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
@@ -18,6 +19,14 @@ class InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (OSError, SystemExit) as error:
+            if is_of_pipe(error):
+                raise BrokenPipe from error
+            raise
 
 
 def load(path: str, overrides: Sequence[str], *left_out: str) -> Any:
