@@ -242,6 +242,22 @@ def test_a_reader_that_leaves_before_the_end_is_no_answer(how):
         assert (child.stderr.read(), child.wait(60)) == (b"", EXIT_UNREAD)
 
 
+def test_an_output_without_a_character_shows_it_as_json(tmp_path):
+    name = tmp_path / "\u0142\U0001f408.toml"
+    name.write_text(RUN_FILE.replace("tiny", "\u0142\U0001f408"))
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = start(sys.executable, "-m", "lmwright", "config", "show", str(name), env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'name = "\\u0142\\ud83d\\udc08"' in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_an_output_that_is_closed_is_no_error(run_file, closed):
+    command = f"{sys.executable} -m lmwright config show {run_file}"
+    assert start("bash", "-c", f"{command} {closed}").returncode == 0
+    assert start("bash", "-c", f"{command} a=1 {closed}").returncode == 2
+
+
 def test_another_pipe_that_breaks_is_not_hidden(verb):
     verb(BrokenPipeError(errno.EPIPE, "of a socket"))
     with pytest.raises(BrokenPipe):

@@ -18,7 +18,7 @@ from lmwright import __version__
 from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
 from lmwright.cli.interrupt import send_again, was_interrupted
-from lmwright.cli.output import EXIT_UNREAD, BrokenPipe, leave_output
+from lmwright.cli.output import EXIT_UNREAD, BrokenPipe, leave_output, open_output
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
@@ -86,6 +86,7 @@ for verb in VERBS:  # in the order in which they are used
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
+    open_output()
     set_environment()
     sys.excepthook = show_exception
     send_again()
