@@ -110,6 +110,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     refuse_existing(tmp_path / "new.jsonl", overwrite=False)
     with pytest.raises(UserError, match="is a folder; name a file in it"):
         refuse_existing(tmp_path, overwrite=True)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is no file, and a file would take its place"):
+        refuse_existing(tmp_path / "pipe", overwrite=True)
     with pytest.raises(UserError, match="none is no folder; make it"):
         refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)
 

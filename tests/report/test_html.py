@@ -4,7 +4,9 @@ import base64
 import gzip
 import json
 import math
+import os
 import re
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -165,6 +167,19 @@ def test_where_it_goes(tmp_path, monkeypatch, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "report.html"]
 
 
+def test_a_pipe_and_a_link_keep_their_place(tmp_path):
+    """As /dev/stdout does, also for root."""
+    folder, pipe, link = write_run(tmp_path / "a"), tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    with (tmp_path / "read").open("wb") as got, subprocess.Popen(["cat", pipe], stdout=got):
+        write_report([folder], pipe)
+    page = (tmp_path / "read").read_bytes()
+    assert pipe.is_fifo() and page.startswith(b"<!doctype html>")
+    link.symlink_to(tmp_path / "r.html")
+    write_report([folder], link)
+    assert link.is_symlink() and (tmp_path / "r.html").stat().st_size == len(page)
+
+
 def test_nothing_is_left_where_it_cannot_be_written(tmp_path):
     folder = write_run(tmp_path / "a")
     with pytest.raises(UserError, match=r"absent/r\.html: cannot be written"):
@@ -172,6 +187,8 @@ def test_nothing_is_left_where_it_cannot_be_written(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="taken: cannot be written"):
         write_report([folder], tmp_path / "taken")
+    with pytest.raises(UserError, match="Is a directory"):
+        write_report([folder], ".")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "taken"]
     with pytest.raises(UserError, match="no run directory"):
         write_report([], tmp_path / "r.html")

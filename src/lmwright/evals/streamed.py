@@ -84,6 +84,11 @@ def refuse_existing(out: Path | None, overwrite: bool) -> None:
         return
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name a file in it")
+    if out.exists() and not out.is_file():
+        raise UserError(
+            f"{out}: is no file, and a file would take its place; leave --out out to write to the "
+            "terminal or a pipe"
+        )
     if out.exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
     if not out.parent.is_dir():

@@ -1,5 +1,6 @@
 """The file of a report: where it goes, written whole, to a bucket too."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +16,13 @@ def usual_file(dirs: Sequence[str | Path], name: str) -> str | Path:
 
 def write_page(text: str, out: str | Path) -> Path:
     """Writes a page; returns its path on this machine. Raises UserError where it cannot."""
-    local = mirror_folder(out)
+    local, page = mirror_folder(out), text.encode(errors="replace")
+    place = Path(os.path.realpath(local))  # a link, such as /dev/stdout, stays
     try:
-        write_whole(local, text.encode(errors="replace"))
+        if place.exists() and not place.is_file():  # a pipe or a device; a folder is refused
+            place.write_bytes(page)
+        else:
+            write_whole(place, page)
         send_file(local, out)
     except OSError as error:
         raise UserError(
