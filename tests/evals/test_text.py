@@ -1,6 +1,7 @@
 """Perplexity of a text in windows: by hand, and through the command on any kind of model."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.evals.compute import row_compute
-from lmwright.evals.text import evaluate_text
+from lmwright.evals.text import encode_file, evaluate_text
 from lmwright.formats import reference
 from lmwright.formats.convert import export_command
 from lmwright.formats.proof import logits
@@ -78,6 +79,15 @@ def test_what_does_not_fit():
             evaluate_text(MODEL, w, [1, 2, 3], **options)
     with pytest.raises(UserError, match="has 1 tokens"):
         evaluate_text(MODEL, w, [1], context=8)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    class Bytes:
+        prompt_prefix, tokenizer = (1,), SimpleNamespace(encode=lambda text: list(text.encode()))
+
+    (tmp_path / "a.txt").write_bytes("\ufeffa\ufeff".encode())
+    assert encode_file(Bytes, str(tmp_path / "a.txt")) == [1, *"a\ufeff".encode()]
+    assert encode_file(Bytes, str(tmp_path / "a.txt"), max_chars=1) == [1, ord("a")]
 
 
 def test_the_command_takes_every_form(shared_data, tmp_path, monkeypatch, capsys):

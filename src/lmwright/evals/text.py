@@ -171,10 +171,10 @@ def _objective_of(loaded: LoadedModel, samples: int | None) -> Objective:
 
 
 def encode_file(loaded: LoadedModel, text: str | Path, max_chars: int | None = None) -> list[int]:
-    """Ids of a text file, or of its beginning, with those that go before each text. Raises
-    UserError where it cannot be read."""
+    """Ids of a text file, or of its beginning, with those that go before each text; a byte order
+    mark is none of it. Raises UserError where it cannot be read."""
     try:
-        whole = Path(text).read_bytes().decode("utf-8")[:max_chars]
+        whole = Path(text).read_bytes().decode("utf-8-sig")[:max_chars]
     except OSError as error:
         raise UserError(f"{text}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
