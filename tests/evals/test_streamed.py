@@ -57,6 +57,13 @@ def test_what_a_crash_has_left_of_a_line_is_written_again(write, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
 
 
+def test_a_damaged_note_is_no_part_of_it(write, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    (tmp_path / "out.part.json").write_bytes(b"\xff\xff")
+    assert write() == WHOLE
+
+
 def test_what_was_asked_otherwise_is_no_part_of_it(write, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(stop_at=4, asked="b")

@@ -149,7 +149,7 @@ def _write_resumed(
                     f"{part}: is being written by another command; wait for it, or choose another "
                     "--out"
                 )
-            known = note.exists() and note.read_text("utf-8") == wishes
+            known = note.exists() and note.read_bytes() == wishes.encode()
             done = _whole_lines(raw, tally if known else None)
             note.write_text(wishes, encoding="utf-8")
             try:
