@@ -124,6 +124,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
         refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)
 
 
+def test_the_texts_are_not_replaced(tmp_path):
+    (tmp_path / "in.txt").write_text("good\n")
+    (tmp_path / "link.txt").symlink_to("in.txt")
+    texts = open_texts(str(tmp_path / "link.txt"), "text", None)
+    with pytest.raises(UserError, match="holds the texts, which would be lost"):
+        write_lines(texts, lines, Count(), tmp_path / "in.txt", {})
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "link.txt"]
+
+
 def test_a_file_that_changes_while_it_is_read_makes_no_output(write, tmp_path):
     path = tmp_path / "in.txt"
 

@@ -117,8 +117,15 @@ def write_lines(
     if out is None:
         run(0, sys.stdout.write)
         return
+    if any(_are_one(out, each.path) for each in texts.files):
+        raise UserError(f"{out}: holds the texts, which would be lost; choose another --out")
     done = _write_resumed(out, {**asked, "files": texts.stamps}, run, tally, finish)
     print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
+
+
+def _are_one(out: Path, path: str) -> bool:
+    """True for two names of a file that is there."""
+    return out.exists() and os.path.exists(path) and os.path.samefile(out, path)
 
 
 def _own_words(error: UserError) -> UserError:
