@@ -8,6 +8,7 @@ import pytest
 
 from lmwright.config.run import Source
 from lmwright.errors import UserError
+from lmwright.evals import streamed
 from lmwright.evals.streamed import Texts, open_texts, refuse_existing, write_lines
 
 WORDS = [f"word {number}" for number in range(9)]
@@ -85,6 +86,26 @@ def test_no_credentials_of_a_url_are_stored(tmp_path):
     file = replace(open_texts(str(tmp_path / "in.txt"), "text", None).files[0], path=url)
     texts = Texts(Source(path=url), (file,))
     assert texts.stamps == [["https://host/in.txt?version=3", file.size, file.stamp]]
+
+
+def test_what_another_command_made_meanwhile_is_not_replaced(write, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="exists; replace it with --overwrite"):
+        write(beside=lambda: out.write_text("another's"))
+    assert out.read_text() == "another's"
+    assert [json.loads(line) for line in (tmp_path / "out.part").open()] == WHOLE
+
+
+def test_lines_that_get_their_name_before_they_are_locked_stay(write, tmp_path, monkeypatch):
+    def lock(_file):
+        os.replace(tmp_path / "out.part", tmp_path / "out")
+        (tmp_path / "out").write_text("another's")
+        return True
+
+    monkeypatch.setattr(streamed, "try_lock", lock)
+    with pytest.raises(UserError, match="is being written by another command"):
+        write()
+    assert (tmp_path / "out").read_text() == "another's"
 
 
 class Count:

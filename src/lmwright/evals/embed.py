@@ -176,7 +176,7 @@ def embed_command(
     asked |= {"prompt": vectors.prompt} if vectors.prompt else {}
     asked |= {"precision": precision, "kernels": kernels}
     asked |= {"model": weights_hash(vectors.weights)} if target else {}
-    write_lines(texts, lines, tally, target, asked, partial(finish, vectors.dim))
+    write_lines(texts, lines, tally, target, asked, partial(finish, vectors.dim), overwrite)
     console = Console(stderr=out is None, highlight=False)
     console.print(tally.line(vectors.dim, vectors.most), markup=False, soft_wrap=True)
     return 0

@@ -163,7 +163,7 @@ def predict_command(
     asked |= {} if threshold is None else {"threshold": threshold}
     asked |= {"precision": precision, "kernels": kernels}
     asked |= {"model": weights_hash(predictor.weights)} if target else {}
-    write_lines(texts, lines, tally, target, asked)
+    write_lines(texts, lines, tally, target, asked, overwrite=overwrite)
     console = Console(stderr=out is None, highlight=False)
     console.print(tally.line(predictor.most), markup=False, soft_wrap=True)
     if label_column is not None:

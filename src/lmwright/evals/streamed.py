@@ -102,10 +102,11 @@ def write_lines(
     out: Path | None,
     asked: Mapping[str, Any],
     finish: Callable[[Path, Path], None] = os.replace,
+    overwrite: bool = False,
 ) -> None:
     """Writes the lines of the texts to the terminal, or to `out` by way of OUT.part, after the rows
     that an interrupted command that `asked` for the same left there; `finish` makes OUT of it.
-    Raises UserError where a file cannot be read or written."""
+    Raises UserError where a file cannot be read or written, or another command wrote OUT."""
 
     def run(done: int, write: Callable[[str], Any]) -> None:
         try:
@@ -119,7 +120,13 @@ def write_lines(
         return
     if any(_are_one(out, each.path) for each in texts.files):
         raise UserError(f"{out}: holds the texts, which would be lost; choose another --out")
-    done = _write_resumed(out, {**asked, "files": texts.stamps}, run, tally, finish)
+
+    def end(part: Path, out: Path) -> None:
+        refuse_existing(out, overwrite)  # another command may have made it meanwhile
+        finish(part, out)
+
+    refuse_existing(out, overwrite)
+    done = _write_resumed(out, {**asked, "files": texts.stamps}, run, tally, end)
     print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
 
 
@@ -151,7 +158,7 @@ def _write_resumed(
     try:
         wishes = json.dumps(asked)
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as raw:
-            if not try_lock(raw):
+            if not (try_lock(raw) and _is_at(raw, part)):  # it may have been OUT by then
                 raise UserError(
                     f"{part}: is being written by another command; wait for it, or choose another "
                     "--out"
@@ -171,6 +178,11 @@ def _write_resumed(
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror or error})") from None
     return done
+
+
+def _is_at(raw: Any, path: Path) -> bool:
+    """True if an open file still has its name."""
+    return path.exists() and os.path.samestat(os.fstat(raw.fileno()), path.stat())
 
 
 def _whole_lines(raw: Any, tally: Tally | None) -> int:
