@@ -154,6 +154,21 @@ def test_the_texts_are_not_replaced(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "link.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a.toml", r"a\.toml is of an unknown format \(\.toml\); supported are .* and \.zst$"),
+        ("a.json", r"each also \.gz and \.zst$"),
+        ("a.parquet", r"truncated or damaged .*; replace this parquet file$"),
+    ],
+)
+def test_no_cure_is_a_field_of_a_run(tmp_path, name, says):
+    (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match=says):
+        texts = open_texts(str(tmp_path / name), "text", None)
+        write_lines(texts, lines, Count(), tmp_path / "out", {})
+
+
 def test_a_file_that_changes_while_it_is_read_makes_no_output(write, tmp_path):
     path = tmp_path / "in.txt"
 

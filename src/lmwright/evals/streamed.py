@@ -7,6 +7,7 @@ What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,8 +137,11 @@ def _are_one(out: Path, path: str) -> bool:
 
 
 def _own_words(error: UserError) -> UserError:
-    """The error of a reader, with the options of a command for the fields of a run."""
-    text = str(error).removeprefix("data.sources: ")
+    """The error of a reader, with the options of a command for the fields of a run, and without the
+    cures that only a run has."""
+    text = str(error).removeprefix("data.sources: ").replace(" or remove it from data.sources", "")
+    text = re.sub(r"; change data\.sources\.split$", "; give one of its files", text)
+    text = re.sub(r"; (set|change) data\.sources\.format\b.*", "", text)
     for name in ("text_column", "id_column"):
         text = text.replace(f"data.sources.{name}", f"--{name.replace('_', '-')}")
     text = text.replace("data.sources.meta_columns", "--pair-column or --label-column")
