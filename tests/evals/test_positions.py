@@ -2,15 +2,18 @@
 the command."""
 
 import json
+from unittest.mock import Mock
 
 import jax
 import numpy as np
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.cli.output import BrokenPipe
 from lmwright.core.compute import Compute
 from lmwright.core.param import map_params
 from lmwright.core.sharding import AXES, batch_sharding, make_mesh, weight_shardings
+from lmwright.evals import long_context
 from lmwright.evals.loss import evaluate_rows
 from lmwright.evals.positions import bucket_starts, position_losses
 from lmwright.formats.load import load_model
@@ -102,6 +105,10 @@ def test_the_command_keeps_it_for_the_report(tmp_path, capsys):
     run = str(root / "run")
     assert main(["prepare", str(root / "run.toml")]) == 0
     assert main(["train", str(root / "run.toml")]) == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BrokenPipe):
+        patch.setattr(long_context, "print_positions", Mock(side_effect=BrokenPipeError))
+        main(["eval", run, "--by-position", "--precision", "fp32"])
+    assert (root / "run" / "evals.jsonl").exists()  # also where nobody reads what is printed
     capsys.readouterr()
     assert main(["eval", run, "--by-position", "--precision", "fp32"]) == 0
     assert "tokens before" in capsys.readouterr().out

@@ -4,7 +4,8 @@ eval MODEL --by-position     held-out rows, or windows of a text --> loss by pos
 eval MODEL --needle          held-out rows, or a text, as haystack --> numbers found
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,9 @@ def positions_command(
         model, dtype = loaded.model, DTYPES[compute.precision]
         w = cast_as_trained(model.spec(), loaded.weights, dtype)
         measured = [position_losses(model, compute, w, source, batches, context)]
-    print_positions(measured)
-    print(compute_text(compute))
-    _keep(path, step, [each.line() for each in measured], adapter)
+    with _kept(path, step, [each.line() for each in measured], adapter):
+        print_positions(measured)
+        print(compute_text(compute))
     return 0
 
 
@@ -107,11 +108,11 @@ def needle_command(
         answer_greedily(loaded, compute), hay, lengths, tuple(depths),
         source=source, tries=tries, seed=seed,
     )  # fmt: skip
-    print_needles(scores)
-    if max(lengths) > len(hay.ids):
-        print(f"the haystack has {len(hay.ids):,} tokens and was repeated")
-    print(compute_text(compute))
-    _keep(path, loaded.step, [scores.line()], adapter)
+    with _kept(path, loaded.step, [scores.line()], adapter):
+        print_needles(scores)
+        if max(lengths) > len(hay.ids):
+            print(f"the haystack has {len(hay.ids):,} tokens and was repeated")
+        print(compute_text(compute))
     return 0
 
 
@@ -141,7 +142,12 @@ def _plain(loaded: LoadedModel, ids: Any) -> np.ndarray:
     return ids[~np.isin(ids, special)]
 
 
-def _keep(path: str, step: int | None, lines: list[Line], adapter: str | None) -> None:
-    """Keeps lines in the run directory that the model came from; other places have no report."""
-    if step is not None:
-        keep_measured(open_run(path).path, step, lines, adapter)
+@contextmanager
+def _kept(path: str, step: int | None, lines: list[Line], adapter: str | None) -> Iterator[None]:
+    """Keeps lines in the run directory that the model came from, once they are printed, also where
+    nobody reads them; other places have no report."""
+    try:
+        yield
+    finally:
+        if step is not None:
+            keep_measured(open_run(path).path, step, lines, adapter)
