@@ -58,6 +58,17 @@ def test_what_a_crash_has_left_of_a_line_is_written_again(write, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
 
 
+def test_progress_is_told(write, monkeypatch, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(streamed, "TELL_EVERY_S", 0.0)
+    write()
+    assert [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"{rows} rows" for rows in range(5, 10)
+    ]
+
+
 def test_a_damaged_note_is_no_part_of_it(write, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(stop_at=4)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,7 @@ from lmwright.guard.files import try_lock
 from lmwright.guard.urls import without_secrets
 
 CHUNK = 1024  # texts that are packed together
+TELL_EVERY_S = 10.0
 
 Lines = Callable[[Iterator[Row | Bad]], Iterator[list[str]]]
 """JSON lines of rows, some at a time, in their order."""
@@ -110,9 +112,11 @@ def write_lines(
     Raises UserError where a file cannot be read or written, or another command wrote OUT."""
 
     def run(done: int, write: Callable[[str], Any]) -> None:
+        tell = _teller(done) if out else lambda _new: None
         try:
             for each in lines(islice(texts.rows(), done, None)):
                 write("".join(each))
+                tell(len(each))
         except UserError as error:
             raise _own_words(error) from None
 
@@ -129,6 +133,22 @@ def write_lines(
     refuse_existing(out, overwrite)
     done = _write_resumed(out, {**asked, "files": texts.stamps}, run, tally, end)
     print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
+
+
+def _teller(rows: int) -> Callable[[int], None]:
+    """Prints now and then how many rows are written, after `rows` that were there, and how fast; it
+    is given the number of new ones."""
+    began = told = time.monotonic()
+    new = 0
+
+    def tell(more: int) -> None:
+        nonlocal new, told
+        new, now = new + more, time.monotonic()
+        if now - told >= TELL_EVERY_S:
+            print(f"{rows + new:,} rows, {new / (now - began):,.0f} rows/s", file=sys.stderr)
+            told = now
+
+    return tell
 
 
 def _are_one(out: Path, path: str) -> bool:
