@@ -22,6 +22,7 @@ from lmwright.cli.output import EXIT_UNREAD, BrokenPipe, leave_output, open_outp
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
+from lmwright.guard.parent import end_with_parent
 from lmwright.guard.terminal import visible
 from lmwright.guard.urls import redact_text
 from lmwright.hardware import driver
@@ -87,6 +88,7 @@ for verb in VERBS:  # in the order in which they are used
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
     open_output()
+    end_with_parent()
     set_environment()
     sys.excepthook = show_exception
     send_again()

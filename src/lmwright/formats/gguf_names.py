@@ -135,6 +135,7 @@ ARCHS = {
         fixed={"hidden_act": "silu"},
     ),
 }  # fmt: skip
+MISTRAL = "MistralForCausalLM"  # whose files are llama's
 MIXTRAL = Arch(
     "MixtralForCausalLM", "mixtral", rotated=True, factors=True,
     renamed={"num_experts": "num_local_experts"},
@@ -158,15 +159,13 @@ def gguf_arch_of(config: Mapping[str, Any]) -> tuple[str, Arch]:
     architecture = config["architectures"][0]
     if architecture == MIXTRAL.hf:
         return "llama", MIXTRAL
-    if architecture == "MistralForCausalLM":
+    if architecture == MISTRAL:
         return "llama", ARCHS["llama"]
     for name, arch in sorted(ARCHS.items(), key=lambda item: not item[1].mark):
         if arch.hf == architecture and (not arch.mark or arch.mark in config):
             return name, arch
-    raise UserError(
-        f"{architecture}: has no GGUF form here; these have: "
-        f"{', '.join(arch.hf for arch in ARCHS.values() if not arch.mark)}"
-    )
+    there = sorted({arch.hf for arch in ARCHS.values()} | {MIXTRAL.hf, MISTRAL})
+    raise UserError(f"{architecture}: has no GGUF form here; these have: {', '.join(there)}")
 
 
 def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Any:

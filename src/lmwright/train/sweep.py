@@ -26,6 +26,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
+from lmwright.guard.parent import with_parent
 from lmwright.planner.sessions import session_limit_s
 from lmwright.storage.mirror import mirror_folder, place_in
 from lmwright.train.signals import (
@@ -215,7 +216,7 @@ class Children(StopRequest):
 
     def run(self, words: Sequence[str]) -> int:
         """Exit code of a command; that of a signal which came before it was done."""
-        self._child = subprocess.Popen(words)
+        self._child = subprocess.Popen(words, env=with_parent())
         if self.exit_code:  # came while it was started
             self._child.terminate()
         return self._child.wait() and (self.exit_code or self._child.returncode)
