@@ -33,6 +33,16 @@ def test_what_fits(plan, tmp_path, capsys):
     assert sum(found["by_kind_s"].values()) == pytest.approx(found["step_s"])
 
 
+def test_epochs_of_data_that_is_not_prepared(plan, capsys):
+    """The steps are not known, all else is."""
+    words = ("--on", "v4-32", "--quick")
+    assert plan(*words, "train.epochs=2", "train.steps=none") == 0
+    told = capsys.readouterr().out
+    assert "hours and cost are those of 1,000 steps" in told and "\n1,000 steps: " in told
+    assert plan(*words, "train.steps=1000") == 0
+    assert capsys.readouterr().out == told.partition("\n\n")[2]
+
+
 def test_what_does_not(plan, tmp_path, capsys):
     assert plan("--on", "v5e-8", "--quick") == 1
     out = capsys.readouterr().out

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmwright.config.run import Run
+from lmwright.data.manifest import MANIFEST
+from lmwright.data.portions import PORTIONS
 from lmwright.errors import UserError, install
 from lmwright.formats.open import is_run, load_run
 from lmwright.hardware.slices import Slice, parse_slice
@@ -38,6 +40,7 @@ from lmwright.program.lora import only
 from lmwright.storage.bucket import is_bucket
 
 FINALISTS = 4
+ASSUMED_STEPS = 1000  # where they are not known
 INTERRUPTED = ("interrupted; this is what is known so far", "")
 EXIT_HOST_MEMORY = 3
 
@@ -130,9 +133,17 @@ def answer_of(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> Answer:
         if hours is not None and hours > alias.hours:
             notes.append(f"a session there ends after {alias.hours:g} hours, before the {hours:g} "
                          "that are asked for here")  # fmt: skip
+    if run.train.epochs is not None and not is_bucket(run.data.dir) and not _is_prepared(run):
+        notes = [*notes, f"train.epochs: nothing is prepared in {run.data.dir}, which counts the "
+                         f"steps; hours and cost are those of {ASSUMED_STEPS:,} steps"]  # fmt: skip
+        run = replace(run, train=replace(run.train, steps=ASSUMED_STEPS, epochs=None))
     # no plan needs the ids of a tokenizer, and a bucket may be out of reach
     run = with_steps(run) if is_bucket(run.data.dir) else completed(run)
     return replace(_answer(run, wanted), notes=notes)
+
+
+def _is_prepared(run: Run) -> bool:
+    return any((Path(run.data.dir) / name).exists() for name in (f"pack/{MANIFEST}", PORTIONS))
 
 
 def _write_page(run: Run, answer: Answer, wanted: Wanted) -> None:
