@@ -84,6 +84,9 @@ def test_a_run_is_the_same_from_tables_a_file_and_its_directory(trained, tmp_pat
     file.write_text(dump_toml(trained))
     assert lm.load_run(file) == lm.load_run(trained.dir) == trained
     assert lm.train(trained.dir).step == 6  # is done
+    file.write_text(file.read_text() + '[sweep.grid]\n"optim.learning_rate" = [1e-3, 1e-2]\n')
+    assert lm.prepare(file).dir == trained.data.dir
+    assert lm.sweep(file, dry_run=True) == 0
 
 
 def test_a_plan_is_that_of_the_command(trained, capsys):

@@ -25,17 +25,20 @@ def load_run(source: str | PathLike[str] | Mapping[str, Any], *overrides: str) -
 
     Raises UserError naming file, line and field for anything that is not a valid run.
     """
+    return _load(source, overrides)
+
+
+def _load(source: Any, overrides: Sequence[str] = (), *left_out: str) -> Run:
+    """The run of any of `AnyRun`, without the tables `left_out`."""
     from lmwright.formats.open import load_noted
 
+    if isinstance(source, Run):
+        return source
     given = source if isinstance(source, Mapping) else fspath(source)
-    run, notes = load_noted(given, overrides)
+    run, notes = load_noted(given, overrides, *left_out)
     for note in notes:
         print(note, file=sys.stderr)
     return run
-
-
-def _run(run: AnyRun) -> Run:
-    return run if isinstance(run, Run) else load_run(run)
 
 
 def prepare(
@@ -49,7 +52,7 @@ def prepare(
     from lmwright.data.prepare import prepare_command
     from lmwright.presets.sources import license_lines
 
-    run = _run(run)
+    run = _load(run, (), "sweep")  # whose runs are trained on the same data
     summary = prepare_command(run, tuple(stages), keep)
     for line in license_lines(run.data.sources):
         print(line)
@@ -84,7 +87,7 @@ def plan(
         on=on, quick=quick, search=search, longest=longest, finalists=finalists, price=price,
         hours=hours,
     )  # fmt: skip
-    source = _run(run) if isinstance(run, Run | Mapping) else fspath(run)
+    source = _load(run) if isinstance(run, Run | Mapping) else fspath(run)
     return answer_of(*found_for(source, (), wanted))
 
 
@@ -107,7 +110,7 @@ def train(
 
     began = time.monotonic()
     with StopRequest() as stop:
-        run = _run(run)
+        run = _load(run)
         if alone(pod=False) and prepare_missing(run):
             for line in license_lines(run.data.sources):
                 print(line)
