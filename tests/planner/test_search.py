@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmwright.errors import UserError
+from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner import command, search
@@ -121,7 +121,7 @@ def test_more_are_asked_where_none_fits(tmp_path, compiler, capsys):
 def test_what_is_known_is_printed_on_interruption(tmp_path, compiler, capsys):
     compiler(2, KeyboardInterrupt())
     wanted = Wanted(on="v4-32", search=True, finalists=3, out=str(tmp_path / "out"))
-    assert plan_command(run_of(tmp_path), wanted) == command.EXIT_INTERRUPTED
+    assert plan_command(run_of(tmp_path), wanted) == EXIT_INTERRUPTED
     out = capsys.readouterr().out
     assert "interrupted" in out and "2.000" in out and "to run the best:" in out
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["candidates"]
