@@ -5,7 +5,7 @@ several calls need it, `load_model` reads it once.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,12 +82,14 @@ def generate(
     adapter: str | None = None,
     precision: Precision | None = None,
     kernels: Kernels = "platform",
+    on_text: Callable[[int, str], None] | None = None,
     **filling: Any,
 ) -> list["Generation"]:
     """Continues a prompt or several, or answers them as a user's messages in a `chat`, where each
     may be a conversation: a list of messages with `role` and `content`. Each result has its `text`,
-    its `tokens` and why it ended (`finish`). `filling` are settings of diffusion models
-    (docs/diffusion.md). Raises UserError for prompts that leave no room in the context."""
+    its `tokens` and why it ended (`finish`). `on_text(number, text)` gets text as it is made;
+    `filling` are settings of diffusion models (docs/diffusion.md). Raises UserError for prompts
+    that leave no room in the context."""
     from lmwright.evals.prompted import ask, kept_weights
     from lmwright.evals.sampling import Sampling
 
@@ -98,7 +100,7 @@ def generate(
         loaded, [prompts] if one else prompts, settings, precision=precision,
         kernels=kernels, chat=chat, filling=filling,
     )  # fmt: skip
-    return asked.texts(kept_weights(loaded, asked.compute))
+    return asked.texts(kept_weights(loaded, asked.compute), on_text)
 
 
 def predict(

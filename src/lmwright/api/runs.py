@@ -92,11 +92,16 @@ def plan(
 
 
 def train(
-    run: AnyRun, *, hooks: Sequence["Hook"] = (), rehearse: Literal["stop", "go"] | None = None
+    run: AnyRun,
+    *,
+    hooks: Sequence["Hook"] = (),
+    rehearse: Literal["stop", "go"] | None = None,
+    pod: bool = False,
 ) -> "Outcome":
     """Trains a run to its end, or on from where its directory stopped, and prepares its data first
     if that takes only minutes. `hooks` are called at the loop's moments; with `rehearse` come ten
-    steps, a save, a resume, an export and a text first. Hours are counted from this call.
+    steps, a save, a resume, an export and a text first; with `pod`, every host of a TPU pod makes
+    this call. Hours are counted from it.
 
     Returns the step reached, the exit code (0 when the run is done; docs/train.md lists the others)
     and the last held-out losses. An interrupt saves and returns; a second one stops at once. Raises
@@ -111,10 +116,10 @@ def train(
     began = time.monotonic()
     with StopRequest() as stop:
         run = _load(run)
-        if alone(pod=False) and prepare_missing(run):
+        if alone(pod=pod) and prepare_missing(run):
             for line in license_lines(run.data.sources):
                 print(line)
-        return train_and_tell(run, rehearse=rehearse, stop=stop, began=began, hooks=hooks)
+        return train_and_tell(run, pod=pod, rehearse=rehearse, stop=stop, began=began, hooks=hooks)
 
 
 def sweep(path: str | PathLike[str], *overrides: str, dry_run: bool = False) -> int:
