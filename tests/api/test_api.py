@@ -101,6 +101,10 @@ def test_a_plan_is_that_of_the_command(trained, capsys):
 
 def test_losses_are_those_of_the_command(trained, capsys):
     (held_out,) = lm.evaluate(trained.dir)
+    record = lm.read_run(trained.dir)
+    assert record.train["loss"].steps[-1] == 6 and record.name == "small"
+    (curves,) = record.evals.values()
+    assert curves["loss"].values[-1] == pytest.approx(held_out.loss)
     assert f"{held_out.loss:.4f}" in shown(capsys, "eval", trained.dir)
     file = trained.data.sources[0].path
     (of_text,) = lm.evaluate(trained.dir, text=file, context=32, max_chars=900)

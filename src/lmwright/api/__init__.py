@@ -28,7 +28,7 @@ from lmwright.api.models import (
     publish,
     verify,
 )
-from lmwright.api.runs import launch, load_run, plan, prepare, report, sweep, train
+from lmwright.api.runs import launch, load_run, plan, prepare, read_run, report, sweep, train
 from lmwright.errors import UserError
 from lmwright.hardware.environment import set_environment
 
@@ -48,6 +48,7 @@ __all__ = [
     "predict",
     "prepare",
     "publish",
+    "read_run",
     "report",
     "sweep",
     "train",

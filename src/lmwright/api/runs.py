@@ -11,7 +11,8 @@ from lmwright.config.run import Run
 
 if TYPE_CHECKING:
     from lmwright.data.prepare import Summary
-    from lmwright.planner.command import Answer
+    from lmwright.planner.answer import Answer
+    from lmwright.report.read import RunRecord
     from lmwright.train.hooks import Hook
     from lmwright.train.loop import Outcome
 
@@ -128,6 +129,15 @@ def sweep(path: str | PathLike[str], *overrides: str, dry_run: bool = False) -> 
     from lmwright.train.sweep import sweep_command
 
     return sweep_command(fspath(path), overrides, dry_run=dry_run)
+
+
+def read_run(run_dir: str | PathLike[str]) -> "RunRecord":
+    """Curves of training (`train["loss"].steps`, `.values`) and of held-out losses by source
+    (`evals`), samples, events, configuration and machine of a run, while it trains or afterwards.
+    Raises UserError for a folder that is no run."""
+    from lmwright.report.read import read_run
+
+    return read_run(fspath(run_dir))
 
 
 def report(*run_dirs: str | PathLike[str], out: str | PathLike[str] | None = None) -> Path:
