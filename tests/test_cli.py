@@ -53,9 +53,10 @@ VERBS = dict(walk())
 def test_help_shows_the_verbs_in_the_order_of_use(capsys):
     assert main(["--help"]) == 0
     shown = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
-    verbs = "quickstart init prepare data tokenizer config models params plan train sweep launch"
+    verbs = "quickstart init prepare data tokenizer config models params doctor plan train sweep"
     assert shown == [
         *verbs.split(),
+        "launch",
         "jobs",
         "cloud",
         "eval",

@@ -125,4 +125,20 @@ def params(name: str, overrides: Sequence[str]) -> Any:
     return params_command(name, list(overrides))
 
 
-VERBS = (config, models, params)
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def doctor(as_json: bool) -> Any:
+    """Show versions, devices and extras, and what is wrong.
+
+    For a first look at a machine or a bug report, with memory and disk; exit code 1 if a TPU or a card is not used, or the
+    disk is full. No user, host name, path of the home folder or secret is shown.
+
+    \b
+    Example:  lmwright doctor
+    """
+    from lmwright.train.doctor import doctor_command
+
+    return doctor_command(as_json=as_json)
+
+
+VERBS = (config, models, params, doctor)

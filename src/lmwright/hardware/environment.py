@@ -3,6 +3,7 @@
 import glob
 import os
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def set_environment() -> None:
             print(f"lmwright: compiled programs are not cached: {problem}", file=sys.stderr)
             continue  # JAX would run what it finds there
         os.environ.setdefault(name, value)
-    if find_spec("libtpu") and not any(glob.glob(pattern) for pattern in ACCELERATORS):
+    if find_spec("libtpu") and not is_there(ACCELERATORS):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     driver.listen()
+
+
+def is_there(patterns: Iterable[str]) -> bool:
+    """True if a device file matches one of the patterns."""
+    return any(glob.glob(pattern) for pattern in patterns)
