@@ -131,8 +131,8 @@ def doctor(as_json: bool) -> Any:
     """Show versions, devices and extras, and what is wrong.
 
     For a first look at a machine or a bug report, with memory and disk. The exit code is 1 if a TPU
-    or a card is not used, or the disk is full. No user, host name, path of the home folder or secret
-    is shown.
+    or a card is not used, or the disk is full. No user, host name, path of the home folder or
+    secret is shown.
 
     \b
     Example:  lmwright doctor
