@@ -57,7 +57,7 @@ def evaluate(
     from lmwright.evals.text import text_loss
 
     both: dict[str, Any] = {"samples": samples, "precision": precision, "kernels": kernels}
-    windows = {"context": context, "stride": stride, "max_chars": max_chars}
+    windows: dict[str, Any] = {"context": context, "stride": stride, "max_chars": max_chars}
     idle = {"max_rows": max_rows} if text is not None else windows
     if name := next((name for name, value in idle.items() if value is not None), None):
         cure = "leave it out" if text is not None else "give text, too"
@@ -96,10 +96,10 @@ def generate(
     loaded = _loaded(model, adapter)
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     one = isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Mapping))
+    several: Any = [prompts] if one else prompts
     asked = ask(
-        loaded, [prompts] if one else prompts, settings, precision=precision,
-        kernels=kernels, chat=chat, filling=filling,
-    )  # fmt: skip
+        loaded, several, settings, precision=precision, kernels=kernels, chat=chat, filling=filling
+    )
     return asked.texts(kept_weights(loaded, asked.compute), on_text)
 
 
@@ -143,7 +143,7 @@ def embed(
     model: "Place | LoadedModel",
     texts: Sequence[str],
     *,
-    pooling: Literal["first", "mean", "last"] | None = None,
+    pooling: Literal["first", "mean"] | None = None,
     length: Literal["one", "any"] | None = None,
     dim: int | None = None,
     prompt: str | None = None,

@@ -124,8 +124,8 @@ def train(
 
 
 def sweep(path: str | PathLike[str], *overrides: str, dry_run: bool = False) -> int:
-    """Trains the runs of a run file's [sweep] and compares them in one report. Returns 0, or the
-    exit code of the first run that did not end."""
+    """Trains the runs of a run file's [sweep] and compares them in one report. Returns
+    the exit code, 0 if all of them are done."""
     from lmwright.train.sweep import sweep_command
 
     return sweep_command(fspath(path), overrides, dry_run=dry_run)
@@ -145,7 +145,9 @@ def report(*run_dirs: str | PathLike[str], out: str | PathLike[str] | None = Non
     directory; returns its path."""
     from lmwright.report.html import report_command
 
-    return report_command([fspath(folder) for folder in run_dirs], out)
+    return report_command(
+        [fspath(folder) for folder in run_dirs], None if out is None else fspath(out)
+    )
 
 
 def launch(
