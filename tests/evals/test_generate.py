@@ -18,7 +18,7 @@ from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, pad_prompts
-from lmwright.evals.prompted import weights_of
+from lmwright.evals.prompted import kept_weights, weights_of
 from lmwright.formats.card import Facts
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import logits
@@ -104,6 +104,8 @@ def test_the_command_holds_the_weights_once(unroll, weights, tokenizer, greedy, 
     assert bool(stacks) == unroll and all(stack.is_deleted() for stack in stacks)
     alive = sum(a.nbytes for a in jax.live_arrays() if id(a) not in before)
     assert alive == 2 * count_params(MODEL.spec()) == nbytes(w)
+    assert kept_weights(loaded, compute) is kept_weights(loaded, compute)
+    assert all(stack.is_deleted() for stack in stacks)
     again = generate(MODEL, w, tokenizer, PROMPTS, GREEDY, compute)
     plain = generate(MODEL, weights, tokenizer, PROMPTS, GREEDY, compute)
     assert again == plain and not any(leaf.is_deleted() for leaf in jax.tree.leaves(w))

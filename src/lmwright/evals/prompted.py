@@ -32,6 +32,7 @@ from lmwright.evals.generate import (
     row_of,
 )
 from lmwright.evals.sampling import Sampling
+from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.guard.terminal import visible
@@ -146,7 +147,8 @@ def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
     if key not in loaded.kept:
         loaded.kept.clear()
         w = loaded.load(dtype=DTYPES[compute.precision])
-        loaded.kept[key] = cached.layers_apart(loaded.model, w) if compute.unroll else w
+        own = not isinstance(loaded.tensors, HfTensors)  # else they may be the run's
+        loaded.kept[key] = cached.layers_apart(loaded.model, w, free=own) if compute.unroll else w
     return loaded.kept[key]
 
 
