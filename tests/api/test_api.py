@@ -228,3 +228,36 @@ def test_the_environment_is_set_before_jax_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda run: lm.evaluate(run, max_rows=-3), "max_rows: -3 must be at least 1"),
+        (lambda run: lm.evaluate(run, text="a", context=0), "context: 0 must be at least 1"),
+        (lambda run: lm.evaluate(run, kernels="fast"), "kernels: 'fast' is not one of"),
+        (lambda run: lm.prepare(run, keep="none"), "keep: 'none' is not one of 'all', 'store'"),
+        (lambda run: lm.train(run, rehearse=True), "rehearse: True is not one of"),
+        (lambda run: lm.train(run, hooks=Seen()), "hooks: .* must be a list"),
+        (lambda run: lm.load_run(run, ["a=1"]), "overrides: .* each on its own"),
+        (lambda run: lm.load_model(None), "NoneType: is no place"),
+        (lambda run: lm.generate(run, "a", temperature="0.8"), "temperature: '0.8' must be a num"),
+        (lambda run: lm.generate(run, {"role": "user"}), "prompts: .* must be a list"),
+        (lambda run: lm.generate(run, [[{"role": "user"}]]), "are messages; add chat=True"),
+        (lambda run: lm.generate(run, [1, 2]), "prompts: 1 must be a text"),
+        (lambda run: lm.generate(run, "a", max_tokens=9), "max_tokens: .* 'max_new_tokens'"),
+    ],
+)
+def test_a_wrong_argument_says_which(call, told, trained):
+    with pytest.raises(lm.UserError, match=told):
+        call(trained)
+
+
+def test_one_text_is_a_list_of_one_and_any_iterable_a_list(trained):
+    loaded = lm.load_model(trained)
+    two = lm.generate(loaded, (text for text in ("the", "a")), max_new_tokens=np.int64(3))
+    assert two == lm.generate(loaded, ["the", "a"], max_new_tokens=3)
+    (whole,) = lm.generate(loaded, "the cat", max_new_tokens=40)
+    (cut,) = lm.generate(loaded, "the cat", max_new_tokens=40, stop="zat the")
+    assert cut.text == whole.text  # not at a t
+    assert set(lm.prepare(trained, stages="pack").stages) == {"pack"}

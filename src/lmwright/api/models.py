@@ -1,13 +1,18 @@
 """Models: measured, asked, written and compared, wherever they lie.
 
-A model is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout; where
-several calls need it, `load_model` reads it once.
+A model is a run, its directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout;
+where several calls need it, `load_model` reads it once.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from os import PathLike, fspath
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from inspect import signature
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
+
+from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of
+from lmwright.config.run import Run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,11 +24,11 @@ if TYPE_CHECKING:
     from lmwright.formats.proof import Proof
     from lmwright.formats.verify import Verdict
 
-Place = str | PathLike[str]
 Precision = Literal["fp32", "bf16"]
 Kernels = Literal["platform", "reference"]
 
 
+@checked
 def load_model(
     model: Place, *, adapter: str | None = None, part: str | None = None
 ) -> "LoadedModel":
@@ -31,18 +36,19 @@ def load_model(
     one of several that a run trains. Raises UserError where no model lies there."""
     from lmwright.formats.load import load_model
 
-    return load_model(_path(model), adapter, part)
+    return load_model(path_of(model), adapter, part)
 
 
+@checked
 def evaluate(
     model: Place,
     *,
     text: Place | None = None,
-    max_rows: int | None = None,
-    context: int | None = None,
-    stride: int | None = None,
-    max_chars: int | None = None,
-    samples: int | None = None,
+    max_rows: Count | None = None,
+    context: Count | None = None,
+    stride: Count | None = None,
+    max_chars: Count | None = None,
+    samples: Count | None = None,
     adapter: str | None = None,
     precision: Precision | None = None,
     kernels: Kernels = "platform",
@@ -63,18 +69,19 @@ def evaluate(
         cure = "leave it out" if text is not None else "give text, too"
         raise UserError(f"{name}: has no effect {'with' if text else 'without'} text; {cure}")
     if text is not None:
-        return [text_loss(load_model(model, adapter=adapter), _path(text), **windows, **both)[0]]
-    opened = open_held_out(_path(model), max_rows=max_rows, adapter=adapter, **both)
+        return [text_loss(load_model(model, adapter=adapter), path_of(text), **windows, **both)[0]]
+    opened = open_held_out(path_of(model), max_rows=max_rows, adapter=adapter, **both)
     return opened.held_out.losses(opened.weights)
 
 
+@checked
 def generate(
     model: "Place | LoadedModel",
     prompts: "Chat | Sequence[Chat]",
     *,
-    max_new_tokens: int = 128,
+    max_new_tokens: Count = 128,
     temperature: float = 0.0,
-    top_k: int | None = None,
+    top_k: Count | None = None,
     top_p: float | None = None,
     stop: Sequence[str] = (),
     seed: int = 0,
@@ -90,19 +97,26 @@ def generate(
     its `tokens` and why it ended (`finish`). `on_text(number, text)` gets text as it is made;
     `filling` are settings of diffusion models (docs/diffusion.md). Raises UserError for prompts
     that leave no room in the context."""
+    from lmwright.config.errors import nearest
+    from lmwright.errors import UserError
+    from lmwright.evals.fill import Filling
     from lmwright.evals.prompted import ask, kept_weights
     from lmwright.evals.sampling import Sampling
 
+    names = [field.name for field in fields(Filling)]
+    if other := next((name for name in filling if name not in names), None):
+        names += signature(generate).parameters
+        raise UserError(f"{other}: is no option; {nearest(other, names, what='there are')}")
     loaded = _loaded(model, adapter)
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
-    one = isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Mapping))
-    several: Any = [prompts] if one else prompts
     asked = ask(
-        loaded, several, settings, precision=precision, kernels=kernels, chat=chat, filling=filling
-    )
+        loaded, prompts_of(prompts, chat=chat), settings, precision=precision,
+        kernels=kernels, chat=chat, filling=filling,
+    )  # fmt: skip
     return asked.texts(kept_weights(loaded, asked.compute), on_text)
 
 
+@checked
 def predict(
     model: "Place | LoadedModel",
     texts: Sequence[str],
@@ -139,13 +153,14 @@ def _rows(texts: Sequence[str], pairs: Sequence[str] | None, column: str | None)
         yield Row(number, text, str(number), json.dumps(meta))
 
 
+@checked
 def embed(
     model: "Place | LoadedModel",
     texts: Sequence[str],
     *,
     pooling: Literal["first", "mean"] | None = None,
     length: Literal["one", "any"] | None = None,
-    dim: int | None = None,
+    dim: Count | None = None,
     prompt: str | None = None,
     adapter: str | None = None,
     precision: Precision | None = None,
@@ -164,12 +179,13 @@ def embed(
     return vectors.of(documents)
 
 
+@checked
 def export(
     model: Place,
     out: Place,
     *,
     dtype: str | None = None,
-    max_shard_bytes: int | None = None,
+    max_shard_bytes: Count | None = None,
     overwrite: bool = False,
     adapter: str | None = None,
     part: str | None = None,
@@ -179,11 +195,12 @@ def export(
     from lmwright.formats.convert import export_command
 
     return export_command(
-        _path(model), _path(out), dtype=dtype, max_shard_bytes=max_shard_bytes,
+        path_of(model), path_of(out), dtype=dtype, max_shard_bytes=max_shard_bytes,
         overwrite=overwrite, adapter=adapter, part=part,
     )  # fmt: skip
 
 
+@checked
 def import_model(
     source: Place, out: Place, *overrides: str, dtype: str | None = None, overwrite: bool = False
 ) -> "Proof":
@@ -191,25 +208,30 @@ def import_model(
     change fields that no weight depends on. Raises UserError for a missing or unexpected tensor."""
     from lmwright.formats.convert import import_command
 
-    return import_command(_path(source), _path(out), overrides, dtype=dtype, overwrite=overwrite)
+    return import_command(
+        path_of(source), path_of(out), overrides, dtype=dtype, overwrite=overwrite
+    )
 
 
+@checked
 def verify(first: Place, second: Place, *, tolerance: float | None = None) -> "Verdict":
     """Compares two models by tensors, logits and tokenizers; `tolerance` is a difference of logits,
     relative to the largest."""
     from lmwright.formats.verify import TOLERANCE, verify
 
     limit = TOLERANCE if tolerance is None else tolerance
-    return verify(_path(first), _path(second), tolerance=limit)
+    return verify(path_of(first), path_of(second), tolerance=limit)
 
 
+@checked
 def export_adapter(run_dir: Place, out: Place, *, adapter: str | None = None) -> None:
     """Writes an adapter of a run's newest checkpoint as a PEFT folder."""
     from lmwright.formats.adapter_verbs import export_adapter_command
 
-    export_adapter_command(_path(run_dir), _path(out), adapter=adapter)
+    export_adapter_command(path_of(run_dir), path_of(out), adapter=adapter)
 
 
+@checked
 def merge_adapter(
     base: Place, adapter: Place, out: Place, *, dtype: str | None = None, overwrite: bool = False
 ) -> "Proof":
@@ -217,9 +239,12 @@ def merge_adapter(
     trained on another base."""
     from lmwright.formats.adapter_verbs import merge_command
 
-    return merge_command(_path(base), _path(adapter), _path(out), dtype=dtype, overwrite=overwrite)
+    return merge_command(
+        path_of(base), path_of(adapter), path_of(out), dtype=dtype, overwrite=overwrite
+    )
 
 
+@checked
 def publish(
     model: Place,
     repo: str | None = None,
@@ -241,15 +266,11 @@ def publish(
         license=license, base_model=base_model, datasets=tuple(datasets),
         languages=tuple(languages), **names,
     )  # fmt: skip
-    publish_command(_path(model), repo, listing=listing, **options)
-
-
-def _path(place: Place) -> str:
-    return fspath(place)
+    publish_command(path_of(model), repo, listing=listing, **options)
 
 
 def _loaded(model: "Place | LoadedModel", adapter: str | None) -> "LoadedModel":
-    if isinstance(model, str | PathLike):
+    if isinstance(model, str | PathLike | Run):
         return load_model(model, adapter=adapter)
     if adapter is not None:
         from lmwright.errors import UserError

@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lmwright.api.arguments import Count, Place, checked, path_of
 from lmwright.config.run import Run
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ AnyRun = Run | str | PathLike[str] | Mapping[str, Any]
 """A run, the path of a run file or of a run directory, or the tables of a run file."""
 
 
-def load_run(source: str | PathLike[str] | Mapping[str, Any], *overrides: str) -> Run:
-    """The run that a run file, a run directory or the tables of a run file describe, with overrides
-    such as `train.steps=200`. Prints what was chosen for it to stderr.
+@checked
+def load_run(source: AnyRun, *overrides: str) -> Run:
+    """The run that a run file, a run directory, the tables of a run file or another run describe,
+    with overrides such as `train.steps=200`. Prints what was chosen for it to stderr.
 
     Raises UserError naming file, line and field for anything that is not a valid run.
     """
@@ -35,13 +37,14 @@ def _load(source: Any, overrides: Sequence[str] = (), *left_out: str) -> Run:
 
     if isinstance(source, Run):
         return source
-    given = source if isinstance(source, Mapping) else fspath(source)
+    given = source if isinstance(source, Mapping) else path_of(source)
     run, notes = load_noted(given, overrides, *left_out)
     for note in notes:
         print(note, file=sys.stderr)
     return run
 
 
+@checked
 def prepare(
     run: AnyRun, *, stages: Sequence[str] = (), keep: Literal["all", "store"] = "all"
 ) -> "Summary":
@@ -60,6 +63,7 @@ def prepare(
     return summary
 
 
+@checked
 def plan(
     run: AnyRun,
     *,
@@ -67,7 +71,7 @@ def plan(
     quick: bool = False,
     search: bool = False,
     longest: bool = False,
-    finalists: int | None = None,
+    finalists: Count | None = None,
     price: float | None = None,
     hours: float | None = None,
 ) -> "Answer":
@@ -88,10 +92,11 @@ def plan(
         on=on, quick=quick, search=search, longest=longest, finalists=finalists, price=price,
         hours=hours,
     )  # fmt: skip
-    source = _load(run) if isinstance(run, Run | Mapping) else fspath(run)
+    source = _load(run) if isinstance(run, Run | Mapping) else path_of(run)
     return answer_of(*found_for(source, (), wanted))
 
 
+@checked
 def train(
     run: AnyRun,
     *,
@@ -123,33 +128,36 @@ def train(
         return train_and_tell(run, pod=pod, rehearse=rehearse, stop=stop, began=began, hooks=hooks)
 
 
-def sweep(path: str | PathLike[str], *overrides: str, dry_run: bool = False) -> int:
+@checked
+def sweep(path: Place, *overrides: str, dry_run: bool = False) -> int:
     """Trains the runs of a run file's [sweep] and compares them in one report. Returns
     the exit code, 0 if all of them are done."""
     from lmwright.train.sweep import sweep_command
 
-    return sweep_command(fspath(path), overrides, dry_run=dry_run)
+    return sweep_command(path_of(path), overrides, dry_run=dry_run)
 
 
-def read_run(run_dir: str | PathLike[str]) -> "RunRecord":
+@checked
+def read_run(run_dir: Place) -> "RunRecord":
     """Curves of training (`train["loss"].steps`, `.values`) and of held-out losses by source
     (`evals`), samples, events, configuration and machine of a run, while it trains or afterwards.
     Raises UserError for a folder that is no run."""
     from lmwright.report.read import read_run
 
-    return read_run(fspath(run_dir))
+    return read_run(path_of(run_dir))
 
 
-def report(*run_dirs: str | PathLike[str], out: str | PathLike[str] | None = None) -> Path:
-    """Writes the page of curves of one run or several, by default report.html in the first one's
-    directory; returns its path."""
+@checked
+def report(*run_dirs: Place, out: Place | None = None) -> Path:
+    """Writes the page of curves of one run or several, by default report.html in the run's
+    directory, of several in the current folder; returns its path."""
     from lmwright.report.html import report_command
 
-    return report_command(
-        [fspath(folder) for folder in run_dirs], None if out is None else fspath(out)
-    )
+    page = None if out is None else path_of(out)
+    return report_command([path_of(folder) for folder in run_dirs], page)
 
 
+@checked
 def launch(
     path: str | PathLike[str],
     *overrides: str,
@@ -168,4 +176,4 @@ def launch(
     from lmwright.cloud.work import TRAIN, work_of
 
     wanted = wanted_with(work_of(TRAIN, (), rehearse), on=on, **options)
-    return launch_command(load_run(path, *overrides), fspath(path), overrides, wanted)
+    return launch_command(load_run(path, *overrides), path_of(path), overrides, wanted)

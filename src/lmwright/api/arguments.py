@@ -1,0 +1,113 @@
+"""Arguments of the functions: made what their annotations say, or refused with a sentence.
+
+values --annotation of each parameter--> values that the commands would give, or UserError
+"""
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from os import PathLike, fspath
+from types import UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from lmwright.config.run import Run
+from lmwright.errors import UserError
+
+Place = str | PathLike[str] | Run
+Count = Annotated[int, "at least 1"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """The function with whole numbers, numbers, lists and choices checked before its first line.
+    A text where several are meant is one, and any iterable is a list."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                value = tuple(_made(parameter.annotation, item, name) for item in value)
+            elif parameter.kind is not parameter.VAR_KEYWORD:
+                value = _made(parameter.annotation, value, name)
+            given.arguments[name] = value
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def _made(kind: Any, value: Any, name: str) -> Any:
+    """A value of the kind that an annotation says, where it says one."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and type(None) in parts:
+            return None
+        kinds = [part for part in parts if part is not type(None)]
+        return _made(kinds[0], value, name) if len(kinds) == 1 else value
+    if origin is Annotated:
+        value = _made(parts[0], value, name)
+        if value < 1:
+            raise UserError(f"{name}: {value} must be {parts[1]}")
+        return value
+    if origin is Literal:
+        if value not in parts:
+            known = ", ".join(map(repr, parts))
+            raise UserError(f"{name}: {value!r} is not one of {known}")
+        return value
+    if origin is Sequence:
+        return _several(parts[0], value, name)
+    return _one(kind, value, name)
+
+
+def _several(kind: Any, value: Any, name: str) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes | bytearray):
+        raise UserError(f"{name}: {value!r} must be a list")
+    return tuple(_made(kind, item, name) for item in value)
+
+
+def _one(kind: Any, value: Any, name: str) -> Any:
+    if kind is int:
+        try:
+            return operator.index(value)
+        except TypeError:
+            raise UserError(f"{name}: {value!r} must be a whole number") from None
+    if kind is float:
+        if not isinstance(value, Real):
+            raise UserError(f"{name}: {value!r} must be a number")
+        return float(value)
+    if kind is str and not isinstance(value, str):
+        text = "a text, each on its own" if isinstance(value, Sequence) else "a text"
+        raise UserError(f"{name}: {value!r} must be {text}")
+    return value
+
+
+def path_of(place: Any) -> str:
+    """Path of a place, which of a run is its directory."""
+    if isinstance(place, Run):
+        return place.dir
+    if not isinstance(place, str | PathLike):
+        raise UserError(f"{type(place).__name__}: is no place; give a path, a hub name or a run")
+    return fspath(place)
+
+
+def prompts_of(prompts: Any, *, chat: bool) -> list[Any]:
+    """Texts, or conversations where they are a `chat`; one alone makes a list of one."""
+    found = [prompts] if isinstance(prompts, str) else [*_several(Any, prompts, "prompts")]
+    found = [found] if found and isinstance(found[0], Mapping) else found
+    for prompt in found:
+        if isinstance(prompt, str):
+            continue
+        told = isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt)
+        if not told or not prompt:
+            wanted = "a text or a list of messages" if chat else "a text"
+            raise UserError(f"prompts: {prompt!r} must be {wanted}")
+        if not chat:
+            raise UserError("prompts: are messages; add chat=True")
+    return found
