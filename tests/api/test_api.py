@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import click
 import numpy as np
@@ -87,6 +88,18 @@ def test_a_run_is_the_same_from_tables_a_file_and_its_directory(trained, tmp_pat
     file.write_text(file.read_text() + '[sweep.grid]\n"optim.learning_rate" = [1e-3, 1e-2]\n')
     assert lm.prepare(file).dir == trained.data.dir
     assert lm.sweep(file, dry_run=True) == 0
+
+
+def test_a_run_that_was_changed_is_read_again(trained, tmp_path):
+    assert lm.load_run(trained, "train.steps=9").train.steps == 9
+    for part, told in (
+        (replace(trained.train, steps="9"), "train.steps must be an integer, not '9'"),
+        (replace(trained.train, steps=0), "train.steps must be"),
+    ):
+        with pytest.raises(lm.UserError, match=told):
+            lm.plan(replace(trained, train=part), on="v5e-1", quick=True)
+    moved = replace(trained, dir=tmp_path / "other")
+    assert lm.train(moved).step == 6 and lm.load_model(moved).step == 6
 
 
 def test_a_plan_is_that_of_the_command(trained, capsys):
