@@ -111,3 +111,29 @@ def test_the_command(loaded, monkeypatch, capsys):
     monkeypatch.setattr(module, "load_model", lambda *_: without)
     assert main(words) == 2
     assert "the tokenizer of here has no chat template" in capsys.readouterr().err
+
+
+def typed(monkeypatch, loaded, *lines):
+    """Lines on a terminal, of which an exception is an interrupt."""
+    given = iter(lines)
+
+    def line(_prompt):
+        said = next(given, EOFError())
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    monkeypatch.setattr(module, "load_model", lambda *_: loaded)
+    monkeypatch.setattr("builtins.input", line)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    return main(["chat", "here", "--max-new-tokens", "3"])
+
+
+def test_a_message_that_is_no_text_does_not_end_a_conversation(loaded, monkeypatch, capsys):
+    assert typed(monkeypatch, loaded, "Hi.", "a\udcffb", "And?") == 0
+    told = capsys.readouterr().err
+    assert told.count("is not UTF-8 text") == 1 and told.count("[ended by --max-new") == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\udcffb\n"))
+    with pytest.raises(lm.UserError, match=r"prompts: .* is not UTF-8 text"):
+        lm.generate(loaded, "a\udcffb")

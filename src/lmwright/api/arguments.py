@@ -82,9 +82,17 @@ def _one(kind: Any, value: Any, name: str) -> Any:
         if not isinstance(value, Real):
             raise UserError(f"{name}: {value!r} must be a number")
         return float(value)
-    if kind is str and not isinstance(value, str):
+    return _text(value, name) if kind is str else value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
         text = "a text, each on its own" if isinstance(value, Sequence) else "a text"
         raise UserError(f"{name}: {value!r} must be {text}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # halves of a pair of surrogates
+        raise UserError(f"{name}: {value!r} is not UTF-8 text") from None
     return value
 
 
@@ -103,6 +111,7 @@ def prompts_of(prompts: Any, *, chat: bool) -> list[Any]:
     found = [found] if found and isinstance(found[0], Mapping) else found
     for prompt in found:
         if isinstance(prompt, str):
+            _text(prompt, "prompts")
             continue
         told = isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt)
         if not told or not prompt:

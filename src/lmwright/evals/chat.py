@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.core.cards import refuse_lost_card
+from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import ContextFullError
 from lmwright.evals.prompted import Asked, ask, kept_weights, show
@@ -118,7 +119,7 @@ def _answer(talk: Conversation, message: str, terminal: bool) -> None:
     before = len(talk.messages)
     try:
         why = talk.answer(message, show)
-    except ContextFullError as error:
+    except UserError as error:  # of this message: the model and the settings have been tried
         if not terminal:
             raise
         print(f"[{error}]", file=sys.stderr)

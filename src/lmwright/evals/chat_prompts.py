@@ -32,6 +32,10 @@ def encode_chats(
             text = template.render({"messages": [_whole(each) for each in told]}, prompt=True)
         except UnusableError as error:
             raise UserError(f"{field}: {prompt!r}: {error}") from None
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # Python's form of bytes that are no UTF-8
+            raise UserError(f"{field}: is not UTF-8 text; write it anew") from None
         asked.append(tokenizer.encode(text, parse_special=True))
     return asked
 
