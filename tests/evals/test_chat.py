@@ -137,3 +137,9 @@ def test_a_message_that_is_no_text_does_not_end_a_conversation(loaded, monkeypat
     monkeypatch.setattr("sys.stdin", io.StringIO("a\udcffb\n"))
     with pytest.raises(lm.UserError, match=r"prompts: .* is not UTF-8 text"):
         lm.generate(loaded, "a\udcffb")
+
+
+def test_an_interrupt_at_the_prompt_keeps_the_conversation(loaded, monkeypatch, seen, capsys):
+    assert typed(monkeypatch, loaded, "Hi.", KeyboardInterrupt(), "And?") == 0
+    assert capsys.readouterr().err.count(module.HELP) == 2
+    assert len(seen[-1]) > len(seen[-2])  # the first message is still there

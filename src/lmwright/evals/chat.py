@@ -106,12 +106,16 @@ def chat_command(
     while True:
         try:
             message = input(PROMPT if terminal else "").strip()
+            if message == NEW:
+                talk.forget()
+            elif message:
+                _answer(talk, message, terminal)
         except EOFError:
             return 0
-        if message == NEW:
-            talk.forget()
-        elif message:
-            _answer(talk, message, terminal)
+        except KeyboardInterrupt:  # that came when the answer had just ended, or drops a line
+            if not terminal:
+                raise
+            print(f"\n[{HELP}]", file=sys.stderr)
 
 
 def _answer(talk: Conversation, message: str, terminal: bool) -> None:
