@@ -2,6 +2,7 @@
 one that prepares and trains."""
 
 import json
+import shutil
 
 import pytest
 
@@ -121,6 +122,18 @@ def test_texts_prepare_and_train(here, capsys):
     assert main(["prepare", "my.toml", *small, *words]) == 0
     assert main(["train", "my.toml", *small, *words]) == 0
     assert "done: 1 steps in runs/my" in capsys.readouterr().out
+
+
+def test_a_base_model_gets_a_template_and_an_instruct_model_keeps_its_own(models, here):
+    chats = write(here / "chats.jsonl", *[ROWS["messages"][0]] * 40)
+    for name, template in (("decoder", "chatml"), ("instruct", "tokenizer")):
+        model = here / name
+        shutil.copytree(models / "decoder", model)
+        if name == "instruct":
+            (model / "chat_template.jinja").write_text("{{ messages }}")
+        assert main(["init", f"{name}.toml", chats, "--model", str(model)]) == 0
+        assert load_run(f"{name}.toml").data.chat.template == template
+    assert main(["prepare", "decoder.toml", "data.workers=1"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows, stream
 from lmwright.errors import UserError
-from lmwright.formats.open import find_model, load_run
+from lmwright.formats.open import find_model, load_run, open_place
+from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.guard.files import write_whole
 
 KINDS = (
@@ -243,10 +244,15 @@ class Draft:
         lines = ["[data]", f"dir = {literal(f'data/{self.name}')}"]
         if self.rows == "text":
             return [*lines, "holdout_fraction = 0.01"]
-        if preset:
-            lines.append('chat.template = "chatml"')
+        if self.rows not in ENCODERS and (preset or _without_template(str(self.model))):
+            lines.append('chat.template = "chatml"      # its tokenizer has none')
         size = min(512 if self.rows in ENCODERS else 1024, find_model(self.model).seq_len)
         return [*lines, f"pack.seq_len = {size}      # tokens of a row"]
+
+
+def _without_template(model: str) -> bool:
+    folder = open_place(model).tokenizer_dir
+    return folder is not None and not open_tokenizer(folder).chat_template
 
 
 def init_command(
