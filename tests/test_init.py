@@ -108,6 +108,19 @@ def test_other_names_and_labels(row, objective, columns, models, here):
     assert load_run("list.toml").data.sources[0].format == "json"
 
 
+def test_numbers_that_count_from_zero_are_classes(models, here):
+    rows = [{"text": f"a text {number}", "label": number % 11} for number in range(99)]
+    words = [write(here / "a.jsonl", *rows), "--model", str(models / "encoder")]
+    assert main(["init", "my.toml", *words]) == 0
+    run = load_run("my.toml")
+    assert run.objective.kind == "classify"
+    assert run.objective.labels == tuple(str(number) for number in range(11))
+    write(here / "a.jsonl", *[row | {"label": row["label"] + 1} for row in rows])
+    assert main(["init", "other.toml", *words]) == 0
+    assert load_run("other.toml").objective.kind == "regress"
+    assert main(["prepare", "my.toml", "data.dir=other", "data.workers=1"]) == 2  # of other labels
+
+
 def test_texts_prepare_and_train(here, capsys):
     (here / "a.csv").write_text('body\n"' + "the cat sat on the mat. " * 40 + '"\n')
     (here / "books").mkdir()

@@ -146,7 +146,8 @@ def _with_labels(source: Source, files: list[File]) -> Found:
             told = json.loads(row.text)["tags" if source.rows == TAGGED else "label"]
             several |= source.rows == LABELED and isinstance(told, list)
             names |= dict.fromkeys(told if isinstance(told, list) else [told])
-    if source.rows == LABELED and not several and all(map(_is_number, names)):
+    counted = set(names) == {str(number) for number in range(len(names))}  # from 0, as classes are
+    if source.rows == LABELED and not (several or counted) and all(map(_is_number, names)):
         return Found(source, "finetune-regression")
     if len(names) > MOST_LABELS:
         raise UserError(
@@ -220,7 +221,7 @@ class Draft:
         if (kind := COMPARED.get(self.rows)) is not None:
             return ["[objective]", f"kind = {literal(kind)}"]
         labels = sorted({label for each in self.sources for label in each.labels})
-        labels.sort(key=lambda name: name != "O")
+        labels.sort(key=lambda name: (name != "O", int(name) if name.isdecimal() else 0))
         return ["[objective]", f"labels = {literal(labels)}"] if labels else []
 
     def _train(self, preset: bool) -> list[str]:
