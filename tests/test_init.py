@@ -121,6 +121,15 @@ def test_numbers_that_count_from_zero_are_classes(models, here):
     assert main(["prepare", "my.toml", "data.dir=other", "data.workers=1"]) == 2  # of other labels
 
 
+def test_plain_texts_among_conversations_are_refused_by_name(models, here, capsys):
+    (here / "mixed").mkdir()
+    write(here / "mixed" / "chats.jsonl", *[ROWS["messages"][0]] * 40)
+    (here / "mixed" / "notes.txt").write_text("some notes")
+    assert main(["init", "my.toml", "mixed", "--model", str(models / "decoder")]) == 0
+    assert main(["prepare", "my.toml", "data.workers=1"]) == 2
+    assert "notes.txt: is plain text" in capsys.readouterr().err
+
+
 def test_texts_prepare_and_train(here, capsys):
     (here / "a.csv").write_text('body\n"' + "the cat sat on the mat. " * 40 + '"\n')
     (here / "books").mkdir()

@@ -65,6 +65,11 @@ def _read(piece: Slice, source: Source) -> Iterator[Row | Bad]:
     elif file.format == "json":
         yield from _json_list(file, source)
     elif file.format == "txt":
+        if source.rows != "text":
+            raise UserError(
+                f'{file.path}: is plain text, which has no rows of rows = "{source.rows}"; name '
+                "the files that have, as in data.sources.path = 'folder/*.jsonl'"
+            )
         yield from _txt(piece, source)
     else:
         yield from _table(file, source)
