@@ -245,9 +245,10 @@ class Draft:
         lines = ["[data]", f"dir = {literal(f'data/{self.name}')}"]
         if self.rows == "text":
             return [*lines, "holdout_fraction = 0.01"]
-        if self.rows not in ENCODERS and (preset or _without_template(str(self.model))):
+        model = str(self.model)  # which rows that are no texts need
+        if self.rows not in ENCODERS and (preset or _without_template(model)):
             lines.append('chat.template = "chatml"      # its tokenizer has none')
-        size = min(512 if self.rows in ENCODERS else 1024, find_model(self.model).seq_len)
+        size = min(512 if self.rows in ENCODERS else 1024, find_model(model).seq_len)
         return [*lines, f"pack.seq_len = {size}      # tokens of a row"]
 
 
