@@ -66,7 +66,7 @@ def write(path, *rows):
 def test_the_kind_of_rows_is_found(kind, models, here, capsys):
     row, objective = ROWS[kind]
     other = row | {"label": "bad"} if kind == "labeled" else row
-    text = write(here / "rows.jsonl", other, row)
+    text = write(here / "rows.jsonl", other, {"a row": "of another kind"}, row)
     encodes = objective in ("classify", "embed", "tag", "answer")
     model = models / ("encoder" if encodes else "decoder")
     assert main(["init", "my.toml", text, "--model", str(model)]) == 0
@@ -163,6 +163,8 @@ def test_a_base_model_gets_a_template_and_an_instruct_model_keeps_its_own(models
     [
         (["my.txt", "rows.jsonl"], "my.txt: has to end in .toml"),
         (["no/my.toml", "rows.jsonl"], "no/my.toml: no is no folder"),
+        (["my.toml", ""], "TEXT: is empty"),
+        (["my.toml", "liked.jsonl", "--model", "llama-5m"], "rows of messages have a label"),
         (["my.toml", "nothing"], "nothing does not exist"),
         (["my.toml", "odd.jsonl"], "no 'text', only 'a'"),
         (["my.toml", "rows.jsonl", "rated.jsonl"], "rows of rated and text cannot be in one run"),
@@ -178,6 +180,7 @@ def test_what_cannot_be_written(words, told, here, models, capsys):
     write(here / "rows.jsonl", {"text": "a text"})
     write(here / "rated.jsonl", ROWS["rated"][0])
     write(here / "odd.jsonl", {"a": 1})
+    write(here / "liked.jsonl", {"messages": CHAT, "label": False})
     assert main(["init", *words]) == 2
     assert told in capsys.readouterr().err
     assert not [path for path in here.iterdir() if path.suffix == ".toml"]

@@ -111,7 +111,7 @@ def generate(
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     asked = ask(
         loaded, prompts_of(prompts, chat=chat), settings, precision=precision,
-        kernels=kernels, chat=chat, filling=filling,
+        kernels=kernels, chat=chat, filling=filling, field="prompts",
     )  # fmt: skip
     return asked.texts(kept_weights(loaded, asked.compute), on_text)
 

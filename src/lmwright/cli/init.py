@@ -82,8 +82,10 @@ class Found:
 
 
 def look(path: str, rows: Any = None) -> Found:
-    """Reads the first rows of a source as each kind of rows, or as one, until all of them can be
+    """Reads the first rows of a source as each kind of rows, or as one, until most of them can be
     used. Raises UserError for a source that cannot be read, or whose rows are of no kind."""
+    if not path:
+        raise UserError("TEXT: is empty; name a file or a folder")
     source, files = _opened(path)
     if rows in (None, "text") and all(file.format == "txt" for file in files):
         return Found(source)
@@ -95,14 +97,31 @@ def look(path: str, rows: Any = None) -> Found:
         except UserError as error:  # a table without these columns
             why = str(error)
             continue
-        bad = next((row for row in first if isinstance(row, Bad)), None)
-        if first and bad is None:
+        bad = [row for row in first if isinstance(row, Bad)]
+        if 2 * len(bad) < len(first):
+            if rows is None and tried.rows not in PLAIN:
+                _refuse_ratings(tried, files)
             return _with_labels(tried, files)
-        why = f"{path}:{bad.number}: {bad.reason}" if bad else f"{path}: holds no row"
+        why = f"{path}:{bad[0].number}: {bad[0].reason}" if bad else f"{path}: holds no row"
     raise UserError(
         f"{path}: its rows are of no kind that is known; name their columns in a run file "
         f"(docs/prepare.md, docs/conversations.md). Read as text: {why}"
     )
+
+
+def _refuse_ratings(source: Source, files: list[File]) -> None:
+    """Raises UserError for conversations with a label, which would not be read: disliked answers
+    would be learned."""
+    if source.rows == "rated":
+        return
+    rated = replace(source, meta_columns=("label",))
+    first = [row for row in _first(rated, files, LOOK_ROWS) if isinstance(row, Row)]
+    if any(isinstance(json.loads(row.meta).get("label"), bool) for row in first):
+        raise UserError(
+            f'{source.path}: its rows of {source.rows} have a label, which is read beside "prompt" '
+            f'and "completion" (docs/preferences.md); with --rows {source.rows} all answers are '
+            "learned"
+        )
 
 
 def _opened(path: str) -> tuple[Source, list[File]]:

@@ -20,6 +20,7 @@ from lmwright.formats.loaded import LoadedModel
 
 PROMPT = "> "
 NEW = "/new"
+HELLO = {"role": "user", "content": "Hello."}
 HELP = f"{NEW} forgets what was said; Ctrl-C ends an answer, Ctrl-D the chat"
 
 
@@ -27,13 +28,19 @@ class Conversation:
     """Messages so far, and the model that answers them."""
 
     def __init__(self, loaded: LoadedModel, settings: Sampling, system: str | None, **how: Any):
-        self._loaded, self._settings, self._how = loaded, settings, how
+        self._loaded, self._settings = loaded, settings
+        self._how = {"chat": True, "field": "--system" if system else "message", **how}
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = []
 
     def forget(self) -> None:
         """Begins anew."""
         self.messages.clear()
+
+    def try_out(self) -> Asked:
+        """How a short message would be asked. Raises UserError where the model, the settings or
+        the system message do not fit."""
+        return ask(self._loaded, [[*self._system, HELLO]], self._settings, **self._how)
 
     def answer(self, message: str, on_text: Callable[[str], None]) -> str:
         """The answer to a message, which is streamed to `on_text`; Ctrl-C ends it early. Returns
@@ -63,9 +70,7 @@ class Conversation:
         """None where the context has too little room for an answer, and could have more."""
         last, most = len(told) < 3, self._loaded.model.seq_len
         try:
-            asked = ask(
-                self._loaded, [[*self._system, *told]], self._settings, chat=True, **self._how
-            )
+            asked = ask(self._loaded, [[*self._system, *told]], self._settings, **self._how)
         except ContextFullError:
             if last:
                 raise
@@ -94,10 +99,7 @@ def chat_command(
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter)
     talk = Conversation(loaded, settings, system, precision=precision, kernels=kernels)
-    # what is wrong with the model or the settings is said before anybody writes
-    first = ask(
-        loaded, [_greeting(system)], settings, precision=precision, kernels=kernels, chat=True
-    )
+    first = talk.try_out()  # what is wrong is said before anybody writes
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):
@@ -136,8 +138,3 @@ def _answer(talk: Conversation, message: str, terminal: bool) -> None:
 
 
 WHY = {"length": "--max-new-tokens", "context": "the end of the context", "interrupt": "Ctrl-C"}
-
-
-def _greeting(system: str | None) -> list[dict[str, str]]:
-    told = [{"role": "system", "content": system}] if system else []
-    return [*told, {"role": "user", "content": "Hello."}]

@@ -70,10 +70,11 @@ def ask(
     kernels: Kernels = "platform",
     chat: bool = False,
     filling: Mapping[str, Any] | None = None,
+    field: str = "--prompt",
 ) -> Asked:
     """Encodes prompts for a model, as messages of a user or conversations in a `chat`; `filling`
-    are fields of `Filling`. Raises UserError for prompts and settings that do not fit the model,
-    ContextFullError for one that leaves no room."""
+    are fields of `Filling`, `field` is the name of the prompts in messages. Raises UserError for
+    prompts and settings that do not fit the model, ContextFullError for one that leaves no room."""
     tokenizer, model = loaded.tokenizer, loaded.model
     shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
     compute = text_compute(model, shapes, num_steps(prompts, settings), precision, kernels)
@@ -81,7 +82,7 @@ def ask(
     asked: list[Any] = list(prompts)
     end_ids = loaded.end_ids
     if chat:
-        asked, settings, ends = _in_template(prompts, settings, tokenizer, loaded.path)
+        asked, settings, ends = _in_template(prompts, settings, loaded, field)
         end_ids = (*end_ids, *ends)
     rows = [
         row_of(number, prompt, model, tokenizer, settings, loaded.prompt_prefix).ids
@@ -153,21 +154,22 @@ def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
 
 
 def _in_template(
-    prompts: Sequence[Chat], settings: Sampling, tokenizer: TextTokenizer, path: Path
+    prompts: Sequence[Chat], settings: Sampling, loaded: LoadedModel, field: str
 ) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
     """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
     UserError where there is no template."""
     from lmwright.data.text.chat_template import ChatTemplate
     from lmwright.evals.chat_prompts import encode_chats, ending_answers
 
+    tokenizer = loaded.tokenizer
     if not tokenizer.chat_template:
         raise UserError(
-            f"--chat: the tokenizer of {path} has no chat template; continue texts by `lmwright "
-            "generate --prompt`, or train with data.chat.template"
+            f"--chat: the tokenizer of {loaded.path} has no chat template; continue texts by "
+            "`lmwright generate --prompt`, or train with data.chat.template"
         )
     today = date.today().isoformat()
     template = ChatTemplate(tokenizer.chat_template, tokenizer, today)
-    asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, "--prompt")]
+    asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, field)]
     return asked, *ending_answers(settings, template, tokenizer)
 
 
