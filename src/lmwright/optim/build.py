@@ -140,7 +140,7 @@ def gradient_norm(grads: Tree, spec: Tree) -> Array:
     import optax
 
     params = dict(walk(spec))
-    return optax.global_norm([g for path, g in walk(grads) if params[path].balance_rate is None])
+    return optax.tree.norm([g for path, g in walk(grads) if params[path].balance_rate is None])
 
 
 def rate_shares(optim: Optim, paths: Iterable[str]) -> dict[str, float]:

@@ -49,7 +49,6 @@ FUNCTIONS = {
     "hidden": "layers",
     "clip": "optimizer",
     "apply_updates": "optimizer",
-    "global_norm": "optimizer",
     "rope_tables": "attention",
 }
 LETTERS = {"v": "head and loss", "f": "mlp", "h": "attention"}
