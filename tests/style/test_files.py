@@ -115,6 +115,14 @@ def docstrings_name_their_subject(path):
                 yield line, f"{name}: name the subject; {told[0]!r} says nothing in a tooltip"
 
 
+def docstrings_are_characters(path):
+    """Python 3.13 and later compile no docstring with half of a surrogate pair."""
+    for node in nodes_of(path):
+        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
+            if re.search("[\ud800-\udfff]", ast.get_docstring(node) or ""):
+                yield getattr(node, "lineno", 1), "half of a surrogate pair in a docstring"
+
+
 def spelling_is_american(path):
     for number, line in lines_of(path):
         yield from ((number, match[0]) for match in BRITISH.finditer(line))
@@ -138,6 +146,7 @@ RULES = {
     ),
     public_functions_and_classes_are_described: (python_files("src"), "def f():\n    pass\n"),
     docstrings_name_their_subject: (python_files("src"), '"""Whether it rains."""\n'),
+    docstrings_are_characters: (python_files(), '"""Half: \\ud83d."""\n'),
     spelling_is_american: (TEXTS, "# the colour\n"),
     paths_are_nobodys_own: (TEXTS, "# of /root/x\n"),
 }

@@ -181,7 +181,7 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
 
 
 def _whole_characters(row: Row | Bad) -> Row | Bad:
-    """Refuses half of a surrogate pair: \ud83d alone is valid JSON but not a character."""
+    r"""Refuses half of a surrogate pair: \ud83d alone is valid JSON but not a character."""
     if isinstance(row, Row):
         try:
             f"{row.text}{row.id}".encode()
