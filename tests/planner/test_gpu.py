@@ -223,3 +223,26 @@ def test_8_bit_floats_are_planned_where_they_are(tmp_path):
     for name, told in (("gpu:a100x1", "gpu:a100x1"), ("v5e-8", "TPU v5")):
         with pytest.raises(UserError, match=f"{told}.* does not multiply 'fp8'"):
             Quick.of(run, parse_machine(name))
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_kernels_are_lowered_for_cards_that_pallas_does_not_list(name):
+    """JAX 0.11 and later look the card up, or the one that is there."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def kernel(x_ref, out_ref):
+        out_ref[...] = x_ref[...] + 1
+
+    card, x = GPUS[name], jax.ShapeDtypeStruct((16,), "float32")
+    add = pl.pallas_call(kernel, out_shape=x, compiler_params=triton.CompilerParams())
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("one",), abstract_device=jax.sharding.AbstractDevice(
+            card.device_kind, card.card.cores, "gpu")
+    )  # fmt: skip
+    with (
+        jax.sharding.use_abstract_mesh(mesh),
+        gpu.as_default_device(parse_machine(f"gpu:{name}x1")),
+    ):
+        text = jax.jit(add).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in text

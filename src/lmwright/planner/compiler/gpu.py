@@ -73,9 +73,28 @@ def as_default_device(machine: Machine) -> Iterator[None]:
     card = DefaultDevice(gpu.device_kind, f"{major}.{minor}", gpu.card.cores)
     backend.get_default_device = lambda: card
     try:
-        yield
+        with _known_to_pallas(card):
+            yield
     finally:
         backend.get_default_device = own
+
+
+@contextmanager
+def _known_to_pallas(card: DefaultDevice) -> Iterator[None]:
+    """Lets Pallas lower for a card that is not in its own list: JAX from 0.11 on takes only the
+    compute capability of a device that is there."""
+    try:
+        from jax._src.pallas.triton import gpu_info
+    except ImportError:  # earlier versions of JAX do not ask
+        yield
+        return
+    name = "_get_device_arch_name"  # JAX's own, which may go: it then answers as if not told
+    own = getattr(gpu_info, name, None)
+    setattr(gpu_info, name, lambda device_kind: card.compute_capability)
+    try:
+        yield
+    finally:
+        setattr(gpu_info, name, own)
 
 
 def description(gpu: Gpu) -> str:
