@@ -111,12 +111,18 @@ def with_profile(trained, tmp_path):
     return copy
 
 
-def test_a_profile_is_read_by_part(with_profile, capsys):
+def test_a_profile_is_read_by_part(with_profile, capsys, monkeypatch):
     parts = answer(capsys, "--measured", with_profile)[1]["by_part_s"]
     assert {"attention", "mlp", "norm", "head and loss", "optimizer"} <= set(parts)
-    assert parts.get("other", 0) < 0.5 * sum(parts.values())
     # instructions of one step, on the one or two threads that ran them
     assert 0 < sum(parts.values()) < 2 * max(times(with_profile))
+    # most belong to a part; counted, since seconds of so small a step depend on the machine's load
+    seconds = measured.seconds_by_instruction
+    monkeypatch.setattr(
+        measured, "seconds_by_instruction", lambda data: dict.fromkeys(seconds(data), 1.0)
+    )
+    counts = answer(capsys, "--measured", with_profile)[1]["by_part_s"]
+    assert counts.get("other", 0) < 0.5 * sum(counts.values())
 
 
 def test_a_profile_is_of_the_steps_that_were_asked_for(small_run, tmp_path, capsys):
