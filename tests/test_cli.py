@@ -253,7 +253,10 @@ def test_an_output_without_a_character_shows_it_as_json(tmp_path):
     assert 'name = "\\u0142\\ud83d\\udc08"' in done.stdout
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [">&-", *(pytest.param(more, marks=pytest.mark.slow) for more in ("2>&-", ">&- 2>&-"))],
+)
 def test_an_output_that_is_closed_is_no_error(run_file, closed):
     command = f"{sys.executable} -m lmwright config show {run_file}"
     assert start("bash", "-c", f"{command} {closed}").returncode == 0

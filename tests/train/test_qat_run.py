@@ -138,6 +138,7 @@ def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, t
     is_read_by_others(out, trained.model, trained.weights, trained.tensors)
 
 
+@pytest.mark.slow
 def test_an_adapter_inside_the_rounding(q4, data, tmp_path, capsys):
     """LR-QAT: the file of the merged model holds what was trained, and the base stays."""
     path = write(

@@ -128,6 +128,7 @@ def test_a_command_on_two_slices(url, gke, host_python, tmp_path, monkeypatch, c
     assert gke.job_sets == {} and not gke.running()
 
 
+@pytest.mark.slow
 def test_a_command_in_one_pod(url, gke, host_python, tmp_path, capsys):
     gke.add_pool("a", topology="2x2x1", nodes=1)
     words = ["--on", "gke:c", "--slice", "7x-8", "--name", "j", "--bucket", url]
