@@ -110,7 +110,7 @@ def test_the_command(loaded, monkeypatch, capsys):
     without.__dict__["tokenizer"] = plain
     monkeypatch.setattr(module, "load_model", lambda *_: without)
     assert main(words) == 2
-    assert "the tokenizer of here has no chat template" in capsys.readouterr().err
+    assert "here: its tokenizer has no chat template" in capsys.readouterr().err
 
 
 def typed(monkeypatch, loaded, *lines):

@@ -1,6 +1,5 @@
 """Chat prompts: ids of transformers' template, and the end of an answer as a token or a text."""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -66,7 +65,7 @@ def test_the_command_asks_in_the_template_and_shows_the_message(monkeypatch, cap
     monkeypatch.setattr(prompted, "text_compute", lambda *_: None)
     monkeypatch.setattr(prompted, "weights_of", lambda *_: None)
     monkeypatch.setattr(prompted, "filling_for", lambda *_: None)
-    with pytest.raises(UserError, match=re.escape("--chat: the tokenizer of here has no chat")):
+    with pytest.raises(UserError, match="here: its tokenizer has no chat template"):
         prompted.generate_command("x", ["who?"], chat=True)
     template = (FOLDER / "chatml.jinja").read_text()
     monkeypatch.setattr(Loaded, "tokenizer", replace(PLAIN, chat_template=template))

@@ -164,7 +164,7 @@ def _in_template(
     tokenizer = loaded.tokenizer
     if not tokenizer.chat_template:
         raise UserError(
-            f"--chat: the tokenizer of {loaded.path} has no chat template; continue texts by "
+            f"{loaded.path}: its tokenizer has no chat template; continue texts by "
             "`lmwright generate --prompt`, or train with data.chat.template"
         )
     today = date.today().isoformat()
