@@ -108,6 +108,7 @@ def test_a_job_comes_back_and_leaves_nothing(network, capfd):
     assert [machine.jobs() for machine in network.machines.values()] == [[], []]
 
 
+@pytest.mark.slow
 def test_agents_outlive_the_laptop_and_are_replaced(network, capfd):
     assert ranks([["wait", "wait"]], "--detach") == 0
     until(lambda: attempts() == 1)

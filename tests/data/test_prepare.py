@@ -85,6 +85,7 @@ def whole(tmp_path_factory):
     return sources, digest(folder / "data")
 
 
+@pytest.mark.slow
 def test_killed_twice_the_bytes_are_the_same(tmp_path, whole):
     """SIGKILL amid the first pass and amid tokenize, two workers; to the end with one."""
     sources, expected = whole

@@ -33,6 +33,7 @@ class Ticking:
         return self.now
 
 
+@pytest.mark.slow
 def test_a_run_in_sessions_is_the_run_in_one(small_run, tmp_path, monkeypatch):
     one = jax.devices()[:1]
     compile_step = compiled.load_or_compile

@@ -139,6 +139,7 @@ def manifests(bucket):
     return {name: bucket.read(name)[0] for name in names}
 
 
+@pytest.mark.slow
 def test_prepare_writes_to_a_bucket_and_goes_on_from_another_machine(
     small_run, url, tmp_path, monkeypatch, capsys
 ):
