@@ -131,6 +131,7 @@ def test_a_supervisor_that_is_killed_as_an_agent_starts_leaves_its_number(job, m
     assert local.agent(spec, 0) is not None
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_told_to_end_lets_all_save_and_is_replaced(job):
     spec = job([["term", "term"], ["wait", "wait"], [0, 0]])
     local.supervise(spec, once=True)

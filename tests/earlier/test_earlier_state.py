@@ -58,6 +58,7 @@ def test_a_model_with_an_average_is_read_and_continues(capsys):
     assert main(["train", "ema", "train.steps=11"]) == 0  # from a checkpoint of today
 
 
+@pytest.mark.slow
 def test_several_adapters_are_read_and_continue(tmp_path, capsys):
     assert main(["adapters", "export", "three", str(tmp_path / "a"), "--adapter", "a"]) == 0
     assert main(["train", "three.toml", "train.steps=6"]) == 0

@@ -56,6 +56,7 @@ def test_a_case_may_set_a_whole_section(file):
     assert other.run.train == members(file)[0].run.train
 
 
+@pytest.mark.slow
 def test_trained_compared_and_taken_up(file, tmp_path, capfd):
     file.write_text(file.read_text().replace("[4, 1]", "[1]"))
     words = ["train.steps=2", "train.num_microbatches=1", "eval.max_rows=4"]

@@ -102,6 +102,7 @@ def optimizers(kind):
     ]
 
 
+@pytest.mark.slow
 def test_moments_on_the_host_change_no_bit():
     (near, _), (far, kinds) = map(states, optimizers("adamw"))
     equal(far, near)
