@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of
 from lmwright.config.run import Run
+from lmwright.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,6 @@ def evaluate(
 
     Raises UserError where nothing is held out, or an option has no effect.
     """
-    from lmwright.errors import UserError
     from lmwright.evals.held_out import open_held_out
     from lmwright.evals.text import text_loss
 
@@ -98,7 +98,6 @@ def generate(
     `filling` are settings of diffusion models (docs/diffusion.md). Raises UserError for prompts
     that leave no room in the context."""
     from lmwright.config.errors import nearest
-    from lmwright.errors import UserError
     from lmwright.evals.fill import Filling
     from lmwright.evals.prompted import ask, kept_weights
     from lmwright.evals.sampling import Sampling
@@ -273,7 +272,5 @@ def _loaded(model: "Place | LoadedModel", adapter: str | None) -> "LoadedModel":
     if isinstance(model, str | PathLike | Run):
         return load_model(model, adapter=adapter)
     if adapter is not None:
-        from lmwright.errors import UserError
-
         raise UserError("adapter: the model is loaded already; give it to load_model")
     return model

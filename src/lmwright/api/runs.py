@@ -55,12 +55,11 @@ def prepare(
     Raises UserError for sources that cannot be read or do not fit the run.
     """
     from lmwright.data.prepare import prepare_command
-    from lmwright.presets.sources import license_lines
+    from lmwright.presets.sources import say_licenses
 
     run = _load(run, (), "sweep")  # whose runs are trained on the same data
     summary = prepare_command(run, tuple(stages), keep)
-    for line in license_lines(run.data.sources):
-        print(line)
+    say_licenses(run.data.sources)
     return summary
 
 
@@ -114,18 +113,14 @@ def train(
     and the last held-out losses. An interrupt saves and returns; a second one stops at once. Raises
     UserError for data that is missing or a run that does not fit its directory.
     """
-    from lmwright.data.missing import prepare_missing
-    from lmwright.presets.sources import license_lines
     from lmwright.train.command import train_and_tell
-    from lmwright.train.hosts import alone
+    from lmwright.train.prepared import prepare_first
     from lmwright.train.signals import StopRequest
 
     began = time.monotonic()
     with StopRequest() as stop:
         run = _load(run)
-        if alone(pod=pod) and prepare_missing(run):
-            for line in license_lines(run.data.sources):
-                print(line)
+        prepare_first(run, pod=pod)
         return train_and_tell(run, pod=pod, rehearse=rehearse, stop=stop, began=began, hooks=hooks)
 
 

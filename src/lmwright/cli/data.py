@@ -36,19 +36,12 @@ def prepare(run: str, overrides: Sequence[str], stages: Sequence[str], keep: Any
               lmwright prepare run.toml --keep store
     """
     from lmwright.data.prepare import prepare_command
+    from lmwright.presets.sources import say_licenses
 
     loaded = load(run, overrides, "sweep")  # whose runs are trained on the same data
     summary = prepare_command(loaded, tuple(stages), keep)
-    say_licenses(loaded)
+    say_licenses(loaded.data.sources)
     return summary
-
-
-def say_licenses(run: Any) -> None:
-    """Prints the license of each source that a preset names."""
-    from lmwright.presets.sources import license_lines
-
-    for line in license_lines(run.data.sources):
-        click.echo(line)
 
 
 @click.group(cls=InOrder)

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def look(path: str, rows: Any = None) -> Found:
         why = f"{path}:{bad[0].number}: {bad[0].reason}" if bad else f"{path}: holds no row"
     raise UserError(
         f"{path}: its rows are of no kind that is known; name their columns in a run file "
-        f"(docs/prepare.md, docs/conversations.md). Read as text: {why}"
+        f"(docs/prepare.md, docs/conversations.md). Read as {rows or 'text'}: {why}"
     )
 
 
@@ -198,20 +199,24 @@ class Draft:
     def rows(self) -> str:
         return self.sources[0].rows
 
+    @cached_property
+    def preset(self) -> bool:
+        """True for a model whose weights are random."""
+        from lmwright import presets
+
+        return (self.model or DEFAULT_PRESET) in presets.of_section("model")
+
     def text(self) -> str:
         """The whole run file. Raises UserError for sources of different kinds, or without the
         model that they need."""
-        from lmwright import presets
-
         kinds = sorted({each.rows for each in self.sources})
         if len(kinds) > 1 and set(kinds) & {*PLAIN, *COMPARED}:
             raise UserError(
                 f"TEXT: rows of {' and '.join(kinds)} cannot be in one run; give those of one kind"
             )
-        preset = (self.model or DEFAULT_PRESET) in presets.of_section("model")
         if self.rows != "text" and self.model is None:
             raise UserError(NEEDS_MODEL.format(rows=self.rows))
-        if preset and (self.lora or self.rows in ENCODERS):
+        if self.preset and (self.lora or self.rows in ENCODERS):
             raise UserError(
                 f"--model: {self.model or DEFAULT_PRESET} is a preset, whose weights are random; "
                 "name a trained model"
@@ -219,9 +224,9 @@ class Draft:
         parts = (
             [f"recipe = {literal(self._recipe())}", f"name = {literal(self.name)}",
              f"dir = {literal(f'runs/{self.name}')}"],
-            self._model(preset), self._objective(), self._train(preset), self._optim(preset),
+            self._model(), self._objective(), self._train(), self._optim(),
             ["[lora]", "rank = 16"] if self.lora else [],
-            self._data(preset), *([*each.lines()] for each in self.sources),
+            self._data(), *([*each.lines()] for each in self.sources),
         )  # fmt: skip
         return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -230,8 +235,8 @@ class Draft:
             return "pretrain"
         return self.sources[0].recipe or "sft"
 
-    def _model(self, preset: bool) -> list[str]:
-        if not preset:
+    def _model(self) -> list[str]:
+        if not self.preset:
             return []
         name = literal(self.model or DEFAULT_PRESET)
         return ["[model]", f"preset = {name}      # `lmwright config presets` lists others"]
@@ -243,29 +248,29 @@ class Draft:
         labels.sort(key=lambda name: (name != "O", int(name) if name.isdecimal() else 0))
         return ["[objective]", f"labels = {literal(labels)}"] if labels else []
 
-    def _train(self, preset: bool) -> list[str]:
+    def _train(self) -> list[str]:
         lines = ["[train]"]
-        if not preset:
+        if not self.preset:
             lines.append(f"init_from = {literal(self.model)}")
         long = self.rows == "text"
         lines.append("steps = 2000" if long else "epochs = 2")
         return [*lines, f"global_batch_size = {32 if long else 16}"]
 
-    def _optim(self, preset: bool) -> list[str]:
+    def _optim(self) -> list[str]:
         if self.lora:
             rate = 5e-5 if self.rows in COMPARED else 2e-4
-        elif self.rows == "text" and not preset:
+        elif self.rows == "text" and not self.preset:
             rate = 1e-4
         else:
             return []
         return ["[optim]", f"learning_rate = {rate:g}"]
 
-    def _data(self, preset: bool) -> list[str]:
+    def _data(self) -> list[str]:
         lines = ["[data]", f"dir = {literal(f'data/{self.name}')}"]
         if self.rows == "text":
             return [*lines, "holdout_fraction = 0.01"]
         model = str(self.model)  # which rows that are no texts need
-        if self.rows not in ENCODERS and (preset or _without_template(model)):
+        if self.rows not in ENCODERS and (self.preset or _without_template(model)):
             lines.append('chat.template = "chatml"      # its tokenizer has none')
         size = min(512 if self.rows in ENCODERS else 1024, find_model(model).seq_len)
         return [*lines, f"pack.seq_len = {size}      # tokens of a row"]

@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from lmwright.cli.data import say_licenses
 from lmwright.cli.shared import OVERRIDES, REHEARSE, RUN, Rehearsed, given, load
 
 
@@ -96,11 +95,9 @@ def train(run: str, overrides: Sequence[str], pod: bool, rehearse: str | None) -
 
     with StopRequest() as stop:
         loaded = load(run, overrides)
-        from lmwright.data.missing import prepare_missing
-        from lmwright.train.hosts import alone
+        from lmwright.train.prepared import prepare_first
 
-        if alone(pod=pod) and prepare_missing(loaded):
-            say_licenses(loaded)
+        prepare_first(loaded, pod=pod)
         from lmwright.train.command import train_command
 
         return train_command(loaded, stop=stop, **given(pod=pod or None, rehearse=rehearse))

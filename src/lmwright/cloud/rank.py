@@ -19,8 +19,8 @@ import psutil
 from lmwright.cloud.spec import PROGRAM, Limits, Spec
 from lmwright.errors import ERROR
 from lmwright.guard.heartbeat import STACKS, VARIABLE
+from lmwright.guard.parent import DEATH_SIGNAL
 
-DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 REMEMBERED_STEPS = 64
 STARTS = 3  # times as long as usual may starting take
 MOST_OF_ERROR = 1000  # characters

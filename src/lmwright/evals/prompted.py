@@ -135,11 +135,11 @@ def generate_command(
     return texts
 
 
-def weights_of(loaded: LoadedModel, compute: Compute) -> Tree:
-    """The weights as `generate` reads them, once and in its precision. Those of a run directory
-    cannot be read from `loaded` any more."""
+def weights_of(loaded: LoadedModel, compute: Compute, *, free: bool = True) -> Tree:
+    """The weights as `generate` reads them, once and in its precision. With `free`, those of a run
+    directory cannot be read from `loaded` any more."""
     w = loaded.load(dtype=DTYPES[compute.precision])
-    return cached.layers_apart(loaded.model, w, free=True) if compute.unroll else w
+    return cached.layers_apart(loaded.model, w, free=free) if compute.unroll else w
 
 
 def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
@@ -147,9 +147,8 @@ def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
     key = compute.precision, compute.unroll
     if key not in loaded.kept:
         loaded.kept.clear()
-        w = loaded.load(dtype=DTYPES[compute.precision])
         own = not isinstance(loaded.tensors, HfTensors)  # else they may be the run's
-        loaded.kept[key] = cached.layers_apart(loaded.model, w, free=own) if compute.unroll else w
+        loaded.kept[key] = weights_of(loaded, compute, free=own)
     return loaded.kept[key]
 
 

@@ -96,11 +96,8 @@ def preset_of(path: str) -> SourcePreset | None:
     return next((each for each in SOURCES.values() if each.fields["path"] == repo), None)
 
 
-def license_lines(sources: Sequence[Source]) -> list[str]:
-    """A line for each source that a preset names, with its license."""
-    named = [(source.name, preset_of(source.path)) for source in sources]
-    return [
-        f"license of {name}: {preset.license}, see {preset.page}"
-        for name, preset in named
-        if preset
-    ]
+def say_licenses(sources: Sequence[Source]) -> None:
+    """Prints the license of each source that a preset names."""
+    for source in sources:
+        if preset := preset_of(source.path):
+            print(f"license of {source.name}: {preset.license}, see {preset.page}")
