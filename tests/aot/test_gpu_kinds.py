@@ -117,3 +117,9 @@ def test_a_step_repeats_its_bits_with_the_options_of_the_manual(tmp_path):
     hlo = aot.compile_for(run, parse_machine("gpu:h100x1")).hlo
     scatters = re.findall(r" scatter\(.*", hlo)
     assert scatters and all("unique_indices=true" in line for line in scatters)
+    shape = dict(embed_dim=576, mlp_dim=1536, num_heads=9, num_kv_heads=3, seq_len=2048)
+    run = run_of(tmp_path, dict(model=LLAMA | shape, length=2048))  # whose products are Triton's
+    pack = replace(run.data.pack, attention="row")
+    run = replace(run, data=replace(run.data, pack=pack))
+    run = replace(run, train=replace(run.train, compiler_options=options))
+    assert "__cudnn$fmha" not in aot.compile_for(run, parse_machine("gpu:h100x1")).hlo

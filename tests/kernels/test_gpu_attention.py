@@ -237,6 +237,16 @@ def test_rows_of_one_document_are_known_to_the_kernels(tmp_path):
             assert options == ({"one_document": True} if seen == "row" else {})
 
 
+@pytest.mark.parametrize("option", ["deterministic_ops", "exclude_nondeterministic_ops"])
+def test_sums_in_order_are_not_cudnns(option, tmp_path, monkeypatch):
+    """XLA compiles cuDNN's backward pass in that order, and finds it for one layer alone."""
+    row, ordered = "data.pack.attention=row", f'train.compiler_options.xla_gpu_{option}="True"'
+    one = lambda *said: compute_of(run_of(tmp_path, *said), "gpu", 1, H100).one_document  # noqa: E731
+    assert one(row) and not one(row, ordered) and one(row, ordered.replace("True", "False"))
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_{option}=true")
+    assert not one(row)
+
+
 def times_computed(name):
     """How often a program with gradients computes what a primitive of this name gives, whose
     results the backward pass reads."""

@@ -80,11 +80,8 @@ def _unrolled(
     fixed = [jax.lax.stop_gradient(leaf) for leaf in leaves]
     aux: Aux = {}
     mesh = jax.sharding.get_abstract_mesh()
-    policy = unrolled(remat, platform(), mesh.size)
-    if platform() == "gpu":
-        apart = SLOTS["gpu"](block, layers, x, *side, summed=summed)
-    else:
-        apart = map(unstacked, leaves)
+    policy, gpu = unrolled(remat, platform(), mesh.size), platform() == "gpu"
+    apart = SLOTS["gpu"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
     slots = [list(layer) for layer in zip(*apart, strict=True)]
     # devices sum a layer's gradients behind products of the layer before
     late = int(batch_ways(mesh) > 1)
@@ -92,7 +89,7 @@ def _unrolled(
         again = policy.apply(partial(one, index), prevent_cse=True, place=2)
         if (tied := index + late) < len(slots):
             x, *slots[tied] = joint_gradients(x, *slots[tied])
-        if platform() == "gpu":  # XLA would widen all layers at once, and hold a wide model
+        if gpu:  # XLA would widen all layers at once, and hold a wide model
             x, *fixed = lax.optimization_barrier((x, *fixed))
         x, new = again(slots[index], fixed, x, *side)
         aux = jax.tree.map(jnp.add, aux, new) if aux else new

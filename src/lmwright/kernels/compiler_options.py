@@ -1,5 +1,8 @@
 """Options that the platforms' compilers need for the kernels of a program."""
 
+import os
+from collections.abc import Mapping
+
 from lmwright.core import cpu
 from lmwright.core.compute import Compute
 from lmwright.core.weight import TORUS
@@ -21,6 +24,17 @@ GPU_OPTIONS = {
     # products of one input are not put into one, whose result would be cut again
     "xla_disable_hlo_passes": "dot-merger",
 }
+
+# the same bits each time: sums in a fixed order
+IN_ORDER = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
+
+def in_order(options: Mapping[str, str]) -> bool:
+    """True if a run's options for the step, or the environment, ask for sums in a fixed order.
+    cuDNN's attention is left out then: XLA forgets what it compiled for it in all layers but one
+    (seen with JAX 0.11.2: `raw_hash_map<>::at` at the first step)."""
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    return any(options.get(name) == "True" or f"--{name}=true" in flags for name in IN_ORDER)
 
 
 def options_for(compute: Compute, device_kind: str) -> dict[str, str]:

@@ -39,6 +39,7 @@ KERNELS = Registry(
         "cpu cross-entropy": "cpu_xent.chunked_xent",
         "compute for lanes": "cpu_xent.for_lanes",
         "compiler options": "compiler_options.options_for",
+        "sums in order": "compiler_options.in_order",
         "disentangled attention": "disentangled_attention.attend_by",
         "mlstm": "mlstm_by.mix_by",
         "tpu mlstm": "tpu_mlstm.mlstm",

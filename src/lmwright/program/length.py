@@ -39,7 +39,10 @@ def with_ids(run: Run, store: TokenStore) -> Run:
 
 def of_rows(plan: "Plan", stores: Iterable[TokenStore]) -> "Plan":
     """Plan whose kernels take each row as one document only where the rows were prepared so."""
+    from lmwright.kernels.select import KERNELS  # imports jax
+
     one = all(store.attention == "row" for store in stores)
+    one &= not KERNELS["sums in order"](plan.run.train.compiler_options)
     return replace(plan, compute=replace(plan.compute, one_document=one))
 
 

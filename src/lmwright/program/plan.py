@@ -152,7 +152,8 @@ def compute_of(run: Run, platform: str, num_devices: int = 1, device_kind: str =
         block_inputs=run.train.block_inputs,
         unroll=kernels in UNROLLED and run.model.num_layers <= MAX_UNROLLED,
         kernels=kernels,
-        one_document=run.data.pack.attention == "row",
+        one_document=run.data.pack.attention == "row"
+        and not select.KERNELS["sums in order"](run.train.compiler_options),
         loss_chunk_tokens=run.train.loss_chunk_tokens,
         head_gradient=run.train.head_gradient,
         mlp_chunk_tokens=run.train.mlp_chunk_tokens,

@@ -78,7 +78,7 @@ def compile_step(
             reply, hlo = cached
             is_kept = executable.exists(step_key)
         else:
-            reply, hlo, compiled = ask_compiler(lowered)
+            reply, hlo, compiled = ask_compiler(lowered, gpu.without_card(where, options))
             if is_answer(reply):
                 cache.save(key, reply, hlo)
             ours = compiled is not None and where.platform == "tpu"
@@ -110,12 +110,13 @@ def is_answer(reply: dict[str, Any]) -> bool:
 
 
 def ask_compiler(
-    lowered: jax.stages.Lowered,
+    lowered: jax.stages.Lowered, options: dict[str, str]
 ) -> tuple[dict[str, Any], str, jax.stages.Compiled | None]:
-    """The compiler's answer for a program, and the compiled program, as text and as an object."""
+    """The compiler's answer for a program with more options, and the compiled program, as text and
+    as an object."""
     started = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=options)
     except Exception as error:
         # an error in a kernel is raised as one of JAX's own, from what the compiler raised
         if not isinstance(error.__cause__ or error, jax.errors.JaxRuntimeError):

@@ -6,13 +6,14 @@ not depend on that but for workspaces.
 """
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from lmwright.errors import UserError, install
 from lmwright.hardware.devices import GPUS, Gpu
+from lmwright.kernels.select import KERNELS
 from lmwright.planner.analytic.machine import Machine
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
@@ -57,6 +58,13 @@ class DefaultDevice:
     compute_capability: str
     core_count: int
     platform: str = "gpu"
+
+
+def without_card(machine: Machine, options: Mapping[str, str]) -> dict[str, str]:
+    """More options for the compiler where there is no card: for sums in order, it would look for
+    the sizes of its own products in Triton on one."""
+    in_order = machine.platform == "gpu" and KERNELS["sums in order"](options)
+    return {"xla_gpu_enable_triton_gemm": "False"} if in_order else {}
 
 
 @contextmanager
