@@ -50,6 +50,7 @@ def ours_of(row: Row, packed: bool, changes: Sequence[str]) -> Any:
 
     said = [f"model.{name}={size}" for name, size in row.sizes.items()]
     said += [f"model.seq_len={row.seq_len}", f"train.global_batch_size={row.rows}"]
+    said += ["train.remat=auto"]  # as where nobody says it
     if not packed:  # as transformers reads a row without a mask
         said += ["data.pack.attention=row"]
     if row.lora:

@@ -5,8 +5,8 @@
     python benchmarks/plan_gpu.py --shapes      memory of many steps, by it and by arithmetic
 
 The measured steps are rows of `benchmarks/train_gpu.py`: AdamW, bf16 products and fp32 weights,
-one document a row by cuDNN's attention or 14 by our kernels, `remat` `dots`. None of them set a
-rate of the plan; what attention takes in packed rows follows from times of the kernels alone.
+one document a row by cuDNN's attention or 14 by our kernels, `remat` `dots` or `none`. None of them
+set a rate of the plan; what attention takes in packed rows follows from times of the kernels alone.
 """
 
 import sys
@@ -57,6 +57,21 @@ MEASURED: dict[str, tuple[float, float, tuple[str, ...]]] = {
     "1B, 4 x 2,048": (135.3, 24.07, (*LLAMA_1B, "train.global_batch_size=4", ONE_DOCUMENT)),
     "1B, LoRA rank 16, 4 x 2,048": (
         104.4, 11.82, (*LLAMA_1B, "train.global_batch_size=4", "lora.rank=16", ONE_DOCUMENT),
+    ),
+    "135M, 8 x 2,048, none": (
+        54.55, 11.85, ("model.seq_len=2048", "train.remat=none", ONE_DOCUMENT),
+    ),
+    "1B, 4 x 2,048, none": (
+        133.6, 28.88, (*LLAMA_1B, "train.global_batch_size=4", "train.remat=none", ONE_DOCUMENT),
+    ),
+    "1B, 8 x 2,048, none": (
+        244.6, 41.15, (*LLAMA_1B, "train.global_batch_size=8", "train.remat=none", ONE_DOCUMENT),
+    ),
+    "1B, LoRA rank 16, none": (
+        103.1, 14.82, (
+            *LLAMA_1B, "train.global_batch_size=4", "lora.rank=16", "train.remat=none",
+            ONE_DOCUMENT,
+        ),
     ),
 }  # fmt: skip
 # vocabulary, width, mlp, layers, heads, kv heads, head dim, tokens of a row, rows

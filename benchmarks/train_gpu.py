@@ -10,7 +10,8 @@ Each contestant has the card to itself, in its own process; a record of it is ad
 goes on where it stopped; give it the file of the last session where a rented card comes bare. The
 median of 3 x 10 steps counts, after those that compile. To save rented time, `--beside 3` lets
 three compile at once; each still has the card to itself while it is timed, and the time to its
-second step is left out of the tables. The wait for its turn does not count in `--contestant-s`.
+second step is left out of the tables, and those that had no memory beside others run again alone,
+at the end. The wait for its turn does not count in `--contestant-s`.
 
 No network is needed. Packages that the machine lacks may lie as wheels in the folder of `--wheels`;
 each contestant gets only its own, and of these only what is not installed. Fill it where there is
@@ -23,6 +24,7 @@ network by
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +45,7 @@ from gpu_rows import ROWS, WAITS, speed  # noqa: E402
 ROW_S = 570  # a row, of all its contestants
 LOOK_S = 0.5
 LEAST_S = 45  # what a contestant needs to get anywhere
+NO_MEMORY = re.compile("RESOURCE_EXHAUSTED|out of memory", re.I)
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 WHEELS = {
     "lmwright": (
@@ -67,6 +70,8 @@ class Bench:
     """By library: why its wheels could not be installed; empty where they could."""
     ends: dict[str, float] = field(default_factory=dict)
     """By row that has begun: when it is to end."""
+    crowded: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    """Contestants that had no memory beside others, with what is known of their records."""
 
     @cached_property
     def machine(self) -> dict[str, Any]:
@@ -89,6 +94,9 @@ class Bench:
                         running.append(beside.submit(self.one, name, contestant, about))
         for each in running:
             each.result()  # tells of our own mistakes
+        self.args.beside = 1
+        for name, contestant, about in self.crowded:
+            self.one(name, contestant, {k: v for k, v in about.items() if k != "beside"})
 
     def one(self, name: str, contestant: str, about: dict[str, Any]) -> None:
         """Measures a contestant of a row and appends its record."""
@@ -100,6 +108,10 @@ class Bench:
         record = self.measure(name, contestant)
         if record is None:
             print(f"{name} {contestant}: stopped, the time is up", flush=True)
+            return
+        if self.args.beside > 1 and NO_MEMORY.search(record.get("error", "")):
+            print(f"{name} {contestant}: no memory beside the others, again at the end", flush=True)
+            self.crowded.append((name, contestant, about))
             return
         gpu_results.append(self.args.results, about | record)
         print(f"{name} {contestant}: {self.told(record)}", flush=True)

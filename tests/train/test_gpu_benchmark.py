@@ -101,6 +101,22 @@ def test_what_has_a_record_is_not_run_again(tmp_path, monkeypatch):
     assert sorted(names(together)) == sorted(names(first))
 
 
+def test_a_contestant_without_memory_beside_others_runs_alone(tmp_path, monkeypatch):
+    options = dict(device="cpu", tiny=True, results=tmp_path / "r.jsonl", only="lmwright", set=[])
+    limits = dict(again=False, budget_s=1e9, contestant_s=240.0, wheels=None, beside=3)
+    run = train_gpu.Bench(Namespace(**options, **limits), tmp_path)
+
+    def measure(name, contestant):
+        if run.args.beside > 1:
+            return {"error": "JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory"}
+        return {"tokens_per_s": [1.0], "peak_bytes": 1, "ready_s": 1.0}
+
+    monkeypatch.setattr(run, "measure", measure)
+    run.run(["135m-8x2k", "lora-1x32k"])
+    records = gpu_results.read(tmp_path / "r.jsonl")
+    assert len(records) == 2 and all("beside" not in r and "error" not in r for r in records)
+
+
 def test_a_contestant_is_timed_when_no_other_works(tmp_path, monkeypatch):
     """Two get ready; the one that is ready waits until the other has ended."""
     monkeypatch.chdir(tmp_path)
