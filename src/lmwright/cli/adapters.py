@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from lmwright.cli.shared import Dtype, given
+from lmwright.cli.shared import Dtype, InOrder, given
 
 METHODS = (
     "linear", "cat", "svd", "ties", "dare-linear", "dare-ties", "ties-svd", "dare-linear-svd",
@@ -13,7 +13,7 @@ METHODS = (
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=InOrder)
 def adapters() -> None:
     """Export, merge and combine LoRA adapters."""
 

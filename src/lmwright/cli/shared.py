@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from lmwright.cli.output import BrokenPipe, is_of_pipe
 from lmwright.errors import UserError
@@ -14,8 +15,25 @@ OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 RUN = click.argument("run", metavar="RUN")
 
 
+class Words(click.types.StringParamType):
+    """Parameter type of words, which shells complete as names of files."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+WORDS = Words()
+
+
 class InOrder(click.Group):
     """Lists its commands in the order in which they are used, not by alphabet."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        for param in cmd.params:
+            param.type = WORDS if param.type is click.STRING else param.type
+        super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
