@@ -84,7 +84,7 @@ REHEARSE = click.option(
 
 def with_word(args: list[str]) -> list[str]:
     """Arguments in which a bare --rehearse is followed by its default word."""
-    pairs = zip(args, [*args[1:], ""], strict=True)
+    pairs = zip(args, [*args[1:], ""], strict=False)
     bare = [word == "--rehearse" and after not in ("stop", "go") for word, after in pairs]
     return [f"{word}=stop" if alone else word for word, alone in zip(args, bare, strict=True)]
 
