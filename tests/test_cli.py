@@ -366,22 +366,3 @@ def test_an_interrupted_import_is_an_interrupt(monkeypatch, capsys, run_file):
     monkeypatch.setattr("lmwright.formats.open.load_noted", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["prepare", run_file])
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("lmwright pla", "plain,plan"),
-        ("lmwright adapters me", "plain,merge"),
-        ("lmwright plan run.toml --sea", "plain,--search"),
-        ("lmwright train runs/m", "file,runs/m"),
-        ("lmwright export model ou", "file,ou"),
-    ],
-)
-def test_shells_complete_verbs_options_and_files(words, found, monkeypatch, capsys):
-    monkeypatch.setenv("_LMWRIGHT_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().out.splitlines() == [found]
