@@ -17,9 +17,10 @@ from lmwright import __version__
 from lmwright.cli import main as cli
 from lmwright.cli import runs
 from lmwright.cli.main import main
-from lmwright.cli.output import EXIT_UNREAD, BrokenPipe
+from lmwright.cli.output import BrokenPipe
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.guard.unread import EXIT_UNREAD
 from lmwright.hardware import environment
 
 RUN_FILE = """\

@@ -3,6 +3,8 @@
 import io
 import math
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from lmwright.guard.unread import EXIT_UNREAD
 from lmwright.train import command
 from lmwright.train.display import SPARKS, Display, duration, sparkline
 from lmwright.train.loop import Outcome
@@ -202,3 +205,26 @@ def test_the_end_of_a_session_names_the_run_as_it_is(monkeypatch, capsys, code, 
     monkeypatch.setattr(command, "write_report", lambda *_: "here")
     assert command.train_command(run) == code
     assert told.format(folder) in capsys.readouterr().out
+
+
+def test_a_run_whose_output_nobody_reads_is_asked_to_save():
+    """The reader of a pipe that is gone ends no session, whose last steps would be lost."""
+    code = (
+        "import sys\n"
+        "from lmwright.train.display import Display\n"
+        "from lmwright.train.signals import StopRequest\n"
+        "from tests.train.bare_run import make_run\n"
+        "stop = StopRequest()\n"
+        "stop.starting = False\n"
+        "display = Display(make_run(), 10, 0, process_index=0, stop=stop)\n"
+        "for step in (1, 2):\n"
+        "    display.update(step, loss=1.0)\n"
+        "sys.exit(stop.exit_code)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        child.stdout.close()
+        said = child.stderr.read().decode()
+        assert (said.count("\n"), child.wait(60)) == (1, EXIT_UNREAD), said
+    assert "saving" in said

@@ -18,12 +18,13 @@ from lmwright import __version__
 from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
 from lmwright.cli.interrupt import send_again, was_interrupted
-from lmwright.cli.output import EXIT_UNREAD, BrokenPipe, leave_output, open_output
+from lmwright.cli.output import BrokenPipe, open_output
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
 from lmwright.errors import ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, StorageError, UserError
 from lmwright.guard.parent import end_with_parent
 from lmwright.guard.terminal import visible
+from lmwright.guard.unread import EXIT_UNREAD, leave_output
 from lmwright.guard.urls import redact_text
 from lmwright.hardware import driver
 from lmwright.hardware.environment import set_environment

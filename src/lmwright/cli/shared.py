@@ -8,8 +8,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from lmwright.cli.output import BrokenPipe, is_of_pipe
+from lmwright.cli.output import BrokenPipe
 from lmwright.errors import UserError
+from lmwright.guard.unread import is_of_pipe
 
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
 RUN = click.argument("run", metavar="RUN")

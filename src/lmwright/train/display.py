@@ -6,6 +6,7 @@ No thread: a panel that redraws itself would take the interpreter from the train
 """
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -22,10 +23,16 @@ from rich.text import Text
 
 from lmwright.config.run import Run
 from lmwright.guard.terminal import visible
+from lmwright.guard.unread import EXIT_UNREAD, is_of_pipe, leave_output
 from lmwright.program.plan import Plan
 from lmwright.report.summary import short
+from lmwright.train.signals import StopRequest
 
 REDRAW_S = 0.5
+UNREAD = (
+    "lmwright: nobody reads the output any more; saving, then stopping; run the same command again "
+    "to continue"
+)
 SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 SPARK_POINTS = 400
 SMOOTHING = 0.9
@@ -37,7 +44,8 @@ class Display:
 
     `start_step` is the number of steps done before. Values are plain floats under the names
     of metrics.jsonl and stay shown until they are given again. On a process other than 0
-    (`process_index`, of jax if unset) every method does nothing.
+    (`process_index`, of jax if unset) every method does nothing. Once nobody reads the plain lines
+    any more, `stop` is asked to save, where there is something to save.
     """
 
     def __init__(
@@ -47,6 +55,7 @@ class Display:
         start_step: int,
         *,
         process_index: int | None = None,
+        stop: StopRequest | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -61,6 +70,7 @@ class Display:
         self._told_early = start_step + 2 if run.metrics.log_every_steps > 2 else None
         self._active = process_index == 0
         self._console = console or Console()
+        self._stop = stop
         self._clock = clock
         self._values: dict[str, float] = {}
         self._losses: deque[float] = deque(maxlen=SPARK_POINTS)
@@ -137,9 +147,17 @@ class Display:
             self._smooth_loss = SMOOTHING * self._smooth_loss + (1 - SMOOTHING) * loss
 
     def _print(self, text: str) -> None:
-        self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
-        if self._live is None:
-            self._console.file.flush()
+        try:
+            self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+            if self._live is None:
+                self._console.file.flush()
+        except (BrokenPipeError, SystemExit) as error:
+            if self._stop is None or self._stop.starting:
+                raise
+            if not (is_of_pipe(error) and leave_output(error)):
+                raise
+            self._stop.exit_code = self._stop.exit_code or EXIT_UNREAD
+            print(UNREAD, file=sys.stderr)
 
     def _line(self) -> str:
         parts = [f"step {self._step}/{self._total}", *(f"{n} {v}" for n, v in self._facts())]

@@ -83,7 +83,9 @@ def train(
         stack.enter_context(jax.set_mesh(plan.mesh))
         metrics = stack.enter_context(MetricsWriter(path, run, passed.reached(start) or None))
         describe(run, plan, folder)
-        display = stack.enter_context(Display(run, start + _left(trainees, counts), start))
+        display = stack.enter_context(
+            Display(run, start + _left(trainees, counts), start, stop=stop)
+        )
         _describe(plan, stores, display, why, "" if start else starting_note(path))
         facts, checks = _facts(run, stores, frozen), checking(plan)
         own = (

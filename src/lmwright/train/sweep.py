@@ -27,6 +27,7 @@ from lmwright.config.text import literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
 from lmwright.guard.parent import with_parent
+from lmwright.guard.unread import EXIT_UNREAD
 from lmwright.planner.sessions import session_limit_s
 from lmwright.storage.mirror import mirror_folder, place_in
 from lmwright.train.signals import (
@@ -147,7 +148,7 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
         for number, member in enumerate(runs, 1):
             print(f"\n{member.label} ({number} of {len(runs)})", flush=True)
             code = children.exit_code or _train(member, children, time.monotonic() - began)
-            if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_SESSION_OVER):
+            if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_UNREAD):
                 print(f"sweep: stopped; continue with: lmwright sweep {path}", file=sys.stderr)
                 return code
             if code:
