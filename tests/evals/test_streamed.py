@@ -10,6 +10,7 @@ from lmwright.config.run import Source
 from lmwright.errors import UserError
 from lmwright.evals import streamed
 from lmwright.evals.streamed import Texts, open_texts, refuse_existing, write_lines
+from lmwright.evals.vectors import finisher
 
 WORDS = [f"word {number}" for number in range(9)]
 WHOLE = [{"text": word} for word in WORDS]
@@ -56,6 +57,26 @@ def test_what_a_crash_has_left_of_a_line_is_written_again(write, tmp_path):
     assert write() == WHOLE
     assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
+
+
+@pytest.mark.parametrize("form", [".jsonl", ".npy"])
+def test_lines_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch, form):
+    """Else a power loss leaves an empty file under it, and the file before is gone."""
+    part, out = tmp_path / "part", tmp_path / f"out{form}"
+    part.write_text('{"row": 1}\n')
+    done, replace_file = [], os.replace
+
+    def fsync(descriptor):
+        done.append(os.fstat(descriptor).st_ino)
+
+    def take_name(source, target):
+        assert done == [os.stat(source).st_ino]
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", take_name)
+    finisher(form, str(out))(3, part, out)
+    assert done == [out.stat().st_ino, tmp_path.stat().st_ino] and not part.exists()
 
 
 def test_progress_is_told(write, monkeypatch, capsys):

@@ -22,7 +22,7 @@ from lmwright.data.sources.file import File, Slice, refuse_changed
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
-from lmwright.guard.files import try_lock
+from lmwright.guard.files import sync, try_lock
 from lmwright.guard.urls import without_secrets
 
 CHUNK = 1024  # texts that are packed together
@@ -98,13 +98,20 @@ def refuse_existing(out: Path | None, overwrite: bool) -> None:
         raise UserError(f"{out}: {out.parent} is no folder; make it, or choose another name")
 
 
+def take_name(temporary: Path, path: Path) -> None:
+    """Gives a complete file its name, under which it is whole also after a power loss."""
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
 def write_lines(
     texts: Texts,
     lines: Lines,
     tally: Tally,
     out: Path | None,
     asked: Mapping[str, Any],
-    finish: Callable[[Path, Path], None] = os.replace,
+    finish: Callable[[Path, Path], None] = take_name,
     overwrite: bool = False,
 ) -> None:
     """Writes the lines of the texts to the terminal, or to `out` by way of OUT.part, after the rows

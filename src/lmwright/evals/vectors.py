@@ -10,7 +10,6 @@ not jsonl has lines whose vectors are base64.
 """
 
 import json
-import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lmwright.errors import UserError
+from lmwright.evals.streamed import take_name
 
 JSONL = ".jsonl"
 BLOCK = 4096  # rows that are in memory at a time
@@ -44,7 +44,7 @@ def line_of(made: Mapping[str, Any], vector: np.ndarray | None, form: str) -> st
 def finisher(form: str, out: str | None) -> Finish:
     """The function that makes a file of a format. Raises UserError for one that there is not."""
     known: dict[str, Finish] = {
-        JSONL: lambda _, part, out: os.replace(part, out),
+        JSONL: lambda _, part, out: take_name(part, out),
         ".parquet": _whole(_write_parquet),
         ".npz": _whole(_write_npz),
         ".npy": _whole(_write_npy),
@@ -61,7 +61,7 @@ def _whole(write: Finish) -> Finish:
         fresh = out.with_name(f"{out.name}.tmp")
         try:
             write(dim, part, fresh)
-            os.replace(fresh, out)
+            take_name(fresh, out)
         finally:
             fresh.unlink(missing_ok=True)
         part.unlink()
