@@ -177,6 +177,17 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
         refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)
 
 
+def test_a_link_stays_and_its_target_is_written(tmp_path):
+    (tmp_path / "in.txt").write_text("good\n")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk/out")
+    texts = open_texts(str(tmp_path / "in.txt"), "text", None)
+    for overwrite in (False, True):
+        write_lines(texts, lines, Count(), tmp_path / "out", {}, overwrite=overwrite)
+        assert (tmp_path / "out").is_symlink() and len((tmp_path / "disk/out").read_bytes())
+    assert os.listdir(tmp_path / "disk") == ["out"]
+
+
 def test_the_texts_are_not_replaced(tmp_path):
     (tmp_path / "in.txt").write_text("good\n")
     (tmp_path / "link.txt").symlink_to("in.txt")

@@ -137,8 +137,9 @@ def write_lines(
         refuse_existing(out, overwrite)  # another command may have made it meanwhile
         finish(part, out)
 
-    refuse_existing(out, overwrite)
-    done = _write_resumed(out, {**asked, "files": texts.stamps}, run, tally, end)
+    place = Path(os.path.realpath(out))  # a link stays, and its target is written
+    refuse_existing(place, overwrite)
+    done = _write_resumed(place, {**asked, "files": texts.stamps}, run, tally, end)
     print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
 
 
