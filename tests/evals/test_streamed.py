@@ -97,10 +97,23 @@ def test_a_damaged_note_is_no_part_of_it(write, tmp_path):
     assert write() == WHOLE
 
 
-def test_what_was_asked_otherwise_is_no_part_of_it(write, tmp_path):
+def test_what_was_asked_otherwise_is_no_part_of_it(write, tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         write(stop_at=4, asked="b")
     assert write() == WHOLE
+    said = "out.part: begins again, since its lines were made with other settings (asked)\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_the_note_of_lines_that_are_there_is_not_written_again(write, tmp_path):
+    """Else a kill or a full disk at that moment gives all of them up."""
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    before = (tmp_path / "out.part.json").stat()
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    after = (tmp_path / "out.part.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
 def test_a_second_command_does_not_write_into_the_same_file(write, tmp_path):

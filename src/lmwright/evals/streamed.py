@@ -22,7 +22,7 @@ from lmwright.data.sources.file import File, Slice, refuse_changed
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
-from lmwright.guard.files import sync, try_lock
+from lmwright.guard.files import sync, try_lock, write_whole
 from lmwright.guard.urls import without_secrets
 
 CHUNK = 1024  # texts that are packed together
@@ -196,8 +196,12 @@ def _write_resumed(
                     "--out"
                 )
             known = note.exists() and note.read_bytes() == wishes.encode()
-            done = _whole_lines(raw, tally if known else None)
-            note.write_text(wishes, encoding="utf-8")
+            if not known:
+                if part.stat().st_size:
+                    print(f"{part}: begins again, {_difference(note, wishes)}", file=sys.stderr)
+                raw.truncate()
+                write_whole(note, wishes)
+            done = _whole_lines(raw, tally)
             try:
                 run(done, lambda text: (raw.write(text.encode()), raw.flush()))
             except UserError:
@@ -217,11 +221,20 @@ def _is_at(raw: Any, path: Path) -> bool:
     return path.exists() and os.path.samestat(os.fstat(raw.fileno()), path.stat())
 
 
-def _whole_lines(raw: Any, tally: Tally | None) -> int:
-    """Counts the lines of a file into the tally, and cuts off what a crash left after them;
-    without a tally, all."""
+def _difference(note: Path, wishes: str) -> str:
+    """The reason why lines that are there are none of this command's."""
+    try:
+        before, now = json.loads(note.read_bytes()), json.loads(wishes)
+        names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return f"since {note.name} is missing or damaged"
+    return f"since its lines were made with other settings ({', '.join(names)})"
+
+
+def _whole_lines(raw: Any, tally: Tally) -> int:
+    """Counts the lines of a file into the tally, and cuts off what a crash left after them."""
     count = end = 0
-    for line in () if tally is None else raw:
+    for line in raw:
         try:
             made = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
