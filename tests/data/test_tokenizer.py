@@ -28,7 +28,7 @@ from lmwright.data.tokens.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_command, import_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.tokenizer_files import open_tokenizer
 
@@ -111,6 +111,24 @@ def test_saved_folder_loads_here_and_in_transformers(trained, tmp_path):
         assert (theirs.eos_token_id, theirs.pad_token_id) == (598, 598)
         messages = [{"role": "user", "content": "hi"}]
         assert theirs.apply_chat_template(messages, tokenize=False) == "<|user|>hi"
+
+
+def test_an_import_replaces_nothing_else(trained, tmp_path):
+    """The tokenizer of a model, or another one, would be gone without a word."""
+    save_tokenizer(trained, tmp_path / "a")
+    for _ in range(2):  # the same once more is no loss
+        import_command(tmp_path / "a", tmp_path / "out")
+    other = replace(trained, chat_template="{{ messages }}")
+    save_tokenizer(other, tmp_path / "b")
+    with pytest.raises(UserError, match="out: holds another tokenizer; remove it, or choose"):
+        import_command(tmp_path / "b", tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"out: holds config\.json, too; choose a new folder"):
+        import_command(tmp_path / "a", tmp_path / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: cannot be written"):
+        import_command(tmp_path / "a", tmp_path / "file")
+    assert load_tokenizer(tmp_path / "out").chat_template == trained.chat_template
 
 
 def test_fingerprint_tells_tokenizers_apart(trained):

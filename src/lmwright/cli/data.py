@@ -152,7 +152,7 @@ def tokenizer_train(run: str, overrides: Sequence[str]) -> Any:
 @click.argument("path")
 @click.argument("out")
 def tokenizer_import(path: str, out: str) -> None:
-    """Read a tokenizer at PATH and write it to the folder OUT.
+    """Read a tokenizer at PATH and write it to the new folder OUT.
 
     PATH is a tokenizer.json or its folder, a folder with vocab.json and merges.txt, a
     tokenizer.model of sentencepiece, a .tiktoken file or hf://owner/name.
@@ -160,11 +160,9 @@ def tokenizer_import(path: str, out: str) -> None:
     \b
     Example:  lmwright tokenizer import downloads/gpt2 tokenizers/gpt2
     """
-    from lmwright.data.tokens.tokenizer import save_tokenizer
-    from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+    from lmwright.data.tokens.tokenizer_formats import import_command
 
-    tokenizer = import_tokenizer(path)
-    save_tokenizer(tokenizer, out)
+    tokenizer = import_command(path, out)
     click.echo(f"{out}: {tokenizer.vocab_size:,} tokens, fingerprint {tokenizer.fingerprint}")
 
 

@@ -30,6 +30,7 @@ from lmwright.data.tokens.tokenizer import (
     load_tokenizer,
     read_backend,
     read_json,
+    save_tokenizer,
     split_bytes,
 )
 from lmwright.errors import UserError
@@ -308,3 +309,31 @@ def import_sentencepiece(path: Path) -> TextTokenizer:
         f"{len(probe)} probe texts differ, such as {different[0][:40]!r}); use a tokenizer.json "
         "of the same model"
     )
+
+
+WRITTEN = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
+}  # fmt: skip
+
+
+def import_command(path: str | os.PathLike, out: str | os.PathLike) -> TextTokenizer:
+    """Reads a tokenizer and writes it to the folder `out`. Raises UserError where something else
+    lies there, or it cannot be written."""
+    tokenizer, folder = import_tokenizer(path), Path(out)
+    try:
+        names = [each.name for each in sorted(folder.iterdir())] if folder.is_dir() else []
+        other = next((n for n in names if n not in WRITTEN and not n.startswith(".")), None)
+        if other is not None:
+            raise UserError(f"{out}: holds {other}, too; choose a new folder")
+        if "tokenizer.json" in names and _identity(load_tokenizer(folder)) != _identity(tokenizer):
+            raise UserError(f"{out}: holds another tokenizer; remove it, or choose a new folder")
+        save_tokenizer(tokenizer, folder)
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be written ({error.strerror}); choose another folder"
+        ) from None
+    return tokenizer
+
+
+def _identity(tokenizer: TextTokenizer) -> tuple[str, str | None]:
+    return tokenizer.fingerprint, tokenizer.chat_template
