@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -102,11 +104,14 @@ def test_the_export_opens_in_transformers(both):
     assert "pipeline_tag: text-classification" in card and 'pipeline("text-classification"' in card
 
 
-def test_pairs_of_texts_are_as_in_transformers(exported, tmp_path):
-    """Joined and cut alike; some rows have no second text."""
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_of_texts_are_as_in_transformers(exported, tmp_path, side):
+    """Joined and cut alike, at the side that the folder names; some rows have no second text."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")
-    out, _ = exported
+    out = Path(shutil.copytree(exported[0], tmp_path / "model"))
+    settings = out / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"truncation_side": side}))
     pipe = transformers.pipeline("text-classification", model=str(out), device="cpu")
     pairs = [(a, b) for a, b in zip(TEXTS, TEXTS[7:], strict=False)]
     pairs[3] = (TEXTS[3], "")

@@ -7,17 +7,21 @@ Texts share rows as in training, and results come in the order of the texts.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from lmwright.core.contract import Batch
+from lmwright.data.json_text import parse_json
 from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.tokens.around import ids_around, ids_between
 from lmwright.data.tokens.classes import joined
+from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.formats.loaded import LoadedModel
+from lmwright.formats.sentence import TOKENIZER
 
 BATCH_TOKENS = 8192
 SHORTEST = 128  # tokens of a row
@@ -45,6 +49,8 @@ class Reader:
         if loaded.prefix is not None:  # a run's own, whatever its tokenizer's file says
             self.around = (loaded.prefix, loaded.suffix)
         self.between = ids_between(self.tokenizer, *self.around)
+        self.side = truncation_side(loaded.tokenizer_dir, self.tokenizer)
+        """Side at which longer texts are cut, "right" or "left"."""
         self.most: int = loaded.model.seq_len
         """Tokens that the model takes."""
 
@@ -62,10 +68,21 @@ class Reader:
         parts = [self.tokenizer.encode_batch(each) for each in (texts, seconds) if each is not None]
         # as in training, an empty second text is none
         rows = ([first, *filter(None, rest)] for first, *rest in zip(*parts, strict=True))
-        fitted = [joined(row, self.most, before, after, self.between) for row in rows]
+        fitted = [
+            joined(row, self.most, before, after, self.between, side=self.side) for row in rows
+        ]
         # a text that no token stands for is one token all the same
         end = [self.tokenizer.eos_id or 0]
         return [[*before, *ids, *after] or end for ids, _ in fitted], [cut for _, cut in fitted]
+
+
+def truncation_side(folder: Path | None, tokenizer: TextTokenizer) -> str:
+    """Side at which transformers cuts the texts of a tokenizer's folder."""
+    path = folder and folder / TOKENIZER
+    said = parse_json(path) if path and path.exists() else {}
+    said = said if isinstance(said, dict) else {}
+    side = said.get("truncation_side") or (tokenizer.backend.truncation or {}).get("direction")
+    return "left" if str(side).lower() == "left" else "right"
 
 
 def of_documents(

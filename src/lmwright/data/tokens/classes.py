@@ -153,10 +153,12 @@ def joined(
     before: Sequence[int],
     after: Sequence[int],
     between: Sequence[int],
+    *,
+    side: str = "right",
 ) -> tuple[list[int], bool]:
-    """Ids of a text, or of two with what is between them, and whether they were cut to leave room
-    for what is around them in `most` tokens: of two, the longer one is cut first, as transformers
-    does."""
+    """Ids of a text, or of two with what is between them, and whether they were cut at a side to
+    leave room for what is around them in `most` tokens: of two, the longer one is cut first, as
+    transformers does."""
     around = len(before) + len(after) + (len(texts) - 1) * len(between)
     room = max(0, most - around)
     sizes = [len(text) for text in texts]
@@ -167,7 +169,9 @@ def joined(
         short = min(*sizes, room // 2)
         longer = int(sizes[1] >= sizes[0])
         sizes[longer], sizes[1 - longer] = room - short, short
-    first, *second = ([*text[:size]] for text, size in zip(texts, sizes, strict=True))
+    starts = [len(t) - size if side == "left" else 0 for t, size in zip(texts, sizes, strict=True)]
+    pieces = zip(texts, starts, sizes, strict=True)
+    first, *second = ([*text[start : start + size]] for text, start, size in pieces)
     return [*first, *(token for text in second for token in (*between, *text))], cut
 
 
