@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from lmwright.config.run import Limits
 from lmwright.planner.sessions import Pace, course, fits, session_limit_s, steps_that_fit
 from lmwright.report.goodput import goodput, parse_sessions
 from lmwright.report.ledger import LEDGER
+from lmwright.train import budget as budget_module
 from lmwright.train.budget import Budget, read_ledger
 from lmwright.train.signals import EXIT_SESSION_OVER, EXIT_TIME_SPENT
 
@@ -92,6 +94,23 @@ def test_a_killed_session_counts(tmp_path):
     assert entry["end"] == "killed" and entry["last_step"] == 5
     assert 80 <= entry["seconds"] <= 110
     assert Budget(limits, tmp_path, 4, clock=clock).total_s == entry["seconds"]
+
+
+def test_a_session_that_is_killed_while_it_compiles_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(budget_module, "WRITE_EVERY_S", 0.01)
+    limits, clock = Limits(total_hours=1.0), Clock()
+    budget = Budget(limits, tmp_path, 0, clock=clock, began=clock.now - 10)
+
+    def counted():
+        return sum(entry["seconds"] for entry in read_ledger(tmp_path / LEDGER))
+
+    with budget.apart("compile"):
+        for seconds in (10, 510):
+            deadline = time.monotonic() + 20
+            while counted() < seconds and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert counted() == seconds
+            clock.sleep(500)
 
 
 def test_what_is_beside_a_step_is_not_its_time(tmp_path):

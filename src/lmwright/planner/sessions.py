@@ -110,7 +110,8 @@ def pace_of(run: Run, kind: str, step_s: float, checkpoint_bytes: int) -> tuple[
         sessions = read_sessions(folder)
     except (OSError, ValueError, UserError):
         return assumed, 0
-    spent = [entry[SPENT] for entry in sessions if isinstance(entry.get(SPENT), dict)]
+    begun = (entry for entry in sessions if entry["last_step"] > entry["first_step"])
+    spent = [entry[SPENT] for entry in begun if isinstance(entry.get(SPENT), dict)]
     starts = [float(parts.get("start", 0)) + float(parts.get("compile", 0)) for parts in spent]
     if not starts or not isinstance(env, dict) or _kind(env) != kind:
         return assumed, 0

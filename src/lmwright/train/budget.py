@@ -11,10 +11,11 @@ each step the loop asks whether there is time for it, see `planner.sessions`.
 """
 
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Budget:
         self._spent = dict.fromkeys(PARTS, 0.0) | {"start": max(clock() - self._began, 0.0)}
         self._last = clock()
         self._written = float("-inf")
+        self._lock = threading.Lock()
         self._entry: dict[str, Any] = {
             "began": round(time.time() - self.used_s, 3),
             "seconds": 0.0,
@@ -98,11 +100,16 @@ class Budget:
 
     @contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Context in which time belongs to no step, but to another of `PARTS`."""
-        start = self._clock()
+        """Context in which time belongs to no step, but to another of `PARTS`; it is written down
+        meanwhile, as compilation may take long and be killed."""
+        start, ended = self._clock(), threading.Event()
+        writer = threading.Thread(target=self._keep_writing, args=(ended,), daemon=True)
+        writer.start()
         try:
             yield
         finally:
+            ended.set()
+            writer.join()
             seconds = self._clock() - start
             self._other_s += seconds
             self._spent[part] += seconds
@@ -141,7 +148,18 @@ class Budget:
         self._entry["end"] = end
         self._write()
 
+    def _keep_writing(self, ended: threading.Event) -> None:
+        wait_s = WRITE_EVERY_S - (self._clock() - self._written)
+        while not ended.wait(max(wait_s, 0.0)):
+            wait_s = WRITE_EVERY_S
+            with suppress(OSError):  # which the next step reports
+                self._write()
+
     def _write(self) -> None:
+        with self._lock:
+            self._write_entry()
+
+    def _write_entry(self) -> None:
         self._written = self._clock()
         self._entry["seconds"] = max(self._entry["seconds"], round(self.used_s, 3))
         self._entry[SPENT] = {name: round(value, 3) for name, value in self._spent.items()}
