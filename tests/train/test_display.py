@@ -207,24 +207,36 @@ def test_the_end_of_a_session_names_the_run_as_it_is(monkeypatch, capsys, code, 
     assert told.format(folder) in capsys.readouterr().out
 
 
+OUTPUT_FAILS = (
+    "import sys\n"
+    "from lmwright.train.display import Display\n"
+    "from lmwright.train.signals import StopRequest\n"
+    "from tests.train.bare_run import make_run\n"
+    "stop = StopRequest()\n"
+    "stop.starting = False\n"
+    "display = Display(make_run(), 10, 0, process_index=0, stop=stop)\n"
+    "for step in (1, 2):\n"
+    "    display.update(step, loss=1.0)\n"
+    "sys.exit(stop.exit_code)"
+)
+
+
 def test_a_run_whose_output_nobody_reads_is_asked_to_save():
     """The reader of a pipe that is gone ends no session, whose last steps would be lost."""
-    code = (
-        "import sys\n"
-        "from lmwright.train.display import Display\n"
-        "from lmwright.train.signals import StopRequest\n"
-        "from tests.train.bare_run import make_run\n"
-        "stop = StopRequest()\n"
-        "stop.starting = False\n"
-        "display = Display(make_run(), 10, 0, process_index=0, stop=stop)\n"
-        "for step in (1, 2):\n"
-        "    display.update(step, loss=1.0)\n"
-        "sys.exit(stop.exit_code)"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", OUTPUT_FAILS], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as child:
         child.stdout.close()
         said = child.stderr.read().decode()
         assert (said.count("\n"), child.wait(60)) == (1, EXIT_UNREAD), said
     assert "saving" in said
+
+
+def test_a_run_whose_log_file_cannot_be_written_goes_on():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", OUTPUT_FAILS], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("No space left on device; training goes on without it\n")
+    assert done.stderr.count("\n") == 1

@@ -6,10 +6,12 @@ No thread: a panel that redraws itself would take the interpreter from the train
 """
 
 import math
+import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Self
 
@@ -44,8 +46,8 @@ class Display:
 
     `start_step` is the number of steps done before. Values are plain floats under the names
     of metrics.jsonl and stay shown until they are given again. On a process other than 0
-    (`process_index`, of jax if unset) every method does nothing. Once nobody reads the plain lines
-    any more, `stop` is asked to save, where there is something to save.
+    (`process_index`, of jax if unset) every method does nothing. `stop` is asked to save once
+    nobody reads the output any more.
     """
 
     def __init__(
@@ -89,8 +91,9 @@ class Display:
 
     def __exit__(self, *exc_info: object) -> None:
         if self._live is not None:
-            self._live.update(self._panel(), refresh=True)
-            self._live.stop()
+            with self._written():
+                self._live.update(self._panel(), refresh=True)
+                self._live.stop()
             self._live = None
 
     def update(self, step: int, **values: float) -> None:
@@ -111,7 +114,8 @@ class Display:
             elif step == self._told_early:
                 self._print(f"step {step}/{self._total}{self._eta_text()}")
         elif now - self._drawn >= REDRAW_S or step >= self._total:
-            self._live.update(self._panel(), refresh=True)
+            with self._written():
+                self._live.update(self._panel(), refresh=True)
             self._drawn = now
 
     def evaluated(self, step: int, losses: Mapping[str, tuple[float, str]]) -> None:
@@ -147,17 +151,31 @@ class Display:
             self._smooth_loss = SMOOTHING * self._smooth_loss + (1 - SMOOTHING) * loss
 
     def _print(self, text: str) -> None:
-        try:
+        with self._written():
             self._console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
             if self._live is None:
                 self._console.file.flush()
-        except (BrokenPipeError, SystemExit) as error:
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Context in which something is shown. Where that fails after the first step, the run's
+        work is not lost with it: it saves and stops if the reader of a pipe has left, and else goes
+        on without output, of which metrics.jsonl has everything."""
+        try:
+            yield
+        except (OSError, SystemExit) as error:
             if self._stop is None or self._stop.starting:
                 raise
-            if not (is_of_pipe(error) and leave_output(error)):
+            if is_of_pipe(error) and leave_output(error):
+                self._stop.exit_code = self._stop.exit_code or EXIT_UNREAD
+                said = UNREAD
+            elif isinstance(error, OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._console.file.fileno())
+                said = f"lmwright: output: {error.strerror}; training goes on without it"
+            else:
                 raise
-            self._stop.exit_code = self._stop.exit_code or EXIT_UNREAD
-            print(UNREAD, file=sys.stderr)
+            with suppress(OSError):
+                print(said, file=sys.stderr)
 
     def _line(self) -> str:
         parts = [f"step {self._step}/{self._total}", *(f"{n} {v}" for n, v in self._facts())]
