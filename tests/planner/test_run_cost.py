@@ -64,6 +64,22 @@ def test_a_run_that_has_begun_tells_its_own_times(tmp_path):
     assert (elsewhere.session.start_s, elsewhere.session.learned_from) == (ASSUMED_START_S, 0)
 
 
+def test_sessions_elsewhere_and_without_a_step_do_not_count(tmp_path):
+    """Each session names its devices; env.json is only that of the newest."""
+    run = run_of(tmp_path, "train.steps=7200", f"dir={tmp_path}/begun")
+    entry = {"began": 1.0, "seconds": 900.0, "first_step": 0, "last_step": 9, "save_s": 40.0}
+    v4 = entry | {"devices": {"kind": "TPU v4"}, "spent": {"start": 90}}
+    gpu = entry | {"devices": {"kind": "NVIDIA H100 80GB HBM3"}, "spent": {"start": 7}}
+    killed = v4 | {"last_step": 0, "spent": {"start": 1}}
+    Path(run.dir).mkdir(parents=True)
+    Path(run.dir, "sessions.json").write_text(json.dumps([v4, killed, killed, gpu, gpu]))
+    env = {"device_platform": "gpu", "device_kind": "NVIDIA H100 80GB HBM3"}
+    Path(run.dir, "env.json").write_text(json.dumps(env))
+    for machine, start_s, count in ((V4, 90, 1), (parse_machine("gpu:h100x8"), 7, 2)):
+        session = cost_of(run, machine, 2.0, 1000, hours=3).session
+        assert (session.start_s, session.learned_from) == (start_s, count)
+
+
 def test_a_session_may_hold_the_whole_run_or_nothing(tmp_path):
     run = run_of(tmp_path)
     assert cost_of(run, V4, 1.0, 1, hours=5).session.sessions == 1

@@ -14,14 +14,16 @@ Only sessions on the same kind of chip count. Of a run in a bucket, what was fet
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lmwright.config.run import Limits, Run
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.hardware.devices import chip_of, gpu_name
 from lmwright.report.goodput import read_sessions
-from lmwright.report.ledger import SPENT, usual_save_s
+from lmwright.report.ledger import DEVICES, SPENT, usual_save_s
 from lmwright.storage.mirror import mirror_folder
 
 ASSUMED_START_S = 180.0
@@ -110,13 +112,24 @@ def pace_of(run: Run, kind: str, step_s: float, checkpoint_bytes: int) -> tuple[
         sessions = read_sessions(folder)
     except (OSError, ValueError, UserError):
         return assumed, 0
-    begun = (entry for entry in sessions if entry["last_step"] > entry["first_step"])
+    env = env if isinstance(env, dict) else {}
+    here = [entry for entry in sessions if _kind_of(entry, env) == kind]
+    begun = (entry for entry in here if entry["last_step"] > entry["first_step"])
     spent = [entry[SPENT] for entry in begun if isinstance(entry.get(SPENT), dict)]
     starts = [float(parts.get("start", 0)) + float(parts.get("compile", 0)) for parts in spent]
-    if not starts or not isinstance(env, dict) or _kind(env) != kind:
+    if not starts:
         return assumed, 0
-    save_s = usual_save_s(sessions) or assumed.save_s
+    save_s = usual_save_s(here) or assumed.save_s
     return Pace(step_s, save_s, statistics.median(starts)), len(starts)
+
+
+def _kind_of(session: Mapping[str, Any], env: dict) -> str:
+    """Kind of the machine of a session; that of env.json, the newest, where it says none."""
+    devices = session.get(DEVICES)
+    if not isinstance(devices, dict) or "kind" not in devices:
+        return _kind(env)
+    kind = str(devices["kind"])
+    return kind if kind == "cpu" else _kind({"device_kind": kind})
 
 
 def _kind(env: dict) -> str:
