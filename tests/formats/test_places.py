@@ -68,6 +68,16 @@ def model(tmp_path):
     return tmp_path / "m"
 
 
+def test_weights_that_give_no_logits_are_one_sentence(tmp_path):
+    """Finite ones that overflow, of a run that diverged."""
+    w = weights(MODEL)
+    for name in ("gate", "up"):
+        w["layers"][name][:] = 3e38
+    with pytest.raises(UserError, match="gives logits that are not finite: the training diverged"):
+        export_hf(MODEL, w, None, tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
 def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
     shutil.copytree(model, tmp_path / "source")
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)

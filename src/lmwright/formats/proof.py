@@ -21,6 +21,7 @@ import lmwright
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, HfModel
 from lmwright.core.param import Tree, count_params
+from lmwright.errors import UserError
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import unused
 from lmwright.formats.reference import Reference, too_large, transformers_says
@@ -217,7 +218,7 @@ def prove(
     if why := too_large(num_params):
         return replace(proof, transformers=why, why_no_logits=why, peft=why if adapter else None)
     tokens = proof_tokens(model, tokenizer)
-    expected = logits(model, load_source(), tokens)
+    expected = _finite(logits(model, load_source(), tokens))
     again = logits(*load_result(), tokens)
     first = agreement(expected, again)
     if exact:
@@ -241,6 +242,16 @@ def prove(
     if source.model != model:
         expected = logits(source.model, source.load(), tokens)
     return replace(proof, source_to_transformers=_against(reference, expected, tolerance)[0])
+
+
+def _finite(found: np.ndarray) -> np.ndarray:
+    """Logits of the source. Raises UserError where its finite weights give none."""
+    if np.isfinite(found).all():
+        return found
+    raise UserError(
+        "the model gives logits that are not finite: the training diverged, or the source is "
+        "damaged; take an earlier checkpoint, or download it again"
+    )
 
 
 def _against(
