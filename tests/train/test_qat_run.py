@@ -12,6 +12,8 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.core.param import walk
 from lmwright.core.rounding import GRIDS
+from lmwright.errors import UserError
+from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
@@ -135,6 +137,8 @@ def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, t
     np.testing.assert_array_equal(dense[:, 1], second.astype("f4") * scale[:, 0])
     said = json.loads((out / "config.json").read_text())["quantization_config"]
     assert said["format"] == "pack-quantized" and said["ignore"] == ["lm_head"]
+    with pytest.raises(UserError, match="not packed again; copy that folder, or export the run"):
+        export_command(out, tmp_path / "again", dtype=weights)
     is_read_by_others(out, trained.model, trained.weights, trained.tensors)
 
 

@@ -30,6 +30,11 @@ WORD = 32
 
 def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
     """Raises UserError where the weights were not trained on the grid of the type."""
+    if isinstance(tensors, PackedIntegers):
+        raise UserError(
+            f"dtype: {dtype}: the integers of a packed folder are read as floats, which are not "
+            "packed again; copy that folder, or export the run that trained it"
+        )
     grid = getattr(tensors, "grid", "")
     if grid != dtype:
         trained = f'they were trained with "{grid}"' if grid else "they were trained as floats"
