@@ -198,7 +198,8 @@ def test_what_would_be_read_as_another_model_is_refused(mlp, name, dtype, cure, 
 
 
 def test_ternary_types_are_for_ternary_weights(tmp_path):
-    pytest.importorskip("gguf")
+    """Rows that they do not take are whole in fp32; fp16 rounds the scales."""
+    gguf = pytest.importorskip("gguf")
     model = Llama(**SIZES)
     w = init_weights(model.spec(), jax.random.key(0))
     for name, dtype in (("m.gguf", "tq1_0"), ("m", "ternary")):
@@ -206,8 +207,14 @@ def test_ternary_types_are_for_ternary_weights(tmp_path):
             written(model, w, tmp_path / name, dtype)
     odd = BitNet(**SIZES | {"mlp_dim": 384}, mlp="swiglu")
     w = init_weights(odd.spec(), jax.random.key(0))
-    with pytest.raises(UserError, match=r"multiple of 256.*use fp16"):
+    with pytest.raises(UserError, match=r"multiple of 256.*use fp32, which holds the same values"):
         written(odd, w, tmp_path / "m.gguf", "tq2_0")
+    written(odd, w, tmp_path / "m.gguf", "fp16")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    read = tensors["blk.1.ffn_down.weight"]
+    codes, scale = (np.asarray(a) for a in ternary(w["layers"]["down"][1].T, 2))
+    found = gguf.dequantize(read.data, read.tensor_type)[codes != 0]
+    assert 1e-6 < np.abs(found / (codes * scale)[codes != 0] - 1).max() < 2**-11
 
 
 def test_a_folder_that_its_class_computes_otherwise_is_refused(folders, tmp_path):

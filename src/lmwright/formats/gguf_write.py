@@ -189,7 +189,8 @@ def refuse_type(model: HfModel, kind: str) -> None:
     if kind in TERNARY and odd is not None:
         raise UserError(
             f"dtype: {kind.lower()} takes rows of a multiple of {TERNARY_ROW}, and {odd.name} has "
-            f"{odd.shape[-1]}; use fp16, which holds the same values"
+            f"{odd.shape[-1]}; use fp32, which holds the same values, or fp16, which rounds the "
+            "scales"
         )
 
 
