@@ -52,6 +52,18 @@ def test_integers_are_those_of_torch(grid, low, high):
     assert not inside.all()
 
 
+@pytest.mark.parametrize("grid", GROUPS)
+def test_the_last_bit_decides_on_the_largest_value_alone(grid):
+    """As docs/qat.md says: it is halfway between two codes, and not at all in Q4_0."""
+    w = np.random.default_rng(0).standard_normal((64, 24)).astype("f4")
+    before, after = (stored(leaf(jnp.asarray(a), grid))[0] for a in (w, w * np.float32(1 + 2**-22)))
+    blocks = np.abs(w).reshape(64 // (GROUPS[grid] or 64), -1, 24)
+    largest = (blocks == blocks.max(axis=1, keepdims=True)).reshape(w.shape)
+    changed = np.asarray(before != after)
+    assert not changed[~largest].any()
+    assert changed.any() == (grid != "q4_0")
+
+
 def test_q4_0_is_that_of_the_gguf_package():
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType.Q4_0
