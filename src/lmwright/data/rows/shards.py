@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -23,6 +24,7 @@ from lmwright.data.manifest import read_manifest as read_local_manifest
 from lmwright.errors import UserError
 from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.bucket import is_file_name
+from lmwright.storage.patience import Patience
 
 OPEN_FILES = 256
 HASH_PIECE_BYTES = 1 << 24
@@ -113,6 +115,7 @@ class RemotePlace:
     def __init__(self, url: str):
         self.url = url.rstrip("/")
         self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        self._server = Patience(self.url)
 
     def expect(self, stage: Manifest, files: Sequence[str]) -> None:
         """Hears which files of a stage will be read."""
@@ -123,7 +126,7 @@ class RemotePlace:
     def manifest(self, stage: str) -> Manifest:
         folder = self.name(stage)
         try:
-            return parse_manifest(self.fs.cat_file(self._path(f"{stage}/{MANIFEST}")), folder)
+            return parse_manifest(self._bytes(f"{stage}/{MANIFEST}"), folder)
         except FileNotFoundError:
             raise UserError(
                 f"{folder}: there is no {MANIFEST}; make the stage with `lmwright prepare` "
@@ -132,26 +135,33 @@ class RemotePlace:
 
     def size(self, file: str) -> int | None:
         try:
-            return self.fs.size(self._path(file))
+            return self._server.ask(lambda: self.fs.size(self._path(file)))
         except FileNotFoundError:
             return None
 
     def read(self, file: str) -> bytes | None:
         self.fs.invalidate_cache()  # which is shared, and may hold an earlier listing
         try:
-            return self.fs.cat_file(self._path(file))
+            return self._bytes(file)
         except FileNotFoundError:
             return None
 
+    def _bytes(self, file: str) -> bytes:
+        return self._server.ask(lambda: self.fs.cat_file(self._path(file)))
+
     def pieces(self, file: str) -> Iterator[bytes]:
-        with self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f:
+        with (
+            self._server.told(),
+            self.fs.open(self._path(file), "rb", block_size=HASH_PIECE_BYTES) as f,
+        ):
             yield from iter(lambda: f.read(HASH_PIECE_BYTES), b"")
 
     def fetch(self, folder: str) -> str:
         copy = temporary_folder()
         FETCHED.append(copy)  # the path may outlive this object
         root = self.fs._strip_protocol(self._path(folder)).rstrip("/") + "/"
-        paths = [path for path in self.fs.find(root) if not path.endswith("/")]
+        found = self._server.ask(lambda: self.fs.find(root))
+        paths = [path for path in found if not path.endswith("/")]
         if not paths:
             raise UserError(f"{self.name(folder)} is missing; copy the whole data.dir")
         for path in paths:
@@ -160,7 +170,7 @@ class RemotePlace:
                 raise UserError(f"{self.name(folder)}: holds {name!r:.99}, which is no file in it")
             local = Path(copy.name, folder, name)
             local.parent.mkdir(parents=True, exist_ok=True)
-            self.fs.get_file(path, str(local))
+            self._server.ask(partial(self.fs.get_file, path, str(local)))
         return f"{copy.name}/{folder}"
 
     def records(self, file: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -168,7 +178,8 @@ class RemotePlace:
         first, last = _ranges(rows)
         starts, ends = rows[first] * width, (rows[last] + 1) * width
         paths = [self._path(file)] * len(starts)
-        ranges = self.fs.cat_ranges(paths, starts.tolist(), ends.tolist(), on_error="raise")
+        bounds = starts.tolist(), ends.tolist()
+        ranges = self._server.ask(lambda: self.fs.cat_ranges(paths, *bounds, on_error="raise"))
         raw = b"".join(ranges)
         if len(raw) != len(rows) * width:
             raise UserError(

@@ -1,0 +1,68 @@
+"""Patience: questions to a server of files, asked again while it does not answer.
+
+A server that has answered before gets minutes to come back, as a run that reads its rows there has
+work to lose. One that never did is told at once: its name may be wrong.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lmwright.errors import StorageError, UserError, first_line
+from lmwright.guard.urls import redact_text
+
+WAITS_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # 300 in all
+REFUSED = (PermissionError, NotImplementedError, ValueError, TypeError)
+ASK_AGAIN = (408, 429)  # of the codes below 500
+
+
+class Patience:
+    """Questions to the server of a URL; other libraries' errors become sentences."""
+
+    def __init__(self, url: str):
+        self._url, self._answered = url, False
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """The answer. Raises FileNotFoundError, StorageError where the server stays away, and
+        UserError for what it refuses."""
+        for wait_s in (*(WAITS_S if self._answered else ()), None):
+            try:
+                with self.told():
+                    answer = question()
+            except StorageError as error:
+                if wait_s is None:
+                    raise
+                if wait_s == WAITS_S[0]:
+                    note = f"lmwright: {error}; asking again for {sum(WAITS_S) / 60:.0f} minutes"
+                    print(note, file=sys.stderr, flush=True)
+                time.sleep(wait_s)
+            else:
+                self._answered = True
+                return answer
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Context in which errors of file systems become sentences."""
+        try:
+            yield
+        except (UserError, FileNotFoundError):
+            raise
+        except Exception as error:  # each file system raises its own kinds
+            kind, cure = UserError, "check its name, and your rights to it"
+            if may_pass(error):
+                kind, cure = StorageError, "check its name and the network"
+            reason = redact_text(first_line(error))[:200]
+            raise kind(f"{self._url}: cannot be read: {reason}; {cure}") from error
+
+
+def may_pass(error: Exception) -> bool:
+    """True for trouble of a network or a server; False for what it refuses."""
+    response = getattr(error, "response", None)
+    codes = [getattr(error, "status", None), getattr(error, "code", None)]
+    codes += [getattr(response, "status_code", None)]
+    code = next((int(c) for c in codes if isinstance(c, int) or str(c).isdigit()), 0)
+    if 400 <= code < 500:
+        return code in ASK_AGAIN
+    return not isinstance(error, REFUSED)

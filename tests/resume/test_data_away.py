@@ -1,0 +1,85 @@
+"""A run whose rows lie on a server that goes away."""
+
+import functools
+import http.server
+import threading
+from dataclasses import replace
+
+import jax
+import pytest
+
+from lmwright.errors import StorageError, UserError
+from lmwright.storage import patience
+from lmwright.storage.patience import Patience, may_pass
+from lmwright.train.session import train
+from tests.data.test_store import RangeHandler
+from tests.resume.small_runs import in_dir, losses
+
+pytest.importorskip("aiohttp", reason="fsspec's http needs aiohttp")
+LAST = 10**9
+
+
+class Server(RangeHandler):
+    """Does not answer requests of these numbers."""
+
+    away: tuple[int, int] = (LAST, LAST)
+    asked = 0
+
+    def do_GET(self):
+        Server.asked += 1
+        if Server.away[0] <= Server.asked < Server.away[1]:
+            return self.send_error(503)
+        super().do_GET()
+
+
+@pytest.fixture
+def remote(small_run, tmp_path, monkeypatch):
+    """A run that reads its rows, and no copies of them, from a server."""
+    monkeypatch.setattr(patience, "WAITS_S", (0.01, 0.01, 0.01))
+    handler = functools.partial(Server, directory=small_run.data.dir)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        run = in_dir(small_run, tmp_path / "run")
+        yield replace(run, data=replace(run.data, dir=url, cache_gib=0.0))
+        server.shutdown()
+
+
+def asked_when_trained(run, away=(LAST, LAST)):
+    Server.asked, Server.away = 0, away
+    assert train(run, jax.devices()[:1]).exit_code == 0
+    return Server.asked
+
+
+def test_a_run_waits_for_a_server_that_comes_back(remote, trained_run, tmp_path, capfd):
+    count = asked_when_trained(in_dir(remote, tmp_path / "before"))
+    asked_when_trained(remote, away=(count // 2, count // 2 + 3))
+    assert losses(remote) == losses(trained_run)
+    assert "503, message='Service Unavailable'" in capfd.readouterr().err
+
+
+def test_a_server_that_stays_away_is_told(remote, tmp_path):
+    count = asked_when_trained(in_dir(remote, tmp_path / "before"))
+    with pytest.raises(StorageError, match=r"http://.*: cannot be read: 503.*the network"):
+        asked_when_trained(remote, away=(count // 2, LAST))
+
+
+def test_a_server_that_never_answered_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(patience.time, "sleep", lambda s: pytest.fail("waited"))
+
+    def refuse(error):
+        raise error
+
+    with pytest.raises(StorageError, match=r"^s3://b/x: cannot be read: down; check its name"):
+        Patience("s3://b/x").ask(lambda: refuse(ConnectionError("down")))
+    with pytest.raises(UserError, match="your rights") as told:
+        Patience("s3://b/x").ask(lambda: refuse(PermissionError("Forbidden")))
+    assert not isinstance(told.value, StorageError)
+    with pytest.raises(FileNotFoundError):
+        Patience("s3://b/x").ask(lambda: refuse(FileNotFoundError("x")))
+
+
+def test_what_may_pass():
+    response = lambda code: type("Refused", (OSError,), {"status": code})("no")  # noqa: E731
+    assert may_pass(TimeoutError()) and may_pass(response(503)) and may_pass(response(429))
+    assert not may_pass(response(401)) and not may_pass(PermissionError())
