@@ -4,6 +4,8 @@ one that prepares and trains."""
 import json
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lmwright.cli.main import main
@@ -106,6 +108,15 @@ def test_other_names_and_labels(row, objective, columns, models, here):
     (here / "list.json").write_text(json.dumps([row], indent=1))
     assert main(["init", "list.toml", str(here / "list.json"), "--model", model]) == 0
     assert load_run("list.toml").data.sources[0].format == "json"
+
+
+def test_conversations_in_tables_need_no_label(models, here):
+    pq.write_table(pa.Table.from_pylist([ROWS["messages"][0]] * 3), here / "chats.parquet")
+    (here / "alpaca.csv").write_text("instruction,input,output\nSay it.,,It.\n")
+    for name, kind in (("chats.parquet", "messages"), ("alpaca.csv", "alpaca")):
+        words = [name, "--model", str(models / "decoder"), "--overwrite"]
+        assert main(["init", "my.toml", *words]) == 0
+        assert load_run("my.toml").data.sources[0].rows == kind
 
 
 def test_numbers_that_count_from_zero_are_classes(models, here):

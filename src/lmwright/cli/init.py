@@ -15,7 +15,7 @@ from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
 from lmwright.config.run import Source
 from lmwright.config.text import literal
-from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows, stream
@@ -41,6 +41,8 @@ COLUMNS: dict[str, list[dict[str, str]]] = {
 }  # fmt: skip
 """Other names that the columns of a kind often have."""
 TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "code")
+NO_COLUMN = "\0"
+"""Name that no column has."""
 LOOK_ROWS = 20
 LABEL_ROWS = 10_000
 MOST_LABELS = 200
@@ -113,7 +115,7 @@ def look(path: str, rows: Any = None) -> Found:
 def _refuse_ratings(source: Source, files: list[File]) -> None:
     """Raises UserError for conversations with a label, which would not be read: disliked answers
     would be learned."""
-    if source.rows == "rated":
+    if source.rows == "rated" or "label" not in _columns(source, files):
         return
     rated = replace(source, meta_columns=("label",))
     first = [row for row in _first(rated, files, LOOK_ROWS) if isinstance(row, Row)]
@@ -123,6 +125,15 @@ def _refuse_ratings(source: Source, files: list[File]) -> None:
             f'and "completion" (docs/preferences.md); with --rows {source.rows} all answers are '
             "learned"
         )
+
+
+def _columns(source: Source, files: list[File]) -> list[str]:
+    """Names of the columns of the first rows; none of plain text."""
+    try:
+        first = _first(replace(source, rows="text", text_column=NO_COLUMN), files, LOOK_ROWS)
+    except NoColumnError as error:
+        return [*error.there]
+    return [*dict.fromkeys(name for row in first if isinstance(row, Bad) for name in row.there)]
 
 
 def _opened(path: str) -> tuple[Source, list[File]]:

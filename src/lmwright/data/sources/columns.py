@@ -46,6 +46,17 @@ class Bad:
     reason: str
     missing: bool = False
     """True if a column that every row needs is not there at all."""
+    there: tuple[str, ...] = ()
+    """Columns that are there instead."""
+
+
+class NoColumnError(UserError):
+    """A column that a source names is not in a file."""
+
+    def __init__(self, text: str, there: Iterable[str]):
+        super().__init__(text)
+        self.there = tuple(there)
+        """Columns that are there instead."""
 
 
 def list_needed_columns(source: Source) -> dict[str, list[str]]:
@@ -113,7 +124,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
     for name in content_columns(source):
         if name not in row:
             there = f"{names_of(row)}{_as_in(row, source)}"
-            return Bad(number, f"no {name!r}, only {there}", missing=True)
+            return Bad(number, f"no {name!r}, only {there}", missing=True, there=tuple(row))
     if source.rows == "text":
         text = row[source.text_column]
         if not isinstance(text, str):
@@ -168,8 +179,9 @@ def check_header(header: list[str], file: File, source: Source) -> list[str]:
                     "all but one in the file"
                 )
             if column not in header:
-                raise UserError(
+                raise NoColumnError(
                     f"{file.path} has no column {column!r}, only "
-                    f"{names_of(header)}{_as_in(header, source)}; change data.sources.{key}"
+                    f"{names_of(header)}{_as_in(header, source)}; change data.sources.{key}",
+                    header,
                 )
     return header

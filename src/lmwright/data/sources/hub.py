@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import content_columns, list_needed_columns, select_columns
+from lmwright.data.sources.columns import (
+    NoColumnError,
+    content_columns,
+    list_needed_columns,
+    select_columns,
+)
 from lmwright.data.sources.file import File
 from lmwright.errors import UserError, first_line, install
 from lmwright.storage.hub import sentence
@@ -40,9 +45,10 @@ def find_shards(source: Source) -> list[File]:
     columns = dataset.column_names
     for name in content_columns(source) if columns is not None else ():
         if name not in columns:
-            raise UserError(
+            raise NoColumnError(
                 f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
-                f"change data.sources.{next(iter(list_needed_columns(source)))}"
+                f"change data.sources.{next(iter(list_needed_columns(source)))}",
+                columns,
             )
     path = f"hf://datasets/{repo}@{sha}"
     return [

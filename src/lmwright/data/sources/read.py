@@ -15,6 +15,7 @@ import pyarrow as pa
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import (
     Bad,
+    NoColumnError,
     Row,
     check_header,
     content_columns,
@@ -104,10 +105,11 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
             break
         ahead.append(row)
         if len(ahead) == LOOK_ROWS:
-            raise UserError(
+            raise NoColumnError(
                 f"{file.path}: none of the first {LOOK_ROWS} rows has "
                 f"{names_of(content_columns(source))}; {row.reason}; change "
-                f"data.sources.{next(iter(list_needed_columns(source)))}"
+                f"data.sources.{next(iter(list_needed_columns(source)))}",
+                dict.fromkeys(name for bad in ahead for name in bad.there),
             )
     else:
         yield from ahead
