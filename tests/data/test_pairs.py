@@ -40,6 +40,7 @@ def said(*words):
         },
         {"prompt": "q", "chosen": said("q", "a"), "rejected": said("q", "b")},  # UltraFeedback
         {"prompt": said("q"), "chosen": said("q", "a"), "rejected": said("q", "b")},
+        {"chosen": said("q", "a"), "rejected": said("q", "b")},  # as in trl, without a prompt
     ],
 )
 def test_every_form(row):
@@ -76,6 +77,11 @@ def test_a_system_prompt_goes_before_both():
     [
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are the same"),
         ({"prompt": "q", "chosen": " ", "rejected": "a"}, "'chosen' is empty"),
+        (
+            {"chosen": "a", "rejected": "b"},
+            "there is no 'prompt', and an answer is no conversation",
+        ),
+        ({"chosen": said("q", "a"), "rejected": said("p", "b")}, "answer different prompts"),
         ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected'"),
         ({"prompt": "q", "chosen": ["a"], "rejected": "b"}, "not text, a message or a list"),
     ],

@@ -29,6 +29,7 @@ def test_labels_of_every_format(label, liked):
 def test_a_prompt_within_the_completion_is_there_once():
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     found = conversation({"prompt": "q", "completion": turns, "label": True}, SOURCE)
+    assert conversation({"completion": turns, "label": True}, SOURCE) == found
     assert found["messages"] == turns and found["first"] == 1
 
 

@@ -55,8 +55,8 @@ ROW_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] =
     "prompt": (("prompt", "completion"), ("system",), ()),
     "messages": (("messages",), ("tools",), ("role", "content")),
     "sharegpt": (("conversations",), ("system", "tools"), ("from", "value")),
-    "preference": (("prompt", "chosen", "rejected"), ("system", "tools"), ()),
-    "rated": (("prompt", "completion", "label"), ("system", "tools"), ()),
+    "preference": (("chosen", "rejected"), ("prompt", "system", "tools"), ()),
+    "rated": (("completion", "label"), ("prompt", "system", "tools"), ()),
 }
 
 CLASSES_PER_TOKEN = 16

@@ -4,7 +4,8 @@
     prompt    prompt, completion [, system]: texts, or lists of messages
     messages  messages: [{role, content}] [, tools]
     sharegpt  conversations: [{from, value}] [, system, tools]
-    preference  prompt, chosen, rejected [, system, tools]: texts, messages, or lists of them
+    preference  [prompt,] chosen, rejected [, system, tools]: texts, messages, or lists of them
+    rated     [prompt,] completion, label [, system, tools]: the same
                                   |
                                   v
     {"messages": [{"role": ..., "content": ...}, ...], "tools": [...], "first": 1}
@@ -104,18 +105,22 @@ def _prompt(parts: dict[str, Any], columns: dict[str, str], source: Source) -> d
 
 
 def _preference(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    before = _turns(parts["prompt"], "user", columns["prompt"], source)
+    before = _asked(parts["prompt"], columns, source)
     ends = [
         _turns(parts[name], "assistant", columns[name], source) for name in ("chosen", "rejected")
     ]
     whole = [_has_prompt(end, before, parts["prompt"], columns) for end in ends]
     answers = [end if has else before + end for end, has in zip(ends, whole, strict=True)]
     first = _shared(*answers) if any(whole) else len(before)
+    if not before and {answers[0][first]["role"], answers[1][first]["role"]} != {"assistant"}:
+        raise UnusableError(
+            f"{columns['chosen']!r} and {columns['rejected']!r} answer different prompts"
+        )
     return {"messages": answers[0], "rejected": answers[1], "first": first}
 
 
 def _read_rated(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    before = _turns(parts["prompt"], "user", columns["prompt"], source)
+    before = _asked(parts["prompt"], columns, source)
     after = _turns(parts["completion"], "assistant", columns["completion"], source)
     label = _LABELS.get(str(parts["label"]).strip().lower())
     if label is None:
@@ -125,12 +130,21 @@ def _read_rated(parts: dict[str, Any], columns: dict[str, str], source: Source) 
     return {"messages": before + after, "first": len(before), "liked": label}
 
 
+def _asked(prompt: Any, columns: dict[str, str], source: Source) -> list[dict[str, Any]]:
+    """Messages of a prompt; none where the row has none, since its answers hold it."""
+    return [] if prompt is None else _turns(prompt, "user", columns["prompt"], source)
+
+
 def _has_prompt(
     end: list[dict[str, Any]], before: list[dict[str, Any]], prompt: Any, columns: dict[str, str]
 ) -> bool:
     """True for messages that have the prompt among them, as in UltraFeedback. Raises UnusableError
     for those that begin before an answer, with another prompt than the one that is a text."""
     if end[0]["role"] == "assistant":
+        if not before:
+            raise UnusableError(
+                f"there is no {columns['prompt']!r}, and an answer is no conversation that holds it"
+            )
         return False
     said = [(m["role"], m["content"]) for m in end[:-1]]
     if all((m["role"], m["content"]) in said for m in before):
