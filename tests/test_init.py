@@ -95,19 +95,47 @@ def test_the_kind_of_rows_is_found(kind, models, here, capsys):
             {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": OTHER}, "dpo",
             {"prompt": "conversations"},
         ),
+        (
+            {"instruction": "Sum up.", "context": "It.", "response": "It.", "category": "a"}, "sft",
+            {"input": "context", "output": "response"},
+        ),
+        ({"System_Prompt": "s", "Question": "Who?", "Response": "Me."}, "sft",
+         {"prompt": "Question", "completion": "Response", "system": "System_Prompt"}),
+        ({"conversation": CHAT}, "sft", {"messages": "conversation"}),
+        ({"chosen": CHAT, "rejected": [CHAT[0], {**CHAT[1], "content": "You."}]}, "dpo", {}),
+        ({"messages": CHAT, "label": True}, "kto", {"completion": "messages"}),
+        ({"Sentence": "fine", "label": [1, 0], "idx": 1}, "multilabel", {"text": "Sentence"}),
+        (
+            {"premise": "fine", "hypothesis": "good", "label": 2.5}, "regress",
+            {"text": "premise", "text_pair": "hypothesis"},
+        ),
+        (
+            {"tokens": ["Ada", "ran"], "pos_tags": [1, 2], "ner_tags": [3, 0]}, "tag",
+            {"tags": "ner_tags"},
+        ),
         ({"text": "fine", "label": ["a", "b"]}, "multilabel", {}),
         ({"text": "fine", "label": 2.5}, "regress", {}),
     ],
-    ids=("answer", "sharegpt", "several", "number"),
+    ids=(
+        "answer", "sharegpt", "dolly", "orca", "conversation", "trl", "liked", "capital", "pair",
+        "conll", "several", "number",
+    ),
 )  # fmt: skip
 def test_other_names_and_labels(row, objective, columns, models, here):
-    model = str(models / ("encoder" if "label" in row else "decoder"))
+    model = str(models / ("decoder" if objective in ("sft", "dpo", "kto") else "encoder"))
     assert main(["init", "my.toml", write(here / "a.json", row), "--model", model]) == 0
     run = load_run("my.toml")
     assert run.objective.kind == objective and run.data.sources[0].columns == columns
     (here / "list.json").write_text(json.dumps([row], indent=1))
     assert main(["init", "list.toml", str(here / "list.json"), "--model", model]) == 0
     assert load_run("list.toml").data.sources[0].format == "json"
+
+
+def test_what_is_asked_is_not_read_in_part(models, here, capsys):
+    row = {"instruction": "Sum up.", "input": "It.", "chosen": "It.", "rejected": "That."}
+    words = [write(here / "a.jsonl", row), "--model", str(models / "decoder")]
+    assert main(["init", "my.toml", *words]) == 2
+    assert "its rows are of no kind that is known; name their columns" in capsys.readouterr().err
 
 
 def test_conversations_in_tables_need_no_label(models, here):
@@ -175,7 +203,7 @@ def test_a_base_model_gets_a_template_and_an_instruct_model_keeps_its_own(models
         (["my.txt", "rows.jsonl"], "my.txt: has to end in .toml"),
         (["no/my.toml", "rows.jsonl"], "no/my.toml: no is no folder"),
         (["my.toml", ""], "TEXT: is empty"),
-        (["my.toml", "liked.jsonl", "--model", "llama-5m"], "rows of messages have a label"),
+        (["my.toml", "liked.jsonl", "--model", "llama-5m"], "rows of alpaca have a label"),
         (["my.toml", "nothing"], "nothing does not exist"),
         (["my.toml", "odd.jsonl"], "no 'text', only 'a'"),
         (["my.toml", "rows.jsonl", "rated.jsonl"], "rows of rated and text cannot be in one run"),
@@ -191,7 +219,7 @@ def test_what_cannot_be_written(words, told, here, models, capsys):
     write(here / "rows.jsonl", {"text": "a text"})
     write(here / "rated.jsonl", ROWS["rated"][0])
     write(here / "odd.jsonl", {"a": 1})
-    write(here / "liked.jsonl", {"messages": CHAT, "label": False})
+    write(here / "liked.jsonl", ROWS["alpaca"][0] | {"label": False})
     assert main(["init", *words]) == 2
     assert told in capsys.readouterr().err
     assert not [path for path in here.iterdir() if path.suffix == ".toml"]

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lmwright.cli.init_columns import ways
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
 from lmwright.config.run import Source
@@ -24,23 +25,6 @@ from lmwright.formats.open import find_model, load_run, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.guard.files import write_whole
 
-KINDS = (
-    "preference", "rated", ANSWERED, "alpaca", "sharegpt", "messages", "prompt", TAGGED, RELATED,
-    LABELED,
-)  # fmt: skip
-"""Kinds of rows, those first whose columns hold those of another."""
-COLUMNS: dict[str, list[dict[str, str]]] = {
-    "preference": [{"prompt": name} for name in ("conversations", "messages", "question")],
-    "prompt": [
-        {"prompt": prompt, "completion": completion}
-        for prompt, completion in (
-            ("question", "answer"), ("prompt", "response"), ("instruction", "response"),
-            ("query", "response"), ("input", "output"), ("input", "target"),
-        )
-    ],
-}  # fmt: skip
-"""Other names that the columns of a kind often have."""
-TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "code")
 NO_COLUMN = "\0"
 """Name that no column has."""
 LOOK_ROWS = 20
@@ -92,34 +76,36 @@ def look(path: str, rows: Any = None) -> Found:
     source, files = _opened(path)
     if rows in (None, "text") and all(file.format == "txt" for file in files):
         return Found(source)
+    there = _columns(source, files)
+    plain = {} if rows is None else {"rows": rows}  # whose error names the columns that are there
     why = ""
-    for given in _ways(rows):
+    for given in (*ways(rows, there), plain):
         tried = replace(source, **given)
         try:
             first = _first(tried, files, LOOK_ROWS)
-        except UserError as error:  # a table without these columns
-            why = str(error)
+        except UserError as error:
+            why = why or f"Read as {tried.rows}: {error}"
             continue
         bad = [row for row in first if isinstance(row, Bad)]
         if 2 * len(bad) < len(first):
-            if rows is None and tried.rows not in PLAIN:
-                _refuse_ratings(tried, files)
+            if rows is None and tried.rows not in (*PLAIN, "rated"):
+                _refuse_ratings(tried, files, there)
             return _with_labels(tried, files)
-        why = f"{path}:{bad[0].number}: {bad[0].reason}" if bad else f"{path}: holds no row"
+        reason = f"{path}:{bad[0].number}: {bad[0].reason}" if bad else f"{path}: holds no row"
+        why = why or f"Read as {tried.rows}: {reason}"
     raise UserError(
         f"{path}: its rows are of no kind that is known; name their columns in a run file "
-        f"(docs/prepare.md, docs/conversations.md). Read as {rows or 'text'}: {why}"
+        f"(docs/prepare.md, docs/conversations.md). {why}"
     )
 
 
-def _refuse_ratings(source: Source, files: list[File]) -> None:
+def _refuse_ratings(source: Source, files: list[File], there: Sequence[str]) -> None:
     """Raises UserError for conversations with a label, which would not be read: disliked answers
     would be learned."""
-    if source.rows == "rated" or "label" not in _columns(source, files):
-        return
-    rated = replace(source, meta_columns=("label",))
+    labels = tuple(name for name in there if name.casefold() == "label")
+    rated = replace(source, meta_columns=labels)
     first = [row for row in _first(rated, files, LOOK_ROWS) if isinstance(row, Row)]
-    if any(isinstance(json.loads(row.meta).get("label"), bool) for row in first):
+    if any(isinstance(told, bool) for row in first for told in json.loads(row.meta).values()):
         raise UserError(
             f'{source.path}: its rows of {source.rows} have a label, which is read beside "prompt" '
             f'and "completion" (docs/preferences.md); with --rows {source.rows} all answers are '
@@ -147,19 +133,6 @@ def _opened(path: str) -> tuple[Source, list[File]]:
     if begin.lstrip().startswith(b"["):
         source = replace(source, format="json")
     return source, find_files(source)
-
-
-def _ways(rows: str | None) -> Iterator[dict[str, Any]]:
-    """Fields of a source with which its rows may be read."""
-    for kind in KINDS if rows is None else (rows,):
-        if kind != "text":
-            yield {"rows": kind}
-        for columns in COLUMNS.get(kind, ()):
-            yield {"rows": kind, "columns": columns}
-    for column in TEXT_COLUMNS if rows in (None, "text") else ():
-        yield {"text_column": column}
-    if rows in (None, "text"):
-        yield {}  # whose error names the columns that are there
 
 
 def _first(source: Source, files: list[File], count: int) -> list[Row | Bad]:
