@@ -131,6 +131,25 @@ def test_other_names_and_labels(row, objective, columns, models, here):
     assert load_run("list.toml").data.sources[0].format == "json"
 
 
+def test_a_file_of_squad_holds_answered_questions(models, here):
+    question = ROWS["answered"][0] | {"answers": [{"text": "Ada", "answer_start": 0}]}
+    paragraphs = [{"context": question.pop("context"), "qas": [question] * 3}]
+    (here / "a.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    assert main(["init", "my.toml", "a.json", "--model", str(models / "encoder")]) == 0
+    source = load_run("my.toml").data.sources[0]
+    assert (source.rows, source.format) == ("answered", "json")
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [("caf\u00e9".encode("latin-1"), "invalid UTF-8 at byte 4; write"), (b" \n", "holds no text")],
+)
+def test_plain_text_is_read(raw, told, here, capsys):
+    (here / "a.txt").write_bytes(raw)
+    assert main(["init", "my.toml", "a.txt"]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_what_is_asked_is_not_read_in_part(models, here, capsys):
     row = {"instruction": "Sum up.", "input": "It.", "chosen": "It.", "rejected": "That."}
     words = [write(here / "a.jsonl", row), "--model", str(models / "decoder")]

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmwright.cli.init_columns import ways
 from lmwright.config.fields import to_plain
-from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, TAGGED
+from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
 from lmwright.config.run import Source
 from lmwright.config.text import literal
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
@@ -75,6 +75,7 @@ def look(path: str, rows: Any = None) -> Found:
         raise UserError("TEXT: is empty; name a file or a folder")
     source, files = _opened(path)
     if rows in (None, "text") and all(file.format == "txt" for file in files):
+        _refuse_no_text(source, files)
         return Found(source)
     there = _columns(source, files)
     plain = {} if rows is None else {"rows": rows}  # whose error names the columns that are there
@@ -99,6 +100,21 @@ def look(path: str, rows: Any = None) -> Found:
     )
 
 
+def _refuse_no_text(source: Source, files: list[File]) -> None:
+    """Raises UserError for plain text of which the first files are mostly not UTF-8, or empty."""
+    by_line = replace(source, documents="line")  # so that a large file is not read as a whole
+    first = [(file, _first(by_line, [file], LOOK_ROWS)) for file in files[:LOOK_ROWS]]
+    bad = [
+        f"{file.path}:{row.number}: {row.reason}; write it as UTF-8"
+        for file, rows in first
+        if (row := next((row for row in rows if isinstance(row, Bad)), None))
+    ]
+    if 2 * len(bad) > len(first):
+        raise UserError(bad[0])
+    if len(files) == len(first) and not any(rows for _, rows in first):
+        raise UserError(f"{source.path}: holds no text")
+
+
 def _refuse_ratings(source: Source, files: list[File], there: Sequence[str]) -> None:
     """Raises UserError for conversations with a label, which would not be read: disliked answers
     would be learned."""
@@ -115,6 +131,8 @@ def _refuse_ratings(source: Source, files: list[File], there: Sequence[str]) -> 
 
 def _columns(source: Source, files: list[File]) -> list[str]:
     """Names of the columns of the first rows; none of plain text."""
+    if source.rows == ANSWERED:
+        return [*ROW_PARTS[ANSWERED][0]]
     try:
         first = _first(replace(source, rows="text", text_column=NO_COLUMN), files, LOOK_ROWS)
     except NoColumnError as error:
@@ -132,7 +150,19 @@ def _opened(path: str) -> tuple[Source, list[File]]:
     begin = next(iter(stream(files[0], 0, None)), b"").removeprefix(b"\xef\xbb\xbf")
     if begin.lstrip().startswith(b"["):
         source = replace(source, format="json")
+    elif _is_squad(source, files):
+        source = replace(source, format="json", rows="answered")
     return source, find_files(source)
+
+
+def _is_squad(source: Source, files: list[File]) -> bool:
+    """True for a file that is one object of SQuAD's form, in one line or several."""
+    whole = replace(source, format="json", rows="answered")
+    try:
+        first = _first(whole, find_files(whole), 1)
+    except UserError:  # several objects, or another form
+        return False
+    return bool(first) and len(files) == 1
 
 
 def _first(source: Source, files: list[File], count: int) -> list[Row | Bad]:
