@@ -176,6 +176,8 @@ def test_of_texts_is_what_the_commands_write(kind, tmp_path, capsys):
         found = lm.predict(loaded, TEXTS[:7], pairs)
         assert found == [{k: v for k, v in row.items() if k not in ("row", "id")} for row in told]
     assert lm.predict(loaded, []) == []
+    with pytest.raises(lm.UserError, match="pairs: 1 for 2 texts; give one for each"):
+        lm.predict(loaded, TEXTS[:2], seconds[:1])
 
 
 @pytest.mark.parametrize(
@@ -259,6 +261,8 @@ def test_the_environment_is_set_before_jax_is_imported():
         (lambda run: lm.generate(run, [[{"role": "user"}]]), "are messages; add chat=True"),
         (lambda run: lm.generate(run, [1, 2]), "prompts: 1 must be a text"),
         (lambda run: lm.generate(run, "a", max_tokens=9), "max_tokens: .* 'max_new_tokens'"),
+        (lambda run: lm.publish(run, "a/b", publc=True), "publc: is no option; .* 'public'"),
+        (lambda run: lm.launch(run, on="local:1", detatch=True), "detatch: .* 'detach'"),
     ],
 )
 def test_a_wrong_argument_says_which(call, told, trained):

@@ -41,6 +41,15 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def refuse_unknown(options: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises UserError for options that are none of these names."""
+    from lmwright.config.errors import nearest
+
+    known = [*names]
+    if other := next((name for name in options if name not in known), None):
+        raise UserError(f"{other}: is no option; {nearest(other, known, what='there are')}")
+
+
 def _made(kind: Any, value: Any, name: str) -> Any:
     """A value of the kind that an annotation says, where it says one."""
     origin, parts = get_origin(kind), get_args(kind)

@@ -11,7 +11,7 @@ from inspect import signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of
+from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of, refuse_unknown
 from lmwright.config.run import Run
 from lmwright.errors import UserError
 
@@ -97,15 +97,12 @@ def generate(
     its `tokens` and why it ended (`finish`). `on_text(number, text)` gets text as it is made;
     `filling` are settings of diffusion models (docs/diffusion.md). Raises UserError for prompts
     that leave no room in the context."""
-    from lmwright.config.errors import nearest
     from lmwright.evals.fill import Filling
     from lmwright.evals.prompted import ask, kept_weights
     from lmwright.evals.sampling import Sampling
 
     names = [field.name for field in fields(Filling)]
-    if other := next((name for name in filling if name not in names), None):
-        names += signature(generate).parameters
-        raise UserError(f"{other}: is no option; {nearest(other, names, what='there are')}")
+    refuse_unknown(filling, [*names, *signature(generate).parameters])
     loaded = _loaded(model, adapter)
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     asked = ask(
@@ -147,6 +144,8 @@ def predict(
 def _rows(texts: Sequence[str], pairs: Sequence[str] | None, column: str | None) -> Iterator[Any]:
     from lmwright.data.sources.columns import Row
 
+    if pairs is not None and len(pairs) != len(texts):
+        raise UserError(f"pairs: {len(pairs)} for {len(texts)} texts; give one for each")
     seconds = [{}] * len(texts) if pairs is None else [{column: second} for second in pairs]
     for number, (text, meta) in enumerate(zip(texts, seconds, strict=True), 1):
         yield Row(number, text, str(number), json.dumps(meta))
@@ -260,7 +259,10 @@ def publish(
     from lmwright.publish.card import Listing
     from lmwright.publish.command import publish_command
 
-    names = {name: options.pop(name, None) for name in ("license_name", "license_link")}
+    of_license = ("license_name", "license_link")
+    known = [*signature(publish).parameters, *signature(publish_command).parameters, *of_license]
+    refuse_unknown(options, [n for n in known if n not in ("options", "listing", "path")])
+    names = {name: options.pop(name, None) for name in of_license}
     listing = Listing(
         license=license, base_model=base_model, datasets=tuple(datasets),
         languages=tuple(languages), **names,

@@ -3,11 +3,12 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmwright.api.arguments import Count, Place, checked, path_of
+from lmwright.api.arguments import Count, Place, checked, path_of, refuse_unknown
 from lmwright.config.fields import to_plain
 from lmwright.config.run import Run
 
@@ -168,8 +169,10 @@ def launch(
 
     Raises UserError for what would fail there and can be known here.
     """
-    from lmwright.cloud.command import launch_command, wanted_with
+    from lmwright.cloud.command import SETTINGS, Wanted, launch_command, wanted_with
     from lmwright.cloud.work import TRAIN, work_of
 
+    known = {field.name for field in fields(Wanted)} - {"settings", "given", "work"}
+    refuse_unknown(options, known | {*SETTINGS})
     wanted = wanted_with(work_of(TRAIN, (), rehearse), on=on, **options)
     return launch_command(load_run(path, *overrides), path_of(path), overrides, wanted)
