@@ -70,8 +70,8 @@ class Bench:
     """By library: why its wheels could not be installed; empty where they could."""
     ends: dict[str, float] = field(default_factory=dict)
     """By row that has begun: when it is to end."""
-    crowded: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
-    """Contestants that had no memory beside others, with what is known of their records."""
+    crowded: list[tuple[str, str]] = field(default_factory=list)
+    """Rows and contestants that had no memory beside others."""
 
     @cached_property
     def machine(self) -> dict[str, Any]:
@@ -95,8 +95,8 @@ class Bench:
         for each in running:
             each.result()  # tells of our own mistakes
         self.args.beside = 1
-        for name, contestant, about in self.crowded:
-            self.one(name, contestant, {k: v for k, v in about.items() if k != "beside"})
+        for name, contestant in self.crowded:
+            self.one(name, contestant, self.about(name, contestant))
 
     def one(self, name: str, contestant: str, about: dict[str, Any]) -> None:
         """Measures a contestant of a row and appends its record."""
@@ -111,7 +111,7 @@ class Bench:
             return
         if self.args.beside > 1 and NO_MEMORY.search(record.get("error", "")):
             print(f"{name} {contestant}: no memory beside the others, again at the end", flush=True)
-            self.crowded.append((name, contestant, about))
+            self.crowded.append((name, contestant))
             return
         gpu_results.append(self.args.results, about | record)
         print(f"{name} {contestant}: {self.told(record)}", flush=True)

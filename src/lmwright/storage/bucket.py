@@ -235,9 +235,12 @@ def _may_pass(error: Exception) -> bool:
     if isinstance(error, GoogleAuthError):
         return token_may_come(error)
     code = int(getattr(error, "code", 0) or 0)
-    return not isinstance(error, DefaultCredentialsError) and (
-        not 400 <= code < 500 or code in (408, 429)
-    )
+    return not isinstance(error, DefaultCredentialsError) and code_may_pass(code)
+
+
+def code_may_pass(code: int) -> bool:
+    """True for a code of HTTP that is no refusal."""
+    return not 400 <= code < 500 or code in (408, 429)
 
 
 def _reason(error: Exception) -> str:

@@ -12,17 +12,17 @@ from typing import Any
 
 from lmwright.errors import StorageError, UserError, first_line
 from lmwright.guard.urls import redact_text
+from lmwright.storage.bucket import code_may_pass
 
 WAITS_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # 300 in all
 REFUSED = (PermissionError, NotImplementedError, ValueError, TypeError)
-ASK_AGAIN = (408, 429)  # of the codes below 500
 
 
 class Patience:
     """Questions to the server of a URL; other libraries' errors become sentences."""
 
     def __init__(self, url: str):
-        self._url, self._answered = url, False
+        self._url, self._answered, self._away = url, False, False
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """The answer. Raises FileNotFoundError, StorageError where the server stays away, and
@@ -34,12 +34,13 @@ class Patience:
             except StorageError as error:
                 if wait_s is None:
                     raise
-                if wait_s == WAITS_S[0]:
+                if not self._away:  # several threads ask
+                    self._away = True
                     note = f"lmwright: {error}; asking again for {sum(WAITS_S) / 60:.0f} minutes"
                     print(note, file=sys.stderr, flush=True)
                 time.sleep(wait_s)
             else:
-                self._answered = True
+                self._answered, self._away = True, False
                 return answer
 
     @contextmanager
@@ -63,6 +64,6 @@ def may_pass(error: Exception) -> bool:
     codes = [getattr(error, "status", None), getattr(error, "code", None)]
     codes += [getattr(response, "status_code", None)]
     code = next((int(c) for c in codes if isinstance(c, int) or str(c).isdigit()), 0)
-    if 400 <= code < 500:
-        return code in ASK_AGAIN
-    return not isinstance(error, REFUSED)
+    if not code_may_pass(code):
+        return False
+    return 400 <= code < 500 or not isinstance(error, REFUSED)
