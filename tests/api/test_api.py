@@ -256,6 +256,7 @@ def test_the_environment_is_set_before_jax_is_imported():
         (lambda run: lm.train(run, hooks=Seen()), "hooks: .* must be a list"),
         (lambda run: lm.load_run(run, ["a=1"]), "overrides: .* each on its own"),
         (lambda run: lm.load_model(None), "NoneType: is no place"),
+        (lambda run: lm.evaluate(lm.load_model(run)), "a loaded model: .* give its path"),
         (lambda run: lm.generate(run, "a", temperature="0.8"), "temperature: '0.8' must be a num"),
         (lambda run: lm.generate(run, {"role": "user"}), "prompts: .* must be a list"),
         (lambda run: lm.generate(run, [[{"role": "user"}]]), "are messages; add chat=True"),
@@ -277,4 +278,7 @@ def test_one_text_is_a_list_of_one_and_any_iterable_a_list(trained):
     (whole,) = lm.generate(loaded, "the cat", max_new_tokens=40)
     (cut,) = lm.generate(loaded, "the cat", max_new_tokens=40, stop="zat the")
     assert cut.text == whole.text  # not at a t
-    assert set(lm.prepare(trained, stages="pack").stages) == {"pack"}
+    packed = lm.prepare(trained, stages="pack")
+    assert set(packed.stages) == {"pack"}
+    shown = repr(packed)  # what a notebook shows of a cell's last line
+    assert "counts=" in shown and "xxh3" not in shown and len(shown) < 1000

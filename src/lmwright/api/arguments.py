@@ -110,7 +110,10 @@ def path_of(place: Any) -> str:
     if isinstance(place, Run):
         return place.dir
     if not isinstance(place, str | PathLike):
-        raise UserError(f"{type(place).__name__}: is no place; give a path, a hub name or a run")
+        kind = type(place).__name__
+        if kind == "LoadedModel":
+            raise UserError("a loaded model: generate, predict and embed take one; give its path")
+        raise UserError(f"{kind}: is no place; give a path, a hub name or a run")
     return fspath(place)
 
 

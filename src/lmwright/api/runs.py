@@ -145,13 +145,16 @@ def read_run(run_dir: Place) -> "RunRecord":
 
 
 @checked
-def report(*run_dirs: Place, out: Place | None = None) -> Path:
+def report(*run_dirs: Place, out: Place | None = None, watch: bool = False) -> Path:
     """Writes the page of curves of one run or several, by default report.html in the run's
-    directory, of several in the current folder; returns its path."""
+    directory, of several in the current folder; returns its path. With `watch` it is written
+    anew until the runs are done or an interrupt."""
     from lmwright.report.html import report_command
+    from lmwright.report.watch import watch_command
 
     page = None if out is None else path_of(out)
-    return report_command([path_of(folder) for folder in run_dirs], page)
+    write = watch_command if watch else report_command
+    return write([path_of(folder) for folder in run_dirs], page)
 
 
 @checked

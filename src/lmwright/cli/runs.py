@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from lmwright.cli.shared import OVERRIDES, REHEARSE, RUN, Rehearsed, given, load
+from lmwright.errors import UserError
 
 
 @click.command()
@@ -125,14 +126,23 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
 @click.argument("run_dirs", nargs=-1, required=True)
 @click.option("-o", "--out", help="File; default: report.html or report.md in the run directory.")
 @click.option("--markdown", is_flag=True, help="Write report.md: what ran where, cost, losses.")
-def report(run_dirs: Sequence[str], out: str | None, markdown: bool) -> None:
+@click.option("--watch", is_flag=True, help="Write the page anew until the training is done.")
+def report(run_dirs: Sequence[str], out: str | None, markdown: bool, watch: bool) -> None:
     """Write report.html for one run or several side by side.
 
     \b
     Example:  lmwright report quickstart/run
               lmwright report runs/a runs/b -o compare.html
+              lmwright report runs/a --watch
               lmwright report runs/a --markdown
     """
+    if watch and markdown:
+        raise UserError("--watch: is for the page of curves; leave out --markdown")
+    if watch:
+        from lmwright.report.watch import watch_command
+
+        watch_command(run_dirs, out)
+        return
     if markdown:
         from lmwright.report.markdown import markdown_command
 

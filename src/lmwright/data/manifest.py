@@ -33,13 +33,13 @@ class Manifest:
     """A finished stage. `counts` are summed over its parts; `facts` hold for the whole stage."""
 
     stage: str
-    fingerprint: dict[str, Any]
+    fingerprint: dict[str, Any] = field(repr=False)
     counts: dict[str, Any]
-    facts: dict[str, Any]
-    files: dict[str, dict[str, Any]]
+    facts: dict[str, Any] = field(repr=False)
+    files: dict[str, dict[str, Any]] = field(repr=False)
     """Path relative to the stage's folder -> `bytes` and `xxh3_128` (hex)."""
-    versions: dict[str, Any]
-    hash: str = ""
+    versions: dict[str, Any] = field(repr=False)
+    hash: str = field(default="", repr=False)
     """xxh3_128 of manifest.json itself; names the state of the whole stage."""
     folder: str = field(default="", compare=False)
 

@@ -51,14 +51,20 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     Runs keep their order, which gives them their colors. Raises UserError for a folder that
     is no run, for damaged files (naming file and line) and for an unwritable `out`.
     """
+    return write_page(render(read_runs(run_dirs)), out)
+
+
+def read_runs(run_dirs: Sequence[str | Path]) -> list[RunRecord]:
+    """The runs in their order, each once. Raises UserError for a folder that is no run and for
+    damaged files."""
     if not run_dirs:
         raise UserError("report: no run directory given; name one or more")
     unique = {mirror_folder(run_dir).resolve(): run_dir for run_dir in run_dirs}
-    return write_page(render([read_run(run_dir) for run_dir in unique.values()]), out)
+    return [read_run(run_dir) for run_dir in unique.values()]
 
 
-def render(records: Sequence[RunRecord]) -> str:
-    """The page as HTML text."""
+def render(records: Sequence[RunRecord], *, reload_s: int | None = None) -> str:
+    """The page as HTML text, which a browser loads anew every `reload_s` seconds."""
     labels = unique_labels(records)
     limit = points_per_curve(len(records))
     curves = [
@@ -75,6 +81,7 @@ def render(records: Sequence[RunRecord]) -> str:
         loader=jinja2.FileSystemLoader(PAGE_DIR), autoescape=True, undefined=jinja2.StrictUndefined
     )
     return env.get_template("template.html.j2").render(
+        reload_s=reload_s,
         labels=labels,
         subtitle=_subtitle(records),
         tiles=headline(records[0]) if len(records) == 1 else [],
