@@ -75,21 +75,24 @@ def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: boo
 
 def _fwd(
     x: Array, w: Array, sizes: Array, dtype: jnp.dtype
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    return ragged_product(x, w, sizes, dtype), (x, w, sizes)
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    y, empty = ragged_product(x, w, sizes, dtype), jnp.zeros(0, w.dtype)
+    # on several devices it was gathered for this product alone
+    kept = w.astype(x.dtype) if jax.sharding.get_abstract_mesh().size > 1 else w
+    return y, (x, kept, empty, sizes)
 
 
 def _bwd(
-    dtype: jnp.dtype, saved: tuple[Array, Array, Array], g: Array
+    dtype: jnp.dtype, saved: tuple[Array, Array, Array, Array], g: Array
 ) -> tuple[Array, Array, None]:
-    x, w, sizes = saved
+    x, w, empty, sizes = saved
     g = g.astype(x.dtype)
     dx = _product(g, w.astype(x.dtype), sizes, x.dtype, transposed=True)
-    branches = {"tpu": _gradient_by_kernel}
+    branches = {"tpu": partial(_gradient_by_kernel, dtype=empty.dtype)}
     if x.dtype == jnp.bfloat16:
-        branches["gpu"] = _gradient_on_gpu
+        branches["gpu"] = partial(_gradient_on_gpu, dtype=empty.dtype)
     dw = by_platform(x, g, sizes, default=_gradient_by_blocks, **branches)
-    return dx, dw.astype(w.dtype), None
+    return dx, dw.astype(empty.dtype), None
 
 
 ragged_product.defvjp(_fwd, _bwd)
@@ -162,10 +165,10 @@ def _on_gpu(x: Array, w: Array, sizes: Array, *, dtype: jnp.dtype, transposed: b
     return gpu_ragged.product(x, w, sizes, dtype, transposed=transposed)
 
 
-def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
+def _gradient_on_gpu(x: Array, g: Array, sizes: Array, *, dtype: jnp.dtype) -> Array:
     from lmwright.core import gpu_ragged
 
-    return gpu_ragged.gradient(x, g, sizes)
+    return gpu_ragged.gradient(x, g, sizes, dtype)
 
 
 def _by_kernel(
@@ -183,14 +186,16 @@ def _by_kernel(
     return jnp.where(ours, y, 0)  # the kernel leaves nobody's rows as memory was
 
 
-def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
+def _gradient_by_kernel(
+    x: Array, g: Array, sizes: Array, dtype: jnp.dtype = jnp.float32
+) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     if device_kind() in EARLY:
         return _gradient_by_blocks(x, g, sizes)
     x, g = _whole_tiles(x), _whole_tiles(g)
     tiling = _tiling(x.shape[1], g.shape[1], MOST_GRADIENTS)
-    return tgmm(x.T, g, sizes, jnp.float32, tiling)
+    return tgmm(x.T, g, sizes, dtype, tiling)
 
 
 def _whole_tiles(rows: Array) -> Array:

@@ -247,6 +247,7 @@ def _packed(rows: Array) -> Array:
 def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -> Array:
     here = way.here
     rows = _at(_packed(x), here.order // shares.shape[1])
+    w = _narrow(w, x)
 
     def one(number: Array, y: Array) -> Array:
         now = way.round(number)
@@ -254,6 +255,11 @@ def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -
 
     y = _loop(way, one, jnp.zeros_like(rows))
     return _by_share(_at(y.reshape(-1, x.shape[1]), here.place), shares)
+
+
+def _narrow(w: Tree, x: Array) -> Tree:
+    """Weights as products read them, once for all rounds."""
+    return jax.tree.map(lambda a: a.astype(x.dtype), w)
 
 
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
@@ -275,7 +281,7 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
     most = -(-way.most // slots) * slots  # whole rounds
     token = here.order // shares.shape[1]
     rows, pulls = _at(_packed(x), token), _at(_packed(g.astype(x.dtype)), token)
-    window = way.window(0, most)
+    window, read = way.window(0, most), _narrow(w, x)
     # their numbers for all rounds at once
     arrived = _swapped(_taken(_at(shares.reshape(-1), here.order), window))
     arrived = arrived.reshape(-1, most)
@@ -286,7 +292,7 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
         # a share is given to the inputs of the last product, whose results then are not needed
         compute = lambda rows, ours, w: products(rows, now.sizes, w, ours)  # noqa: E731
-        _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), w)
+        _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), read)
         drows, dours, more = pull(now.there(pulls))
         dours = _at(dours, now.place).reshape(-1, slots)
         dshares = lax.dynamic_update_slice_in_dim(dshares, dours, now.first, axis=1)

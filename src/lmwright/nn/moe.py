@@ -101,7 +101,8 @@ def _local(
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gathered(w: Array, axis: int, dtype: jnp.dtype) -> Array:
-    return lax.all_gather(w.astype(dtype), SHARDS, axis=axis, tiled=True)
+    """float32 numbers of `dtype`: a product reads them as they came, and gives float32 back."""
+    return lax.all_gather(w.astype(dtype), SHARDS, axis=axis, tiled=True).astype(jnp.float32)
 
 
 def _gathered_fwd(w: Array, axis: int, dtype: jnp.dtype) -> tuple[Array, None]:
@@ -109,7 +110,6 @@ def _gathered_fwd(w: Array, axis: int, dtype: jnp.dtype) -> tuple[Array, None]:
 
 
 def _gathered_bwd(axis: int, dtype: jnp.dtype, _: None, g: Array) -> tuple[Array]:
-    g = g.astype(jnp.float32)
     return (lax.psum_scatter(g, SHARDS, scatter_dimension=axis, tiled=True),)
 
 
