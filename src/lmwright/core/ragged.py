@@ -1,7 +1,7 @@
 """Products of rows that come in groups, each group with a matrix of its own.
 
     rows  x [T, D]   0 0 0 | 1 | 3 3 3 3 | - -      sizes [3, 1, 0, 4]; the last rows are nobody's
-    w     [E, D, F]  w0      w1  w3                 and come out as zeros
+    w     [E, D, F]  w0      w1  w3                 and may come out as anything
 
 The work is that of the rows: no group is filled up to the largest one. On TPUs this is
 megablox (https://arxiv.org/abs/2211.15841), whose grid follows the sizes; XLA's own
@@ -33,8 +33,8 @@ MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 
 def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
     """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
 
-    Groups lie one after the other, int32 `sizes` [E] rows each; rows after the last group give
-    zeros. dtype of `x`, and `name` as in `dot`.
+    Groups lie one after the other, int32 `sizes` [E] rows each. Rows after the last group give
+    zeros or, on TPUs, what memory held, NaN too. dtype of `x`, and `name` as in `dot`.
     """
     if isinstance(w, Lora) and w.magnitude is None:
         base = lax.stop_gradient(dequantize(w.base, x.dtype))
@@ -181,9 +181,7 @@ def _by_kernel(
         return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32).astype(dtype)
     num, outputs = x.shape[0], w.shape[1 if transposed else 2]
     x = _whole_tiles(x)
-    y = gmm(x, w, sizes, dtype, _tiling(x.shape[1], outputs), transpose_rhs=transposed)[:num]
-    ours = jnp.arange(num)[:, None] < jnp.sum(sizes)
-    return jnp.where(ours, y, 0)  # the kernel leaves nobody's rows as memory was
+    return gmm(x, w, sizes, dtype, _tiling(x.shape[1], outputs), transpose_rhs=transposed)[:num]
 
 
 def _gradient_by_kernel(

@@ -37,12 +37,11 @@ Products = Callable[..., Array]
 for each expert of this device; times `shares` [M] if they are given."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def moved(x: Array, index: Array, back: Array, all_there: bool = False) -> Array:
+@jax.custom_vjp
+def moved(x: Array, index: Array, back: Array) -> Array:
     """Rows of x [N, D] at `index` [M], zeros where it is N. `back` [N, C] gives the places in the
-    result to which each row went, M for none; the gradient sums those, in float32. `all_there`: no
-    index is N, and no place M."""
-    return _at(x, index) if all_there else _taken(x, index)
+    result to which each row went, M for none; the gradient sums those, in float32."""
+    return _taken(x, index)
 
 
 def _taken(x: Array, index: Array) -> Array:
@@ -54,12 +53,12 @@ def _at(x: Array, index: Array) -> Array:
     return x.at[index].get(mode="promise_in_bounds")
 
 
-def _moved_fwd(x: Array, index: Array, back: Array, all_there: bool) -> tuple[Array, Array]:
-    return moved(x, index, back, all_there), back
+def _moved_fwd(x: Array, index: Array, back: Array) -> tuple[Array, Array]:
+    return moved(x, index, back), back
 
 
-def _moved_bwd(all_there: bool, back: Array, g: Array) -> tuple[Array, None, None]:
-    rows = _at(g, back) if all_there else _taken(g, back)
+def _moved_bwd(back: Array, g: Array) -> tuple[Array, None, None]:
+    rows = _taken(g, back)
     return jnp.sum(rows.astype(jnp.float32), axis=1).astype(g.dtype), None, None
 
 
@@ -80,10 +79,9 @@ def apply_experts(
     and their weights w are cut over `ways` devices."""
     if ways == 1:
         here = Here.of(ids, num_experts)
-        rows = moved(x, here.order // ids.shape[1], here.place, True)
-        y = products(rows, here.counts, w)
-        y = moved(y, here.place.reshape(-1), here.order[:, None], True)
-        return _by_share(y.reshape(*ids.shape, -1), shares)
+        ours = _at(jnp.where(here.real, shares, 0).reshape(-1), here.order)
+        # a share is given to the inputs of the last product, whose results then need not be kept
+        return _to_tokens(products(_to_choices(x, here), here.counts, w, ours), here)
     return _in_rounds(products, x, shares, w, Way.of(ids, num_experts, ways))
 
 
@@ -107,13 +105,62 @@ class Here:
     """[N, k]: where each choice is in that order."""
     counts: Array
     """[E]: choices of each expert."""
+    real: Array
+    """bool [N, k]: False for no choice; these are the last in that order."""
 
     @classmethod
     def of(cls, ids: Array, num_experts: int) -> "Here":
         """The choices ids [N, k], as `apply_experts` takes them."""
         order, place = _sorted(ids.reshape(-1))
         chosen = ids[..., None] == jnp.arange(num_experts)
-        return cls(order, place.reshape(ids.shape), jnp.sum(chosen, (0, 1), dtype=jnp.int32))
+        counts = jnp.sum(chosen, (0, 1), dtype=jnp.int32)
+        return cls(order, place.reshape(ids.shape), counts, ids < num_experts)
+
+    @property
+    def token(self) -> Array:
+        """[N k]: token of each choice in that order."""
+        return self.order // self.place.shape[1]
+
+    def total(self, rows: Array) -> Array:
+        """float32 [N, D]: sums over each token's choices of rows [N k, D] in that order. Those of
+        no choice may be anything: products leave memory as it was."""
+        own = jnp.where(self.real[..., None], _at(rows, self.place), 0)
+        return jnp.sum(own.astype(jnp.float32), axis=1)
+
+
+@jax.custom_vjp
+def _to_choices(x: Array, here: Here) -> Array:
+    """[N k, D]: the tokens x [N, D] of all choices, sorted by expert."""
+    return _at(x, here.token)
+
+
+def _to_choices_fwd(x: Array, here: Here) -> tuple[Array, Here]:
+    return _to_choices(x, here), here
+
+
+def _to_choices_bwd(here: Here, g: Array) -> tuple[Array, None]:
+    return here.total(g).astype(g.dtype), None
+
+
+_to_choices.defvjp(_to_choices_fwd, _to_choices_bwd)
+
+
+@jax.custom_vjp
+def _to_tokens(y: Array, here: Here) -> Array:
+    """float32 [N, D]: sums of each token's results y [N k, D], which are sorted by expert."""
+    return here.total(y)
+
+
+def _to_tokens_fwd(y: Array, here: Here) -> tuple[Array, tuple[Here, Array]]:
+    return here.total(y), (here, jnp.zeros(0, y.dtype))
+
+
+def _to_tokens_bwd(saved: tuple[Here, Array], g: Array) -> tuple[Array, None]:
+    here, empty = saved
+    return _at(g.astype(empty.dtype), here.token), None
+
+
+_to_tokens.defvjp(_to_tokens_fwd, _to_tokens_bwd)
 
 
 @jax.tree_util.register_dataclass
@@ -246,7 +293,7 @@ def _packed(rows: Array) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -> Array:
     here = way.here
-    rows = _at(_packed(x), here.order // shares.shape[1])
+    rows = _at(_packed(x), here.token)
     w = _narrow(w, x)
 
     def one(number: Array, y: Array) -> Array:
@@ -279,8 +326,7 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
     x, shares, w, way = saved
     here, slots = way.here, way.slots
     most = -(-way.most // slots) * slots  # whole rounds
-    token = here.order // shares.shape[1]
-    rows, pulls = _at(_packed(x), token), _at(_packed(g.astype(x.dtype)), token)
+    rows, pulls = (_at(_packed(a), here.token) for a in (x, g.astype(x.dtype)))
     window, read = way.window(0, most), _narrow(w, x)
     # their numbers for all rounds at once
     arrived = _swapped(_taken(_at(shares.reshape(-1), here.order), window))
@@ -292,11 +338,12 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
         # a share is given to the inputs of the last product, whose results then are not needed
         compute = lambda rows, ours, w: products(rows, now.sizes, w, ours)  # noqa: E731
-        _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), read)
+        wide = jax.tree.map(lambda a: a.astype(jnp.float32), read)  # and so are their gradients
+        _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), wide)
         drows, dours, more = pull(now.there(pulls))
         dours = _at(dours, now.place).reshape(-1, slots)
         dshares = lax.dynamic_update_slice_in_dim(dshares, dours, now.first, axis=1)
-        dw = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), dw, more)
+        dw = jax.tree.map(jnp.add, dw, more)
         return now.back(drows, dx), dshares, dw
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), w)

@@ -17,7 +17,6 @@ from lmwright.hardware.chips import CHIPS
 from lmwright.nn.exchange import TILE, UNEVEN
 from lmwright.planner.analytic.layout import WEIGHT_BYTES, Layout
 from lmwright.planner.analytic.machine import Machine
-from lmwright.planner.analytic.memory import is_recomputed
 from lmwright.planner.analytic.products import product_s, products
 from lmwright.planner.analytic.stock import Weight
 from lmwright.planner.compiler.links import all_to_all_s
@@ -51,7 +50,6 @@ class Pass(NamedTuple):
 
 ORDER = Pass(1, 1, moves=True)  # rows in another order
 FILL = Pass(0, 1, moves=True)  # zeros
-MASK = Pass(1, 1)  # zeros for nobody's rows, after a kernel
 TURN = Pass(1, 1)  # from the shape in which TPUs send rows
 PACK = Pass(1, 1, moves=True)  # to it
 SUM = Pass(1, 0, sums=True)
@@ -169,19 +167,20 @@ def _alone(m: Mixture) -> tuple[Passes, Passes]:
     """Passes forward and backward where all rows stay on their device."""
     wide = len(m.into)
     take, inner = Pass(1 / m.per_token, 1, moves=True), Pass(wide, 1, inside=True)
-    forward = [take, inner, MASK, ORDER, SUM]
+    forward = [take, inner, ORDER, SUM]
     backward = [
-        *_shared(m),
-        ORDER,
+        take,  # the gradients of the results
+        Pass(1 + wide, 0, inside=True),  # the gradients of the shares
         Pass(1 + wide, wide, inside=True),
         Pass(wide, 1),
         ORDER,
         SUM,
+        inner,
     ]
-    if m.layout.remat.everything:  # rows and results go to the stack of all layers and back
-        backward += [Pass(1, 1), Pass(1, 1), Pass(1, 2), Pass(1, 0)]
+    if m.layout.remat.everything:  # rows go to the stack of all layers and back
+        backward += [Pass(1, 1), Pass(1, 1)]
     else:
-        backward += [take, inner, *([MASK] if is_recomputed(m.layout, m.down) else []), ORDER]
+        backward += [take]
     return [(1.0, each) for each in forward], [(1.0, each) for each in backward]
 
 
@@ -209,7 +208,7 @@ def _in_rounds(m: Mixture) -> tuple[Passes, Passes]:
     """Passes forward and backward where rows go over `expert`: in the rounds, and around them."""
     wide = len(m.into)
     take, end = Pass(1 / m.per_token, 1, moves=True), (TURN, ORDER, SUM)
-    forward = [*ARRIVE, Pass(wide, 1, inside=True), MASK, *LEAVE]
+    forward = [*ARRIVE, Pass(wide, 1, inside=True), *LEAVE]
     backward = [
         *ARRIVE,
         *ARRIVE,  # the gradients of the results
@@ -241,8 +240,6 @@ def _weights_s(m: Mixture, machine: Machine) -> float:
             moved += 2 * more * layout.activation_bytes * held
         if not w.trained or layout.work.forward_only:
             continue
-        if machine.num_devices > 1:  # gradients in float32 are rounded to the weights' precision
-            moved += 2 * WEIGHT_BYTES * held
         if layout.in_rounds(w):  # and are sums over rounds
             moved += m.rounds * 3 * WEIGHT_BYTES * held
     return moved / elementwise_bytes_per_s(machine)
