@@ -1,8 +1,12 @@
 """Run files that `lmwright init` writes: the kind of rows is found by reading them, and the file is
 one that prepares and trains."""
 
+import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +18,8 @@ from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.formats.open import load_run
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
+from tests.data.test_sources_hub import loopback
+from tests.fake_hub import FakeHub
 from tests.in_memory import export_hf
 from tests.labeled_run import SIZES
 from tests.saved_run import weights_at
@@ -129,6 +135,30 @@ def test_other_names_and_labels(row, objective, columns, models, here):
     (here / "list.json").write_text(json.dumps([row], indent=1))
     assert main(["init", "list.toml", str(here / "list.json"), "--model", model]) == 0
     assert load_run("list.toml").data.sources[0].format == "json"
+
+
+def test_datasets_of_the_hub_need_no_column_text(models, here):
+    pytest.importorskip("datasets")
+    for kind, row in (("text", {"body": "a text"}), ("messages", {"messages": CHAT})):
+        raw = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist([row] * 3), raw)
+        with FakeHub("me/set", {"data/train-00000-of-00001.parquet": raw.getvalue()}) as hub:
+            words = ["init", f"{kind}.toml", "hf://datasets/me/set"]
+            words += [] if kind == "text" else ["--model", str(models / "decoder")]
+            subprocess.run(
+                [sys.executable, "-m", "lmwright", *words],
+                env=os.environ | loopback(hub, here / kind),
+                check=True,
+            )
+        source = load_run(f"{kind}.toml").data.sources[0]
+        assert (source.rows, source.path) == (kind, "hf://datasets/me/set")
+    assert load_run("text.toml").data.sources[0].text_column == "body"
+
+
+def test_the_only_column_of_texts_is_the_text(here):
+    write(here / "a.jsonl", {"story": "a text"}, {"story": "another"})
+    assert main(["init", "my.toml", "a.jsonl"]) == 0
+    assert load_run("my.toml").data.sources[0].text_column == "story"
 
 
 def test_a_file_of_squad_holds_answered_questions(models, here):

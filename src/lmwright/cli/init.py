@@ -79,8 +79,9 @@ def look(path: str, rows: Any = None) -> Found:
         return Found(source)
     there = _columns(source, files)
     plain = {} if rows is None else {"rows": rows}  # whose error names the columns that are there
+    alone = [{"text_column": there[0]}] if rows in (None, "text") and len(there) == 1 else []
     why = ""
-    for given in (*ways(rows, there), plain):
+    for given in (*ways(rows, there), plain, *alone):
         tried = replace(source, **given)
         try:
             first = _first(tried, files, LOOK_ROWS)
@@ -144,7 +145,10 @@ def _opened(path: str) -> tuple[Source, list[File]]:
     """The source with its format, which .json does not tell, and its files."""
     if not path.endswith((".json", ".json.gz", ".json.zst")):
         source = Source(path=path)
-        return source, find_files(source)
+        try:
+            return source, find_files(source)
+        except NoColumnError as error:  # of the hub, whose files have any columns
+            return source, find_files(replace(source, text_column=error.there[0]))
     source = Source(path=path, format="jsonl")
     files = find_files(source)
     begin = next(iter(stream(files[0], 0, None)), b"").removeprefix(b"\xef\xbb\xbf")

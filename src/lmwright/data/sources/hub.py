@@ -42,14 +42,7 @@ def find_shards(source: Source) -> list[File]:
         raise UserError(f"data.sources: {source.path}: {why}") from None
     except Exception as e:  # the libraries raise many kinds
         raise UserError(f"data.sources: {source.path} cannot be opened: {first_line(e)}") from None
-    columns = dataset.column_names
-    for name in content_columns(source) if columns is not None else ():
-        if name not in columns:
-            raise NoColumnError(
-                f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
-                f"change data.sources.{next(iter(list_needed_columns(source)))}",
-                columns,
-            )
+    _refuse_missing(dataset, source)
     path = f"hf://datasets/{repo}@{sha}"
     return [
         File(f"{path}#{i}/{shards}", f"{source.split}-{i:05d}", "hub", None, None, sha)
@@ -63,10 +56,23 @@ def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
     index, shards = map(int, place.split("/"))
     repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
     dataset = _open(repo, sha, source.subset, source.split)
+    _refuse_missing(dataset, source)
     if dataset.column_names is not None:
         columns = select_columns(source, dataset.column_names)
         dataset = dataset.select_columns([n for n in columns if n in dataset.column_names])
     yield from dataset.shard(num_shards=shards, index=index)
+
+
+def _refuse_missing(dataset: Any, source: Source) -> None:
+    """Raises NoColumnError for a dataset whose columns are known, and lack one of the source."""
+    columns = dataset.column_names
+    for name in content_columns(source) if columns is not None else ():
+        if name not in columns:
+            raise NoColumnError(
+                f"{source.path} has no column {name!r}, only {', '.join(columns)}; "
+                f"change data.sources.{next(iter(list_needed_columns(source)))}",
+                columns,
+            )
 
 
 @functools.lru_cache(4)
