@@ -180,6 +180,29 @@ def test_plain_text_is_read(raw, told, here, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("files", "format_"),
+    [
+        ({"notes.md": "some notes", "run.py": "print()"}, "txt"),
+        ({"run.py": "print()" * 9, "package.json": '{"a": 1}'}, "txt"),
+        ({"README.md": "Rows.", "a.json": '{"text": "a text"}\n'}, "jsonl"),
+        ({"README.md": "Rows.", "train.json": '[{"text": "a text"}]', "test.json": "[]"}, "json"),
+        ({"photo.png": "no text"}, None),
+    ],
+)
+def test_folders_whose_endings_do_not_tell_the_format(files, format_, here, capsys):
+    (here / "there").mkdir()
+    for name, text in files.items():
+        (here / "there" / name).write_text(text)
+        one = ["init", f"{name}.toml", f"there/{name}"]
+        assert name.endswith(".json") or main(one) == (0 if format_ else 2)
+    assert main(["init", "my.toml", "there"]) == (0 if format_ else 2)
+    if format_:
+        assert load_run("my.toml").data.sources[0].format == format_
+    else:
+        assert "only files of an unknown format (.png)" in capsys.readouterr().err
+
+
 def test_what_is_asked_is_not_read_in_part(models, here, capsys):
     row = {"instruction": "Sum up.", "input": "It.", "chosen": "It.", "rejected": "That."}
     words = [write(here / "a.jsonl", row), "--model", str(models / "decoder")]

@@ -3,6 +3,7 @@
 paths --first rows, read as each kind--> kind of rows --recipe, model--> run file, loaded once
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ from lmwright.config.run import Source
 from lmwright.config.text import literal
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice
-from lmwright.data.sources.files import find_files
+from lmwright.data.sources.files import PLAIN as PLAIN_ENDINGS
+from lmwright.data.sources.files import find_files, split_ending
 from lmwright.data.sources.read import read_rows, stream
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run, open_place
@@ -27,6 +29,8 @@ from lmwright.guard.files import write_whole
 
 NO_COLUMN = "\0"
 """Name that no column has."""
+OTHER_ENDINGS: dict[Any, tuple[str, ...]] = {"jsonl": (".json",), "txt": PLAIN_ENDINGS}
+"""Endings of files that are read where a source names the format."""
 LOOK_ROWS = 20
 LABEL_ROWS = 10_000
 MOST_LABELS = 200
@@ -142,21 +146,39 @@ def _columns(source: Source, files: list[File]) -> list[str]:
 
 
 def _opened(path: str) -> tuple[Source, list[File]]:
-    """The source with its format, which .json does not tell, and its files."""
-    if not path.endswith((".json", ".json.gz", ".json.zst")):
-        source = Source(path=path)
-        try:
-            return source, find_files(source)
-        except NoColumnError as error:  # of the hub, whose files have any columns
-            return source, find_files(replace(source, text_column=error.there[0]))
-    source = Source(path=path, format="jsonl")
-    files = find_files(source)
+    """The source with its format, where the endings of its files do not tell it, and its files."""
+    source = Source(path=path)
+    try:
+        return source, find_files(source)
+    except NoColumnError as error:  # of the hub, whose files have any columns
+        return source, find_files(replace(source, text_column=error.there[0]))
+    except UserError as error:
+        source, files = _otherwise(source, error)
+    if source.format == "txt":
+        return source, files
     begin = next(iter(stream(files[0], 0, None)), b"").removeprefix(b"\xef\xbb\xbf")
     if begin.lstrip().startswith(b"["):
         source = replace(source, format="json")
     elif _is_squad(source, files):
         source = replace(source, format="json", rows="answered")
     return source, find_files(source)
+
+
+def _otherwise(source: Source, error: UserError) -> tuple[Source, list[File]]:
+    """The source with the format of which it has most bytes. Raises the error of its own format
+    where its files have none of these endings."""
+    found = []
+    for format_, endings in OTHER_ENDINGS.items():
+        given = replace(source, format=format_)
+        if split_ending(source.path)[0] in endings:
+            return given, find_files(given)
+        with contextlib.suppress(UserError):
+            files = find_files(given)
+            if all(split_ending(file.path)[0] in endings for file in files):
+                found.append((given, files))
+    if not found:
+        raise error
+    return max(found, key=lambda one: sum(file.size or 0 for file in one[1]))
 
 
 def _is_squad(source: Source, files: list[File]) -> bool:
