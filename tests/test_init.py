@@ -18,6 +18,8 @@ from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.formats.open import load_run
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
+from lmwright.models.xlstm import Xlstm
+from lmwright.program.lora import resolved
 from tests.data.test_sources_hub import loopback
 from tests.fake_hub import FakeHub
 from tests.in_memory import export_hf
@@ -25,6 +27,11 @@ from tests.labeled_run import SIZES
 from tests.saved_run import weights_at
 
 WIDE = SIZES | {"seq_len": 400, "mlp_dim": 24}
+NARROW = WIDE | {"embed_dim": 8, "num_heads": 2, "head_dim": 6, "num_kv_heads": 1}
+GATED = {
+    "vocab_size": 320, "embed_dim": 64, "mlp_dim": 128, "num_layers": 1, "num_heads": 2,
+    "key_dim": 16, "head_dim": 32, "seq_len": 400,
+}  # fmt: skip
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
 SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]
 OTHER = {"from": "gpt", "value": "You."}
@@ -267,6 +274,26 @@ def test_a_base_model_gets_a_template_and_an_instruct_model_keeps_its_own(models
         assert main(["init", f"{name}.toml", chats, "--model", str(model)]) == 0
         assert load_run(f"{name}.toml").data.chat.template == template
     assert main(["prepare", "decoder.toml", "data.workers=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "small"),
+    [
+        (Llama(**WIDE), 16, 8),
+        (Llama(**NARROW), 8, 6),
+        (Xlstm(**GATED), 16, 2),
+    ],
+    ids=("wide", "narrow", "gates"),
+)
+def test_adapters_have_ranks_that_the_model_takes(model, rank, small, models, here):
+    export_hf(model, weights_at(1, model.spec()), models / "tokenizer", here / "model")
+    words = [write(here / "a.jsonl", ROWS["messages"][0]), "--model", "model", "--lora"]
+    assert main(["init", "my.toml", *words]) == 0
+    run = load_run("my.toml")
+    (adapter,) = resolved(run)
+    ranks = {module.rank for module in adapter.modules}
+    assert run.lora.rank == rank and ranks == {rank, small or rank}
+    assert {module.scale for module in adapter.modules} == {2.0}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ ENCODERS = {
 """Recipes that start from an encoder, by the rows that they learn from."""
 COMPARED = {"preference": "dpo", "rated": "kto"}
 """Objectives that compare a model with what it was, by the rows that they learn from."""
+RANK = 16
 DEFAULT_PRESET = "llama-15m"
 NEEDS_MODEL = (
     "--model: missing; name the model that is to learn from rows of {rows}: a preset, a folder, a "
@@ -265,7 +266,7 @@ class Draft:
             [f"recipe = {literal(self._recipe())}", f"name = {literal(self.name)}",
              f"dir = {literal(f'runs/{self.name}')}"],
             self._model(), self._objective(), self._train(), self._optim(),
-            ["[lora]", "rank = 16"] if self.lora else [],
+            _adapter(str(self.model)) if self.lora else [],
             self._data(), *([*each.lines()] for each in self.sources),
         )  # fmt: skip
         return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -314,6 +315,25 @@ class Draft:
             lines.append('chat.template = "chatml"      # its tokenizer has none')
         size = min(512 if self.rows in ENCODERS else 1024, find_model(model).seq_len)
         return [*lines, f"pack.seq_len = {size}      # tokens of a row"]
+
+
+def _adapter(model: str) -> list[str]:
+    """The section of an adapter, with ranks that its smaller matrices take, scaled alike."""
+    from lmwright.program.targets import choose
+
+    found = find_model(model)
+    most: dict[str, int] = {}
+    for target in choose(found, found.spec(), ["all"]):
+        name = target.path.rpartition(".")[2]
+        most[name] = min(*target.param.matrix_shape, most.get(name, RANK))
+    rank = max(most.values())
+    lines = ["[lora]", f"rank = {rank}"]
+    if rank < RANK:
+        lines.append(f"alpha = {2 * rank}")
+    if small := {name: size for name, size in most.items() if size < rank}:
+        lines.append(f"ranks = {literal(small)}")
+        lines.append(f"alphas = {literal({name: 2 * size for name, size in small.items()})}")
+    return lines
 
 
 def _without_template(model: str) -> bool:
