@@ -239,6 +239,26 @@ def test_numbers_that_count_from_zero_are_classes(models, here):
     assert main(["prepare", "my.toml", "data.dir=other", "data.workers=1"]) == 2  # of other labels
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "objective"),
+    [
+        ("label", [0.0, 1.0, 2.0], "regress"),
+        ("label", [0.0, 1.0], "classify"),
+        ("label", [0, 1, 2], "classify"),
+        ("score", [0, 1, 2], "regress"),
+        ("score", ["low", "high"], "classify"),
+    ],
+)
+def test_decimals_and_scores_are_amounts(column, values, objective, models, here):
+    rows = [{"sentence1": f"a {v}", "sentence2": f"b {v}", column: v} for v in values * 3]
+    words = ["--model", str(models / "encoder")]
+    pq.write_table(pa.Table.from_pylist(rows), here / "a.parquet")
+    assert main(["init", "table.toml", "a.parquet", *words]) == 0
+    assert main(["init", "my.toml", write(here / "a.jsonl", *rows), *words]) == 0
+    for name in ("table.toml", "my.toml"):
+        assert load_run(name).objective.kind == objective
+
+
 def test_plain_texts_among_conversations_are_refused_by_name(models, here, capsys):
     (here / "mixed").mkdir()
     write(here / "mixed" / "chats.jsonl", *[ROWS["messages"][0]] * 40)

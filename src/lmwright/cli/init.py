@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cli.init_columns import ways
+from lmwright.cli.init_labels import labels_of, with_raw_labels
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
 from lmwright.config.run import Source
@@ -33,7 +34,6 @@ OTHER_ENDINGS: dict[Any, tuple[str, ...]] = {"jsonl": (".json",), "txt": PLAIN_E
 """Endings of files that are read where a source names the format."""
 LOOK_ROWS = 20
 LABEL_ROWS = 10_000
-MOST_LABELS = 200
 ENCODERS = {
     LABELED: "finetune-classifier",
     RELATED: "finetune-embedder",
@@ -201,30 +201,8 @@ def _with_labels(source: Source, files: list[File]) -> Found:
     """The source with its recipe, and the labels of its first rows where those are names."""
     if source.rows not in (LABELED, TAGGED):
         return Found(source, ENCODERS.get(source.rows, ""))
-    several, names = False, dict[str, None]()
-    for row in _first(source, files, LABEL_ROWS):
-        if isinstance(row, Row):
-            told = json.loads(row.text)["tags" if source.rows == TAGGED else "label"]
-            several |= source.rows == LABELED and isinstance(told, list)
-            names |= dict.fromkeys(told if isinstance(told, list) else [told])
-    counted = set(names) == {str(number) for number in range(len(names))}  # from 0, as classes are
-    if source.rows == LABELED and not (several or counted) and all(map(_is_number, names)):
-        return Found(source, "finetune-regression")
-    if len(names) > MOST_LABELS:
-        raise UserError(
-            f"{source.path}: its first rows have {len(names)} labels; if they are plain texts, add "
-            "--rows text"
-        )
-    recipe = "finetune-multilabel" if several else ENCODERS[source.rows]
-    return Found(source, recipe, tuple(names))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    given = with_raw_labels(source) if source.rows == LABELED else source
+    return Found(source, *labels_of(source, _first(given, files, LABEL_ROWS)))
 
 
 @dataclass(frozen=True)
