@@ -146,20 +146,53 @@ def test_other_names_and_labels(row, objective, columns, models, here):
 
 def test_datasets_of_the_hub_need_no_column_text(models, here):
     pytest.importorskip("datasets")
-    for kind, row in (("text", {"body": "a text"}), ("messages", {"messages": CHAT})):
-        raw = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist([row] * 3), raw)
-        with FakeHub("me/set", {"data/train-00000-of-00001.parquet": raw.getvalue()}) as hub:
-            words = ["init", f"{kind}.toml", "hf://datasets/me/set"]
-            words += [] if kind == "text" else ["--model", str(models / "decoder")]
-            subprocess.run(
-                [sys.executable, "-m", "lmwright", *words],
-                env=os.environ | loopback(hub, here / kind),
-                check=True,
-            )
-        source = load_run(f"{kind}.toml").data.sources[0]
-        assert (source.rows, source.path) == (kind, "hf://datasets/me/set")
-    assert load_run("text.toml").data.sources[0].text_column == "body"
+    raw = io.BytesIO()
+    pq.write_table(described([{"content": "a text", "label": 1}] * 3, label=NAMES), raw)
+    with FakeHub("me/set", {"data/train-00000-of-00001.parquet": raw.getvalue()}) as hub:
+        words = ["hf://datasets/me/set", "--model", str(models / "encoder")]
+        subprocess.run(
+            [sys.executable, "-m", "lmwright", "init", "my.toml", *words],
+            env=os.environ | loopback(hub, here / "home"),
+            check=True,
+        )
+    run = load_run("my.toml")
+    assert run.data.sources[0].columns == {"text": "content"}
+    assert run.objective.labels == ("loc", "PER")
+
+
+NAMES = {"names": ["loc", "PER"], "_type": "ClassLabel"}
+TAGS = {"feature": {"names": ["O", "B-PER", "B-LOC"], "_type": "ClassLabel"}, "_type": "List"}
+
+
+def described(rows, **features):
+    """A table with types of columns as `datasets` writes them."""
+    types = {name: {"dtype": "string", "_type": "Value"} for name in rows[0]} | features
+    about = json.dumps({"info": {"features": types}})
+    return pa.Table.from_pylist(rows).replace_schema_metadata({"huggingface": about})
+
+
+def test_numbers_have_the_names_beside_them(models, here, capsys):
+    tagged = {"tokens": ["Ada", "slept"], "ner_tags": [1, 0]}
+    labeled = [{"text": f"text {number}", "label": number} for number in (1, 0, -1)]
+    pq.write_table(described([tagged], ner_tags=TAGS), here / "tagged.parquet")
+    (here / "set").mkdir()
+    write(here / "set" / "a.jsonl", *labeled)
+    other = {"names": ["PER", "loc"], "_type": "ClassLabel"}
+    for names in (NAMES, other):
+        info = {"features": {"text": {"_type": "Value"}, "label": names}}
+        (here / "set" / "dataset_info.json").write_text(json.dumps(info))
+        words = ["--model", str(models / "encoder"), "--overwrite"]
+        assert main(["init", "set.toml", "set", *words]) == 0
+        assert load_run("set.toml").objective.labels == tuple(names["names"])
+    assert main(["init", "my.toml", "tagged.parquet", *words]) == 0
+    assert load_run("my.toml").objective.labels == ("O", "B-PER", "B-LOC")
+    pq.write_table(described([labeled[0]], label=NAMES), here / "labeled.parquet")
+    assert main(["init", "my.toml", "labeled.parquet", "set", *words]) == 2
+    assert "number their labels differently" in capsys.readouterr().err
+    names = {"names": ["1", "2"], "_type": "ClassLabel"}
+    pq.write_table(described(labeled[:2], label=names), here / "labeled.parquet")
+    assert main(["init", "my.toml", "labeled.parquet", *words]) == 0
+    assert load_run("my.toml").objective.labels == ("0", "1")
 
 
 def test_the_only_column_of_texts_is_the_text(here):

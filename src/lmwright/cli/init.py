@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cli.init_columns import ways
-from lmwright.cli.init_labels import labels_of, with_raw_labels
+from lmwright.cli.init_labels import Labels, label_column, labels_of, together
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
 from lmwright.config.run import Source
 from lmwright.config.text import literal
+from lmwright.data.sources.class_names import class_names
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import PLAIN as PLAIN_ENDINGS
@@ -56,8 +57,7 @@ class Found:
     """A source, and what its first rows are."""
 
     source: Source
-    recipe: str = ""
-    labels: tuple[str, ...] = ()
+    labels: Labels = Labels()
 
     @property
     def rows(self) -> str:
@@ -200,9 +200,10 @@ def _first(source: Source, files: list[File], count: int) -> list[Row | Bad]:
 def _with_labels(source: Source, files: list[File]) -> Found:
     """The source with its recipe, and the labels of its first rows where those are names."""
     if source.rows not in (LABELED, TAGGED):
-        return Found(source, ENCODERS.get(source.rows, ""))
-    given = with_raw_labels(source) if source.rows == LABELED else source
-    return Found(source, *labels_of(source, _first(given, files, LABEL_ROWS)))
+        return Found(source, Labels(ENCODERS.get(source.rows, "")))
+    column = label_column(source)
+    rows = _first(replace(source, meta_columns=(column,)), files, LABEL_ROWS)
+    return Found(source, labels_of(source, rows, class_names(source, files[0], column)))
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ class Draft:
     def _recipe(self) -> str:
         if self.rows == "text":
             return "pretrain"
-        return self.sources[0].recipe or "sft"
+        return self.sources[0].labels.recipe or "sft"
 
     def _model(self) -> list[str]:
         if not self.preset:
@@ -263,8 +264,7 @@ class Draft:
     def _objective(self) -> list[str]:
         if (kind := COMPARED.get(self.rows)) is not None:
             return ["[objective]", f"kind = {literal(kind)}"]
-        labels = sorted({label for each in self.sources for label in each.labels})
-        labels.sort(key=lambda name: (name != "O", int(name) if name.isdecimal() else 0))
+        labels = together({each.source.path: each.labels for each in self.sources})
         return ["[objective]", f"labels = {literal(labels)}"] if labels else []
 
     def _train(self) -> list[str]:

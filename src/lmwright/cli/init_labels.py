@@ -1,13 +1,13 @@
 """Labels of the first rows of a source, and the recipe that learns from them.
 
-rows --label_of--> labels, all numbers?--> finetune-regression
-                           several?------> finetune-multilabel
-                           else----------> finetune-classifier or finetune-tagger
+rows, names of classes --labels_of--> amounts? --> finetune-regression
+                                      several? --> finetune-multilabel
+                                      else     --> finetune-classifier or finetune-tagger
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from lmwright.config.rows import LABELED, TAGGED
 from lmwright.config.run import Source
@@ -20,33 +20,59 @@ AMOUNT = "score"
 """Name of a column whose numbers are amounts, whatever they are."""
 
 
-def with_raw_labels(source: Source) -> Source:
-    """A labeled source whose rows keep their labels as they are in the file, too."""
-    return replace(source, meta_columns=(_label_column(source),))
+@dataclass(frozen=True)
+class Labels:
+    """Labels of a source, and the recipe that learns from them."""
+
+    recipe: str = ""
+    names: tuple[str, ...] = ()
+    numbered: bool = False
+    """True where the rows have the places of the names."""
 
 
-def labels_of(source: Source, rows: Iterable[Row | Bad]) -> tuple[str, tuple[str, ...]]:
-    """The recipe of labeled rows, or of tagged ones, and their labels where those are names.
-    Raises UserError for more labels than classes may be."""
-    several, decimals, names = False, False, dict[str, None]()
+def label_column(source: Source) -> str:
+    """Column of the labels, or of the tags, of a source."""
+    part = "tags" if source.rows == TAGGED else "label"
+    return source.columns.get(part, part)
+
+
+def labels_of(source: Source, rows: Iterable[Row | Bad], names: tuple[str, ...]) -> Labels:
+    """Labels of rows that keep their column of labels as metadata, and whose numbers may have
+    `names`. Raises UserError for more labels than classes may be."""
+    several, decimals, there = False, False, dict[str, None]()
     for row in rows:
         if isinstance(row, Row):
             told = json.loads(row.text)["tags" if source.rows == TAGGED else "label"]
             several |= source.rows == LABELED and isinstance(told, list)
-            raw = json.loads(row.meta).get(_label_column(source))
-            decimals |= isinstance(raw, float)
-            names |= dict.fromkeys(told if isinstance(told, list) else [told])
-    one = source.rows == LABELED and not several
-    if one and all(map(_is_number, names)) and not _are_classes(source, set(names), decimals):
-        return "finetune-regression", ()
-    if len(names) > MOST_LABELS:
+            decimals |= isinstance(json.loads(row.meta).get(label_column(source)), float)
+            there |= dict.fromkeys(told if isinstance(told, list) else [told])
+    named = bool(names) and all(label.removeprefix("-").isdecimal() for label in there)
+    numbers = not named and source.rows == LABELED and all(map(_is_number, there))
+    if numbers and not several and not _are_classes(source, set(there), decimals):
+        return Labels("finetune-regression")
+    labels = names if named else tuple(there)
+    if len(labels) > MOST_LABELS:
         raise UserError(
-            f"{source.path}: its first rows have {len(names)} labels; if they are plain texts, add "
-            "--rows text"
+            f"{source.path}: its first rows have {len(labels)} labels; if they are plain texts, "
+            "add --rows text"
         )
-    if source.rows == TAGGED:
-        return "finetune-tagger", tuple(names)
-    return "finetune-multilabel" if several else "finetune-classifier", tuple(names)
+    recipe = "finetune-multilabel" if several else "finetune-classifier"
+    return Labels("finetune-tagger" if source.rows == TAGGED else recipe, labels, named)
+
+
+def together(sources: Mapping[str, Labels]) -> list[str]:
+    """Labels of all sources, by their paths: in the order of the numbers that rows have, or "O"
+    first. Raises UserError where a number is one label here and another there."""
+    numbered = {labels.names: path for path, labels in sources.items() if labels.numbered}
+    if len(numbered) > 1:
+        raise UserError(
+            f"{' and '.join(numbered.values())}: number their labels differently; write the labels "
+            "as names, or give one alone"
+        )
+    if numbered:
+        return [*next(iter(numbered))]
+    labels = sorted({name for each in sources.values() for name in each.names})
+    return sorted(labels, key=lambda name: (name != "O", int(name) if name.isdecimal() else 0))
 
 
 def _are_classes(source: Source, numbers: set[str], decimals: bool) -> bool:
@@ -55,11 +81,7 @@ def _are_classes(source: Source, numbers: set[str], decimals: bool) -> bool:
     if decimals:
         return numbers == YES_OR_NO
     counted = numbers == {str(number) for number in range(len(numbers))}
-    return counted and _label_column(source).casefold() != AMOUNT
-
-
-def _label_column(source: Source) -> str:
-    return source.columns.get("label", "label")
+    return counted and label_column(source).casefold() != AMOUNT
 
 
 def _is_number(text: str) -> bool:

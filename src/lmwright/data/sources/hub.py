@@ -52,15 +52,25 @@ def find_shards(source: Source) -> list[File]:
 
 def read_shard(file: File, source: Source) -> Iterator[dict[str, Any]]:
     """Records of one shard returned by `find_shards`."""
-    path, _, place = file.path.partition("#")
-    index, shards = map(int, place.split("/"))
-    repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
-    dataset = _open(repo, sha, source.subset, source.split)
+    index, shards = map(int, file.path.partition("#")[2].split("/"))
+    dataset = _dataset_of(file, source)
     _refuse_missing(dataset, source)
     if dataset.column_names is not None:
         columns = select_columns(source, dataset.column_names)
         dataset = dataset.select_columns([n for n in columns if n in dataset.column_names])
     yield from dataset.shard(num_shards=shards, index=index)
+
+
+def features_of(file: File, source: Source) -> dict[str, Any]:
+    """Types of the columns as `datasets` describes them; empty where it does not know them."""
+    features = _dataset_of(file, source).features
+    return {} if features is None else features.to_dict()
+
+
+def _dataset_of(file: File, source: Source) -> Any:
+    path = file.path.partition("#")[0]
+    repo, _, sha = path.removeprefix("hf://datasets/").partition("@")
+    return _open(repo, sha, source.subset, source.split)
 
 
 def _refuse_missing(dataset: Any, source: Source) -> None:
