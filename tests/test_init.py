@@ -34,6 +34,7 @@ GATED = {
 }  # fmt: skip
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
 SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]
+HUMAN = "\n\nHuman: q\n\nAssistant: {}"
 OTHER = {"from": "gpt", "value": "You."}
 ROWS = {
     "messages": ({"messages": CHAT}, "sft"),
@@ -116,6 +117,8 @@ def test_the_kind_of_rows_is_found(kind, models, here, capsys):
          {"prompt": "Question", "completion": "Response", "system": "System_Prompt"}),
         ({"conversation": CHAT}, "sft", {"messages": "conversation"}),
         ({"chosen": CHAT, "rejected": [CHAT[0], {**CHAT[1], "content": "You."}]}, "dpo", {}),
+        ({"chosen": HUMAN.format("a"), "rejected": HUMAN.format("b")}, "dpo", {}),
+        ({"query": "q", "answer": "a"}, "sft", {"prompt": "query", "completion": "answer"}),
         ({"messages": CHAT, "label": True}, "kto", {"completion": "messages"}),
         ({"Sentence": "fine", "label": [1, 0], "idx": 1}, "multilabel", {"text": "Sentence"}),
         (
@@ -130,8 +133,8 @@ def test_the_kind_of_rows_is_found(kind, models, here, capsys):
         ({"text": "fine", "label": 2.5}, "regress", {}),
     ],
     ids=(
-        "answer", "sharegpt", "dolly", "orca", "conversation", "trl", "liked", "capital", "pair",
-        "conll", "several", "number",
+        "answer", "sharegpt", "dolly", "orca", "conversation", "trl", "hh", "query", "liked",
+        "capital", "pair", "conll", "several", "number",
     ),
 )  # fmt: skip
 def test_other_names_and_labels(row, objective, columns, models, here):

@@ -14,6 +14,7 @@ from lmwright.errors import UserError
 from tests.data.chat_problem import chat_tokenizer
 
 SOURCE = Source(path="x", rows="preference")
+HUMAN = "\n\nHuman: q\n\nAssistant:"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,8 @@ def said(*words):
         {"prompt": "q", "chosen": said("q", "a"), "rejected": said("q", "b")},  # UltraFeedback
         {"prompt": said("q"), "chosen": said("q", "a"), "rejected": said("q", "b")},
         {"chosen": said("q", "a"), "rejected": said("q", "b")},  # as in trl, without a prompt
+        {"chosen": f"{HUMAN} a", "rejected": f"{HUMAN} b\n"},  # HH-RLHF
+        {"prompt": HUMAN, "chosen": "a", "rejected": "b"},
     ],
 )
 def test_every_form(row):

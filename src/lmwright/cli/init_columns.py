@@ -13,7 +13,8 @@ PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "q
 CHATS = ("messages", "conversations", "conversation")
 ASKED = (
     ("question", "answer"), ("prompt", "response"),
-    ("instruction", "response"), ("query", "response"), ("question", "response"),
+    ("instruction", "response"), ("query", "response"), ("query", "answer"),
+    ("question", "response"),
     ("input", "output"), ("input", "target"), ("problem", "solution"),
 )  # fmt: skip
 KINDS: dict[str, list[dict[str, str]]] = {

@@ -16,6 +16,7 @@ apart. Of a preference, `messages` end in the answer that was chosen, `rejected`
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,9 @@ SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
+
+SAID = re.compile(r"\n\n(Human|Assistant):")
+"""Begin of a turn in a conversation that is one text."""
 
 
 def example_columns(source: Source) -> list[dict[str, str]]:
@@ -166,6 +170,8 @@ def _shared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> int:
 
 def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str, Any]]:
     """Messages from a text, a message or a list of messages, whatever their keys are called."""
+    if isinstance(value, str) and SAID.match(value):
+        return _transcript(value)
     if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
         return [{"role": role, "content": _text(value, column)}]
     try:
@@ -178,6 +184,17 @@ def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str,
         raise UnusableError(f"{column!r} is not text, a message or a list of messages")
     keys = ("from", "value") if spoken and value and "from" in value[0] else ("role", "content")
     return _messages(value, dict(zip(keys, keys, strict=True)), column, source)
+
+
+def _transcript(text: str) -> list[dict[str, Any]]:
+    """Messages of a text that holds a whole conversation, as in HH-RLHF; a turn that is still to
+    come, at the end of a prompt, is none."""
+    said = iter(SAID.split(text)[1:])
+    turns = [
+        {"role": "user" if who == "Human" else "assistant", "content": words.strip()}
+        for who, words in zip(said, said, strict=True)
+    ]
+    return turns if len(turns) == 1 or turns[-1]["content"] else turns[:-1]
 
 
 def _messages(
