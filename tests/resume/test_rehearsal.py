@@ -13,10 +13,14 @@ from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.models.modernbert import ModernBert
 from lmwright.planner.checklist import Check, fits_check
 from lmwright.train import command, rehearsal
 from lmwright.train.session import train
+from tests.in_memory import export_hf
+from tests.labeled_run import SIZES
 from tests.resume.small_runs import in_dir, losses, typed
+from tests.saved_run import weights_at
 
 
 @pytest.fixture
@@ -167,6 +171,27 @@ def test_the_plan_ends_with_what_is_known_without_the_machine(run, trained_run, 
     assert lines(capsys.readouterr().out)["weights load"][0] == "not known"
     assert main(["plan", "run.toml", "--quick", *sized, "model.mlp_dim=64"]) == 0
     assert lines(capsys.readouterr().out)["weights load"][0] == "no"
+
+
+def test_a_plan_tells_that_an_encoder_loads_without_its_head(run, capsys):
+    model = ModernBert(**SIZES | {"num_kv_heads": 4, "mlp_dim": 24})
+    tokenizer = Path(run.data.dir, "tokenizer")
+    export_hf(model, weights_at(1, model.spec()), tokenizer, "encoder")
+    text = """
+        recipe = "finetune-classifier"
+        name = "classes"
+        dir = "classes"
+        objective.labels = ["good", "bad"]
+        train = {init_from = "encoder", steps = 2, global_batch_size = 8}
+        data = {dir = "labeled", pack.seq_len = 32, sources = [{path = "a.csv", rows = "labeled"}]}
+    """
+    Path("classes.toml").write_text(text)
+    for words in ([], ["lora.rank=4"]):
+        assert main(["plan", "classes.toml", "--quick", "--on", "v5e-8", *words]) == 0
+        assert lines(capsys.readouterr().out)["weights load"][0] == "yes"
+    wider = "model.mlp_dim=32"
+    assert main(["plan", "classes.toml", "--quick", "--on", "v5e-8", wider]) == 0
+    assert "layers.down is" in lines(capsys.readouterr().out)["weights load"][1]
 
 
 def epoch_rows(run):

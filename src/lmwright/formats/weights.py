@@ -86,6 +86,17 @@ def added_weights(plan: Plan, origin: Origin) -> dict[str, Param]:
     return {path: param for path, param in walk(plan.spec) if path.rpartition(".")[2] in names}
 
 
+def taken_spec(plan: Plan, origin: Origin, fresh: Collection[str], added: Collection[str]) -> Tree:
+    """Spec of the weights that are taken from the origin. Raises UserError where it has others."""
+    old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
+    old = nest((path, param) for path, param in walk(old) if path not in added)
+    headless = headless_weights(plan)
+    if fresh or headless:  # and a head that is no part of the model
+        headless |= set(origin.spec) - set(plan.run.model.spec()) - set(plan.spec)
+    refuse_unlike_base(origin, old, {*fresh, *headless})
+    return old
+
+
 def host_weights(place: Origin) -> Tree:
     """Weights as float32 host arrays. Raises UserError where they cannot be read."""
     if place.kind == RUN:  # of which no tokenizer is wanted

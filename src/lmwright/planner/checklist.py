@@ -12,9 +12,10 @@ from lmwright.data.missing import has_adapter_data
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.formats.open import HF, open_origin
-from lmwright.formats.weights import refuse_unlike_base
+from lmwright.formats.weights import added_weights, fresh_weights, taken_spec
 from lmwright.hardware.chips import GIB
 from lmwright.planner.units import short_duration
+from lmwright.program.plan import Plan
 
 FITS, SPEED, FALLS, RESUMES = "fits", "speed", "loss falls", "resumes"
 ADAPTERS, EXPORT, WRITES = "adapters in PEFT", "export", "writes text"
@@ -50,14 +51,15 @@ def fits_check(peak_bytes: float, limit_bytes: float | None, fits: bool) -> Chec
 
 
 def known_now(
-    run: Run, peak_bytes: float, limit_bytes: float | None, step_s: float | None, fits: bool
+    plan: Plan, peak_bytes: float, limit_bytes: float | None, step_s: float | None, fits: bool
 ) -> list[str]:
     """The checklist of a run that is planned."""
+    run = plan.run
     speed = "" if step_s is None else f"{short_duration(step_s)} a step predicted"
     later = (FALLS, RESUMES, ADAPTERS if run.lora else EXPORT, WRITES)
     checks = [
         _data_check(run),
-        *_weights_check(run),
+        *_weights_check(plan),
         fits_check(peak_bytes, limit_bytes, fits),
         Check(SPEED, None, speed),
         *(Check(name, None, "") for name in later),
@@ -77,9 +79,9 @@ def _data_check(run: Run) -> Check:
     return Check("data loads", True, f"{store.epoch_rows:,} rows of {store.seq_len:,} tokens")
 
 
-def _weights_check(run: Run) -> list[Check]:
+def _weights_check(plan: Plan) -> list[Check]:
     """The check of the weights of `train.init_from` against the run's model, by their header."""
-    path = run.train.init_from
+    run, path = plan.run, plan.run.train.init_from
     if path is None:
         return []
     if "://" in path or not Path(path).expanduser().exists():
@@ -87,7 +89,7 @@ def _weights_check(run: Run) -> list[Check]:
     try:
         place = open_origin(path, run.model, header=True)
         if not run.objective.parts:
-            refuse_unlike_base(place, run.model.spec(), set(run.objective.new_weights))
+            taken_spec(plan, place, fresh_weights(plan, place), added_weights(plan, place))
     except UserError as error:
         return [Check("weights load", False, str(error))]
     if place.kind == HF and not any(place.path.glob("*.safetensors")):

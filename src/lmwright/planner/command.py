@@ -309,9 +309,8 @@ def _quick(run: Run, machine: Machine, wanted: Wanted, compiled: Compiled | None
         suggestions = suggest(run, machine, wanted.hours, over_bytes)
         last = too_large(quick.parts, quick.limit_bytes, quick, suggestions.best)
         lines += suggestions.lines
-    known = known_now(
-        run, quick.peak_bytes, quick.limit_bytes, quick.step_s if quick.fits else None, quick.fits
-    )
+    known_s = quick.step_s if quick.fits else None
+    known = known_now(quick.plan, quick.peak_bytes, quick.limit_bytes, known_s, quick.fits)
     text = with_later(quick.to_json(cost, last), later)
     lines = [*lines, "", *known, "", last.text]
     return Answer(lines, text, quick.fits, tensors=quick.tensors)
@@ -330,7 +329,7 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
         last = advise(quick, took.by_kind, took.parts)
         lines = [*report.lines(cost), *(phase.line() for phase in later)]
         fits = report.fits and all(phase.fits for phase in later)
-        known = known_now(run, compiled.peak_bytes, report.limit_bytes, mean_s, fits)
+        known = known_now(quick.plan, compiled.peak_bytes, report.limit_bytes, mean_s, fits)
         lines += ["", *known, "", last.text]
         text = with_later(report.to_json(cost, last), later)
         return Answer(lines, text, fits, tensors=report.tensors, report=report)
@@ -338,7 +337,7 @@ def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
     over_bytes = compiled.peak_bytes - report.limit_bytes
     suggestions = suggest(run, machine, wanted.hours, over_bytes)
     last = too_large(report.parts, report.limit_bytes, quick, suggestions.best)
-    known = known_now(run, compiled.peak_bytes, report.limit_bytes, None, fits=False)
+    known = known_now(quick.plan, compiled.peak_bytes, report.limit_bytes, None, fits=False)
     lines = [*report.lines(), "", *quick.would_take(cost), *suggestions.lines, "", *known]
     lines += ["", last.text]
     text = report.to_json(cost, last)

@@ -2,7 +2,7 @@
 `train.init_from` or randomly initialized ones."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from lmwright.formats.train_state import init_state, restore, restore_near
 from lmwright.formats.weights import (
     added_weights,
     fresh_weights,
-    headless_weights,
     placed_weights,
-    refuse_unlike_base,
+    taken_spec,
 )
 from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
@@ -81,7 +80,7 @@ def refuse_start(plan: Plan, store: TokenStore) -> None:
             return
         refuse_tokenizer(origin, store)
         if not plan.run.objective.parts:
-            _taken(plan, origin, fresh_weights(plan, origin), added_weights(plan, origin))
+            taken_spec(plan, origin, fresh_weights(plan, origin), added_weights(plan, origin))
     except UserError as error:
         where = "init_parts" if train.init_parts else "init_from"
         raise error.at(f"train.{where}") from error
@@ -168,7 +167,7 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
     """
     fresh = fresh_weights(plan, origin)
     added = added_weights(plan, origin)
-    old = _taken(plan, origin, fresh, added)
+    old = taken_spec(plan, origin, fresh, added)
     with jax.set_mesh(plan.mesh):
         weights = placed_weights(origin, plan.shardings)
         weights = {name: tree for name, tree in weights.items() if name in old}
@@ -179,17 +178,6 @@ def state_from(plan: Plan, origin: Origin) -> Tree:
             own = ((path, whole[path]) for path in added)
             weights = nest((*walk(weights), *own))
         return _state_around(plan, weights)
-
-
-def _taken(plan: Plan, origin: Origin, fresh: Collection[str], added: Collection[str]) -> Tree:
-    """Spec of the weights that are taken from the origin. Raises UserError where it has others."""
-    old = {name: tree for name, tree in plan.spec.items() if name not in fresh}
-    old = nest((path, param) for path, param in walk(old) if path not in added)
-    headless = headless_weights(plan)
-    if fresh or headless:  # and a head that is no part of the model
-        headless |= set(origin.spec) - set(plan.run.model.spec()) - set(plan.spec)
-    refuse_unlike_base(origin, old, {*fresh, *headless})
-    return old
 
 
 def _state_around(plan: Plan, weights: Tree) -> Tree:
