@@ -11,22 +11,20 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from lmwright.cli.main import main
-from lmwright.config.run import Tokenizer
-from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.formats.open import load_run
-from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.models.xlstm import Xlstm
 from lmwright.program.lora import resolved
 from tests.data.test_sources_hub import loopback
 from tests.fake_hub import FakeHub
 from tests.in_memory import export_hf
-from tests.labeled_run import SIZES
+from tests.init_data import NAMES, WIDE, described, make_models, write
 from tests.saved_run import weights_at
 
-WIDE = SIZES | {"seq_len": 400, "mlp_dim": 24}
 NARROW = WIDE | {"embed_dim": 8, "num_heads": 2, "head_dim": 6, "num_kv_heads": 1}
 GATED = {
     "vocab_size": 320, "embed_dim": 64, "mlp_dim": 128, "num_layers": 1, "num_heads": 2,
@@ -55,27 +53,13 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder of a decoder and one of an encoder."""
-    root = tmp_path_factory.mktemp("models")
-    trained = train_tokenizer(["who are you? I am a model"] * 9, Tokenizer(vocab_size=280))
-    save_tokenizer(trained, root / "tokenizer")
-    for name, model in (
-        ("decoder", Llama(**WIDE)),
-        ("encoder", EuroBert(**WIDE)),
-    ):
-        export_hf(model, weights_at(1, model.spec()), root / "tokenizer", root / name)
-    return root
+    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -163,41 +147,6 @@ def test_datasets_of_the_hub_need_no_column_text(models, here):
     assert run.objective.labels == ("loc", "PER")
 
 
-NAMES = {"names": ["loc", "PER"], "_type": "ClassLabel"}
-TAGS = {"feature": {"names": ["O", "B-PER", "B-LOC"], "_type": "ClassLabel"}, "_type": "List"}
-
-
-def described(rows, **features):
-    """A table with types of columns as `datasets` writes them."""
-    types = {name: {"dtype": "string", "_type": "Value"} for name in rows[0]} | features
-    about = json.dumps({"info": {"features": types}})
-    return pa.Table.from_pylist(rows).replace_schema_metadata({"huggingface": about})
-
-
-def test_numbers_have_the_names_beside_them(models, here, capsys):
-    tagged = {"tokens": ["Ada", "slept"], "ner_tags": [1, 0]}
-    labeled = [{"text": f"text {number}", "label": number} for number in (1, 0, -1)]
-    pq.write_table(described([tagged], ner_tags=TAGS), here / "tagged.parquet")
-    (here / "set").mkdir()
-    write(here / "set" / "a.jsonl", *labeled)
-    other = {"names": ["PER", "loc"], "_type": "ClassLabel"}
-    for names in (NAMES, other):
-        info = {"features": {"text": {"_type": "Value"}, "label": names}}
-        (here / "set" / "dataset_info.json").write_text(json.dumps(info))
-        words = ["--model", str(models / "encoder"), "--overwrite"]
-        assert main(["init", "set.toml", "set", *words]) == 0
-        assert load_run("set.toml").objective.labels == tuple(names["names"])
-    assert main(["init", "my.toml", "tagged.parquet", *words]) == 0
-    assert load_run("my.toml").objective.labels == ("O", "B-PER", "B-LOC")
-    pq.write_table(described([labeled[0]], label=NAMES), here / "labeled.parquet")
-    assert main(["init", "my.toml", "labeled.parquet", "set", *words]) == 2
-    assert "number their labels differently" in capsys.readouterr().err
-    names = {"names": ["1", "2"], "_type": "ClassLabel"}
-    pq.write_table(described(labeled[:2], label=names), here / "labeled.parquet")
-    assert main(["init", "my.toml", "labeled.parquet", *words]) == 0
-    assert load_run("my.toml").objective.labels == ("0", "1")
-
-
 def test_the_only_column_of_texts_is_the_text(here):
     write(here / "a.jsonl", {"story": "a text"}, {"story": "another"})
     assert main(["init", "my.toml", "a.jsonl"]) == 0
@@ -262,39 +211,6 @@ def test_conversations_in_tables_need_no_label(models, here):
         assert load_run("my.toml").data.sources[0].rows == kind
 
 
-def test_numbers_that_count_from_zero_are_classes(models, here):
-    rows = [{"text": f"a text {number}", "label": number % 11} for number in range(99)]
-    words = [write(here / "a.jsonl", *rows), "--model", str(models / "encoder")]
-    assert main(["init", "my.toml", *words]) == 0
-    run = load_run("my.toml")
-    assert run.objective.kind == "classify"
-    assert run.objective.labels == tuple(str(number) for number in range(11))
-    write(here / "a.jsonl", *[row | {"label": row["label"] + 1} for row in rows])
-    assert main(["init", "other.toml", *words]) == 0
-    assert load_run("other.toml").objective.kind == "regress"
-    assert main(["prepare", "my.toml", "data.dir=other", "data.workers=1"]) == 2  # of other labels
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "objective"),
-    [
-        ("label", [0.0, 1.0, 2.0], "regress"),
-        ("label", [0.0, 1.0], "classify"),
-        ("label", [0, 1, 2], "classify"),
-        ("score", [0, 1, 2], "regress"),
-        ("score", ["low", "high"], "classify"),
-    ],
-)
-def test_decimals_and_scores_are_amounts(column, values, objective, models, here):
-    rows = [{"sentence1": f"a {v}", "sentence2": f"b {v}", column: v} for v in values * 3]
-    words = ["--model", str(models / "encoder")]
-    pq.write_table(pa.Table.from_pylist(rows), here / "a.parquet")
-    assert main(["init", "table.toml", "a.parquet", *words]) == 0
-    assert main(["init", "my.toml", write(here / "a.jsonl", *rows), *words]) == 0
-    for name in ("table.toml", "my.toml"):
-        assert load_run(name).objective.kind == objective
-
-
 def test_plain_texts_among_conversations_are_refused_by_name(models, here, capsys):
     (here / "mixed").mkdir()
     write(here / "mixed" / "chats.jsonl", *[ROWS["messages"][0]] * 40)
@@ -330,6 +246,23 @@ def test_a_base_model_gets_a_template_and_an_instruct_model_keeps_its_own(models
         assert main(["init", f"{name}.toml", chats, "--model", str(model)]) == 0
         assert load_run(f"{name}.toml").data.chat.template == template
     assert main(["prepare", "decoder.toml", "data.workers=1"]) == 0
+
+
+def test_texts_begin_as_those_of_the_model(models, here):
+    shutil.copytree(models / "decoder", "model")
+    backend = tokenizers.Tokenizer.from_file("model/tokenizer.json")
+    first = "<|endoftext|>"
+    backend.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, backend.token_to_id(first))]
+    )
+    backend.save("model/tokenizer.json")
+    (here / "a.txt").write_text("a text " * 999)
+    chats = write(here / "a.jsonl", ROWS["messages"][0])
+    for text, model, prepend in (
+        ("a.txt", "model", "bos"), (chats, "model", "none"), ("a.txt", models / "decoder", "none"),
+    ):  # fmt: skip
+        assert main(["init", "my.toml", text, "--model", str(model), "--overwrite"]) == 0
+        assert load_run("my.toml").data.tokenize.prepend == prepend
 
 
 @pytest.mark.parametrize(

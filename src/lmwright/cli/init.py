@@ -24,8 +24,9 @@ from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import PLAIN as PLAIN_ENDINGS
 from lmwright.data.sources.files import find_files, split_ending
 from lmwright.data.sources.read import read_rows, stream
+from lmwright.data.tokens.around import ids_around
 from lmwright.errors import UserError
-from lmwright.formats.open import find_model, load_run, open_place
+from lmwright.formats.open import RUN, find_model, load_run, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer
 from lmwright.guard.files import write_whole
 
@@ -286,6 +287,8 @@ class Draft:
 
     def _data(self) -> list[str]:
         lines = ["[data]", f"dir = {literal(f'data/{self.name}')}"]
+        if not self.preset and self.rows in PLAIN and _begins_texts(str(self.model)):
+            lines.append('tokenize.prepend = "bos"      # as its tokenizer begins texts')
         if self.rows == "text":
             return [*lines, "holdout_fraction = 0.01"]
         model = str(self.model)  # which rows that are no texts need
@@ -312,6 +315,17 @@ def _adapter(model: str) -> list[str]:
         lines.append(f"ranks = {literal(small)}")
         lines.append(f"alphas = {literal({name: 2 * size for name, size in small.items()})}")
     return lines
+
+
+def _begins_texts(model: str) -> bool:
+    """True for a model whose texts begin with a token of their own, such as `[CLS]`."""
+    place = open_place(model)
+    if place.kind == RUN:
+        return place.run.data.tokenize.prepend == "bos"
+    if place.tokenizer_dir is None:
+        return False
+    tokenizer = open_tokenizer(place.tokenizer_dir)
+    return ids_around(tokenizer)[0] == (tokenizer.bos_id,)
 
 
 def _without_template(model: str) -> bool:

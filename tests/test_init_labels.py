@@ -1,0 +1,79 @@
+"""Labels in run files that `lmwright init` writes: names, classes or amounts."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.formats.open import load_run
+from tests.init_data import NAMES, TAGS, described, make_models, write
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_numbers_that_count_from_zero_are_classes(models, here):
+    rows = [{"text": f"a text {number}", "label": number % 11} for number in range(99)]
+    words = [write(here / "a.jsonl", *rows), "--model", str(models / "encoder")]
+    assert main(["init", "my.toml", *words]) == 0
+    run = load_run("my.toml")
+    assert run.objective.kind == "classify"
+    assert run.objective.labels == tuple(str(number) for number in range(11))
+    write(here / "a.jsonl", *[row | {"label": row["label"] + 1} for row in rows])
+    assert main(["init", "other.toml", *words]) == 0
+    assert load_run("other.toml").objective.kind == "regress"
+    assert main(["prepare", "my.toml", "data.dir=other", "data.workers=1"]) == 2  # of other labels
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "objective"),
+    [
+        ("label", [0.0, 1.0, 2.0], "regress"),
+        ("label", [0.0, 1.0], "classify"),
+        ("label", [0, 1, 2], "classify"),
+        ("score", [0, 1, 2], "regress"),
+        ("score", ["low", "high"], "classify"),
+    ],
+)
+def test_decimals_and_scores_are_amounts(column, values, objective, models, here):
+    rows = [{"sentence1": f"a {v}", "sentence2": f"b {v}", column: v} for v in values * 3]
+    words = ["--model", str(models / "encoder")]
+    pq.write_table(pa.Table.from_pylist(rows), here / "a.parquet")
+    assert main(["init", "table.toml", "a.parquet", *words]) == 0
+    assert main(["init", "my.toml", write(here / "a.jsonl", *rows), *words]) == 0
+    for name in ("table.toml", "my.toml"):
+        assert load_run(name).objective.kind == objective
+
+
+def test_numbers_have_the_names_beside_them(models, here, capsys):
+    tagged = {"tokens": ["Ada", "slept"], "ner_tags": [1, 0]}
+    labeled = [{"text": f"text {number}", "label": number} for number in (1, 0, -1)]
+    pq.write_table(described([tagged], ner_tags=TAGS), here / "tagged.parquet")
+    (here / "set").mkdir()
+    write(here / "set" / "a.jsonl", *labeled)
+    other = {"names": ["PER", "loc"], "_type": "ClassLabel"}
+    for names in (NAMES, other):
+        info = {"features": {"text": {"_type": "Value"}, "label": names}}
+        (here / "set" / "dataset_info.json").write_text(json.dumps(info))
+        words = ["--model", str(models / "encoder"), "--overwrite"]
+        assert main(["init", "set.toml", "set", *words]) == 0
+        assert load_run("set.toml").objective.labels == tuple(names["names"])
+    assert main(["init", "my.toml", "tagged.parquet", *words]) == 0
+    assert load_run("my.toml").objective.labels == ("O", "B-PER", "B-LOC")
+    pq.write_table(described([labeled[0]], label=NAMES), here / "labeled.parquet")
+    assert main(["init", "my.toml", "labeled.parquet", "set", *words]) == 2
+    assert "number their labels differently" in capsys.readouterr().err
+    names = {"names": ["1", "2"], "_type": "ClassLabel"}
+    pq.write_table(described(labeled[:2], label=names), here / "labeled.parquet")
+    assert main(["init", "my.toml", "labeled.parquet", *words]) == 0
+    assert load_run("my.toml").objective.labels == ("0", "1")
