@@ -179,6 +179,9 @@ def test_plain_text_is_read(raw, told, here, capsys):
         ({"run.py": "print()" * 9, "package.json": '{"a": 1}'}, "txt"),
         ({"README.md": "Rows.", "a.json": '{"text": "a text"}\n'}, "jsonl"),
         ({"README.md": "Rows.", "train.json": '[{"text": "a text"}]', "test.json": "[]"}, "json"),
+        ({"LICENSE.txt": "Terms.", "a.json": '{"text": "a text"}\n'}, "jsonl"),
+        ({"LICENSE.txt": "Terms.", "a.md": "a text " * 9}, "txt"),
+        ({"README.md": "Texts.", "a.txt": "a text " * 9}, "auto"),
         ({"photo.png": "no text"}, None),
     ],
 )

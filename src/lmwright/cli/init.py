@@ -21,8 +21,8 @@ from lmwright.config.text import literal
 from lmwright.data.sources.class_names import class_names
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice
+from lmwright.data.sources.files import ENDINGS, find_files, split_ending
 from lmwright.data.sources.files import PLAIN as PLAIN_ENDINGS
-from lmwright.data.sources.files import find_files, split_ending
 from lmwright.data.sources.read import read_rows, stream
 from lmwright.data.tokens.around import ids_around
 from lmwright.errors import UserError
@@ -149,14 +149,16 @@ def _columns(source: Source, files: list[File]) -> list[str]:
 
 def _opened(path: str) -> tuple[Source, list[File]]:
     """The source with its format, where the endings of its files do not tell it, and its files."""
-    source = Source(path=path)
+    source, error = Source(path=path), None
     try:
-        return source, find_files(source)
-    except NoColumnError as error:  # of the hub, whose files have any columns
-        return source, find_files(replace(source, text_column=error.there[0]))
-    except UserError as error:
-        source, files = _otherwise(source, error)
-    if source.format == "txt":
+        files = find_files(source)
+    except NoColumnError as other:  # of the hub, whose files have any columns
+        files = find_files(replace(source, text_column=other.there[0]))
+    except UserError as other:
+        files, error = [], other
+    if all(file.format == "txt" for file in files):  # or there are none
+        source, files = _otherwise(source, files, error)
+    if source.format != "jsonl":
         return source, files
     begin = next(iter(stream(files[0], 0, None)), b"").removeprefix(b"\xef\xbb\xbf")
     if begin.lstrip().startswith(b"["):
@@ -166,21 +168,25 @@ def _opened(path: str) -> tuple[Source, list[File]]:
     return source, find_files(source)
 
 
-def _otherwise(source: Source, error: UserError) -> tuple[Source, list[File]]:
-    """The source with the format of which it has most bytes. Raises the error of its own format
-    where its files have none of these endings."""
-    found = []
+def _otherwise(
+    source: Source, files: list[File], error: UserError | None
+) -> tuple[Source, list[File]]:
+    """The source with the format of which it has most bytes, be it that of its plain text. Raises
+    the error of its own format where it has files of none."""
+    found = [(sum(file.size or 0 for file in files), source, files)] if files else []
     for format_, endings in OTHER_ENDINGS.items():
         given = replace(source, format=format_)
         if split_ending(source.path)[0] in endings:
             return given, find_files(given)
         with contextlib.suppress(UserError):
-            files = find_files(given)
-            if all(split_ending(file.path)[0] in endings for file in files):
-                found.append((given, files))
-    if not found:
+            others = find_files(given)
+            there = {file: split_ending(file.path)[0] for file in others}
+            if set(there.values()) <= {*endings, *ENDINGS[format_]}:
+                size = sum(file.size or 0 for file in others if there[file] in endings)
+                found.append((size, given, others))
+    if not found and error is not None:
         raise error
-    return max(found, key=lambda one: sum(file.size or 0 for file in one[1]))
+    return max(found, key=lambda each: each[0])[1:]
 
 
 def _is_squad(source: Source, files: list[File]) -> bool:
