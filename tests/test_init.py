@@ -148,9 +148,10 @@ def test_datasets_of_the_hub_need_no_column_text(models, here):
 
 
 def test_the_only_column_of_texts_is_the_text(here):
-    write(here / "a.jsonl", {"story": "a text"}, {"story": "another"})
-    assert main(["init", "my.toml", "a.jsonl"]) == 0
-    assert load_run("my.toml").data.sources[0].text_column == "story"
+    for name, row in (("story", {"story": "a text"}), ("review", {"id": 1, "review": "a text"})):
+        write(here / "a.jsonl", row)
+        assert main(["init", "my.toml", "a.jsonl", "--overwrite"]) == 0
+        assert load_run("my.toml").data.sources[0].text_column == name
 
 
 def test_a_file_of_squad_holds_answered_questions(models, here):
@@ -198,8 +199,15 @@ def test_folders_whose_endings_do_not_tell_the_format(files, format_, here, caps
         assert "only files of an unknown format (.png)" in capsys.readouterr().err
 
 
-def test_what_is_asked_is_not_read_in_part(models, here, capsys):
-    row = {"instruction": "Sum up.", "input": "It.", "chosen": "It.", "rejected": "That."}
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "Sum up.", "input": "It.", "chosen": "It.", "rejected": "That."},
+        {"question": "Who?", "A": "Me.", "B": "You.", "answer": "B"},
+        {"question": "Who?", "passage": "I am.", "answer": "Me."},
+    ],
+)
+def test_what_is_asked_is_not_read_in_part(row, models, here, capsys):
     words = [write(here / "a.jsonl", row), "--model", str(models / "decoder")]
     assert main(["init", "my.toml", *words]) == 2
     assert "its rows are of no kind that is known; name their columns" in capsys.readouterr().err

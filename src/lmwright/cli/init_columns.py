@@ -8,6 +8,7 @@ from typing import Any
 
 from lmwright.config.rows import ANSWERED, LABELED, RELATED, ROW_PARTS, TAGGED
 
+TEXTS = ("text", "sentence", "content", "review", "comment", "tweet")
 LABELS = ("label", "labels", "sentiment")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
 CHATS = ("messages", "conversations", "conversation")
@@ -50,7 +51,7 @@ KINDS: dict[str, list[dict[str, str]]] = {
         ),
         *(
             {"text": text, "label": label}
-            for text in ("text", "sentence", "content", "review", "comment", "tweet")
+            for text in TEXTS
             for label in LABELS
         ),
     ],
@@ -58,9 +59,9 @@ KINDS: dict[str, list[dict[str, str]]] = {
 """Kinds of rows, those first whose columns hold those of another, and the names of their parts."""
 OPTIONAL = {"system": ("system", "system_prompt")}
 """Names of parts that a row may have."""
-ASKED_TOO = ("instruction", "input", "context")
+ASKED_TOO = ("instruction", "input", "context", "passage", "choices", "options", "a")
 """Columns that belong to what is asked; of such rows, only `alpaca` takes two."""
-TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "code")
+TEXT_COLUMNS = (*TEXTS, "body", "document", "article", "raw_content", "code")
 
 
 def ways(kind: str | None, there: Sequence[str]) -> Iterator[dict[str, Any]]:
