@@ -16,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 
 from lmwright.cli.main import main
 from lmwright.formats.open import load_run
+from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.models.xlstm import Xlstm
 from lmwright.program.lora import resolved
@@ -274,6 +275,15 @@ def test_texts_begin_as_those_of_the_model(models, here):
     ):  # fmt: skip
         assert main(["init", "my.toml", text, "--model", str(model), "--overwrite"]) == 0
         assert load_run("my.toml").data.tokenize.prepend == prepend
+
+
+def test_windows_of_a_short_model_fit(models, here):
+    model = EuroBert(**WIDE | {"seq_len": 40})
+    export_hf(model, weights_at(1, model.spec()), models / "tokenizer", here / "model")
+    words = [write(here / "a.jsonl", *[ROWS["answered"][0]] * 20), "--model"]
+    for name, windows in (("model", (40, 13)), (str(models / "encoder"), (384, 128))):
+        assert main(["init", "my.toml", *words, name, "--overwrite"]) == 0
+        assert load_run("my.toml").objective.windows == windows
 
 
 @pytest.mark.parametrize(

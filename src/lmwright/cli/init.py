@@ -14,6 +14,7 @@ from typing import Any
 
 from lmwright.cli.init_columns import ways
 from lmwright.cli.init_labels import Labels, label_column, labels_of, together
+from lmwright.cli.init_model import adapter, begins_texts, without_template
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
 from lmwright.config.run import Source
@@ -24,10 +25,8 @@ from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import ENDINGS, find_files, split_ending
 from lmwright.data.sources.files import PLAIN as PLAIN_ENDINGS
 from lmwright.data.sources.read import read_rows, stream
-from lmwright.data.tokens.around import ids_around
 from lmwright.errors import UserError
-from lmwright.formats.open import RUN, find_model, load_run, open_place
-from lmwright.formats.tokenizer_files import open_tokenizer
+from lmwright.formats.open import find_model, load_run
 from lmwright.guard.files import write_whole
 
 NO_COLUMN = "\0"
@@ -45,7 +44,8 @@ ENCODERS = {
 """Recipes that start from an encoder, by the rows that they learn from."""
 COMPARED = {"preference": "dpo", "rated": "kto"}
 """Objectives that compare a model with what it was, by the rows that they learn from."""
-RANK = 16
+WINDOW = 384
+"""Tokens of a question and its context, where nothing else is said."""
 DEFAULT_PRESET = "llama-15m"
 NEEDS_MODEL = (
     "--model: missing; name the model that is to learn from rows of {rows}: a preset, a folder, a "
@@ -252,7 +252,7 @@ class Draft:
             [f"recipe = {literal(self._recipe())}", f"name = {literal(self.name)}",
              f"dir = {literal(f'runs/{self.name}')}"],
             self._model(), self._objective(), self._train(), self._optim(),
-            _adapter(str(self.model)) if self.lora else [],
+            adapter(str(self.model)) if self.lora else [],
             self._data(), *([*each.lines()] for each in self.sources),
         )  # fmt: skip
         return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -271,6 +271,8 @@ class Draft:
     def _objective(self) -> list[str]:
         if (kind := COMPARED.get(self.rows)) is not None:
             return ["[objective]", f"kind = {literal(kind)}"]
+        if self.rows == ANSWERED and (window := self._seq_len()) < WINDOW:
+            return ["[objective]", f"window_tokens = {window}", f"window_overlap = {window // 3}"]
         labels = together({each.source.path: each.labels for each in self.sources})
         return ["[objective]", f"labels = {literal(labels)}"] if labels else []
 
@@ -293,50 +295,19 @@ class Draft:
 
     def _data(self) -> list[str]:
         lines = ["[data]", f"dir = {literal(f'data/{self.name}')}"]
-        if not self.preset and self.rows in PLAIN and _begins_texts(str(self.model)):
+        if not self.preset and self.rows in PLAIN and begins_texts(str(self.model)):
             lines.append('tokenize.prepend = "bos"      # as its tokenizer begins texts')
         if self.rows == "text":
             return [*lines, "holdout_fraction = 0.01"]
         model = str(self.model)  # which rows that are no texts need
-        if self.rows not in ENCODERS and (self.preset or _without_template(model)):
+        if self.rows not in ENCODERS and (self.preset or without_template(model)):
             lines.append('chat.template = "chatml"      # its tokenizer has none')
-        size = min(512 if self.rows in ENCODERS else 1024, find_model(model).seq_len)
-        return [*lines, f"pack.seq_len = {size}      # tokens of a row"]
+        return [*lines, f"pack.seq_len = {self._seq_len()}      # tokens of a row"]
 
-
-def _adapter(model: str) -> list[str]:
-    """The section of an adapter, with ranks that its smaller matrices take, scaled alike."""
-    from lmwright.program.targets import choose
-
-    found = find_model(model)
-    most: dict[str, int] = {}
-    for target in choose(found, found.spec(), ["all"]):
-        name = target.path.rpartition(".")[2]
-        most[name] = min(*target.param.matrix_shape, most.get(name, RANK))
-    rank = max(most.values())
-    lines = ["[lora]", f"rank = {rank}"]
-    if rank < RANK:
-        lines.append(f"alpha = {2 * rank}")
-    if small := {name: size for name, size in most.items() if size < rank}:
-        lines.append(f"ranks = {literal(small)}")
-        lines.append(f"alphas = {literal({name: 2 * size for name, size in small.items()})}")
-    return lines
-
-
-def _begins_texts(model: str) -> bool:
-    """True for a model whose texts begin with a token of their own, such as `[CLS]`."""
-    place = open_place(model)
-    if place.kind == RUN:
-        return place.run.data.tokenize.prepend == "bos"
-    if place.tokenizer_dir is None:
-        return False
-    tokenizer = open_tokenizer(place.tokenizer_dir)
-    return ids_around(tokenizer)[0] == (tokenizer.bos_id,)
-
-
-def _without_template(model: str) -> bool:
-    folder = open_place(model).tokenizer_dir
-    return folder is not None and not open_tokenizer(folder).chat_template
+    def _seq_len(self) -> int:
+        """Tokens of a row of what is no plain text."""
+        model = find_model(str(self.model))
+        return min(512 if self.rows in ENCODERS else 1024, model.seq_len)
 
 
 def init_command(
