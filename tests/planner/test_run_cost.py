@@ -121,6 +121,7 @@ def test_a_price_for_a_chip_that_is_none(tmp_path):
         (("checkpoint.save_every_steps=300", "checkpoint.keep_last=1"), 4, 1),
         (("checkpoint.save_every_steps=100", "checkpoint.keep_every_steps=200"), 10, 6),
         (("checkpoint.save_every_steps=5000",), 1, 1),
+        (("train.steps=7000000000", "checkpoint.save_every_steps=7"), 10**9, 2),
     ],
 )
 def test_checkpoints(tmp_path, overrides, written, kept):

@@ -66,7 +66,7 @@ class Decoder:
 
     vocab_size: PositiveInt
     embed_dim: PositiveInt
-    num_layers: PositiveInt
+    num_layers: Annotated[int, Field(gt=0, le=10_000)]
     num_heads: PositiveInt
     num_kv_heads: PositiveInt
     head_dim: PositiveInt

@@ -220,11 +220,13 @@ def _optimizer_bytes(spec: Tree, optim: Any) -> int:
 def _checkpoints(run: Run) -> tuple[int, int]:
     """(written, kept in the end): one every `save_every_steps`, and the last step's."""
     steps, policy = run.train.steps, run.checkpoint
-    saved = set(range(policy.save_every_steps, steps + 1, policy.save_every_steps)) | {steps}
-    last = set(sorted(saved)[-policy.keep_last :])
-    if policy.keep_every_steps is not None:
-        last |= {step for step in saved if step % policy.keep_every_steps == 0}
-    return len(saved), len(last)
+    every, keep_every = policy.save_every_steps, policy.keep_every_steps
+    written = -(-steps // every)
+    if written <= policy.keep_last:
+        return written, written
+    oldest = min(steps, (written - policy.keep_last + 1) * every)  # of the last ones
+    older = 0 if keep_every is None else (oldest - 1) // keep_every
+    return written, policy.keep_last + older
 
 
 def money(usd: float) -> str:
