@@ -1,6 +1,7 @@
 """Sources that cannot give what a run asks of them: one sentence with the field and the cause."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,12 @@ def test_a_server_that_does_not_answer_is_told_from_a_missing_file(tmp_path, cap
 def test_a_file_where_the_folder_would_be_is_named(tmp_path, capsys):
     said = refused(tmp_path, capsys, 'name = "a"', f"data.dir={tmp_path}/a.txt")
     assert f"data.dir: {tmp_path}/a.txt is a file, not a folder" in said
+
+
+def test_where_no_folder_can_be_made(tmp_path, capsys):
+    if not Path("/proc/self").exists():
+        pytest.skip("the system has no folders of its own")
+    assert "data.dir: /proc/x" in refused(tmp_path, capsys, 'name = "a"', "data.dir=/proc/x")
 
 
 def test_an_empty_path_is_not_the_current_folder(tmp_path, capsys):

@@ -333,6 +333,12 @@ def _lock(folder: Path) -> Iterator[None]:
         file = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         what = "a link to nowhere" if file.is_symlink() else "a file, not a folder"
         raise UserError(f"data.dir: {file} is {what}; choose another") from None
+    except OSError as e:
+        if e.errno in NO_SPACE | NOT_ALLOWED:
+            raise
+        raise UserError(
+            f"data.dir: {folder} cannot be made ({e.strerror}); choose another"
+        ) from None
     with open(folder / ".lock", "a") as f:
         if not try_lock(f):
             raise UserError(
