@@ -15,11 +15,12 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
-from lmwright.formats import places, proof
+from lmwright.formats import hf_write, places, proof
 from lmwright.formats.convert import export_command
 from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model
 from lmwright.formats.reference import Reference
+from lmwright.guard.folders import exchange
 from lmwright.models.bitnet import BitNet
 from lmwright.models.deberta import Deberta
 from lmwright.models.llama import Llama
@@ -99,6 +100,24 @@ def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
         (folder / "x").write_text("x")
     export_command(tmp_path / "source", tmp_path / "m.gguf", dtype="fp32", overwrite=True)
     assert hidden(tmp_path) == [alive.name]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_overwritten_folder_is_there_all_the_time(exchanges, tmp_path, monkeypatch):
+    for name in ("m", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "convert.json").write_text(name)
+    if not exchanges:  # as on other systems
+        monkeypatch.setattr(hf_write, "exchange", lambda *_: False)
+    elif not exchange(tmp_path / "m", tmp_path / "other"):
+        pytest.skip("names cannot be exchanged here")
+    renamed, rename = [], os.rename
+    monkeypatch.setattr(os, "rename", lambda *names: (renamed.append(names), rename(*names)))
+    with new_folder(tmp_path / "m", overwrite=True) as folder:
+        (folder / "convert.json").write_text("new")
+    assert (tmp_path / "m" / "convert.json").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "other"]
+    assert len(renamed) == (0 if exchanges else 1)
 
 
 @pytest.mark.parametrize("name", ["m", "m.gguf"])

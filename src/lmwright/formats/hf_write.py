@@ -29,6 +29,7 @@ from lmwright.formats.sentence import write_modules
 from lmwright.formats.tensor_hash import CONVERT
 from lmwright.formats.tokenizer_files import open_tokenizer, write_tokenizer
 from lmwright.guard.files import sync
+from lmwright.guard.folders import exchange
 from lmwright.models.embedder import Embedder
 
 GENERATION = "generation_config.json"
@@ -129,7 +130,11 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
 
 
 def _take_name(temporary: Path, out: Path) -> None:
-    """Renames the finished folder; an export that it overwrites is removed only after that."""
+    """Gives the finished folder its name; what it overwrites has the temporary one afterwards, or
+    is removed where the two names cannot be exchanged."""
+    if out.exists() and exchange(temporary, out):
+        sync(out.parent)
+        return
     old = unfinished(out, ".old")
     if out.exists() and any(out.iterdir()):
         os.rename(out, old)

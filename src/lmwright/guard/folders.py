@@ -1,5 +1,6 @@
-"""Copies of small folders that are whole or not there, also after a kill or a power loss."""
+"""Folders that are whole or not there, also after a kill or a power loss."""
 
+import ctypes
 import os
 import shutil
 from pathlib import Path
@@ -27,3 +28,12 @@ def copy_folder(source: Path, target: Path) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps what two names of one disk stand for, at one moment; False where the system or the disk
+    cannot, and nothing has changed."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # of Linux
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    names = os.fsencode(one), os.fsencode(other)
+    return rename is not None and rename(here, names[0], here, names[1], swap) == 0
