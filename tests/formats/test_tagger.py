@@ -1,6 +1,7 @@
 """A tagger from a run to transformers."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -111,6 +112,27 @@ def test_predict_gives_each_word_its_tag(run, exported, by_transformers, tmp_pat
             left_out += line["tags"].count(None)
         assert left_out > 0
         assert f", {left_out:,} without a tag" in capsys.readouterr().out
+
+
+def test_predict_cuts_at_the_side_of_the_tokenizer_s_file(exported, tmp_path):
+    """Where it names the left one, the last words are kept."""
+    folder, words = tmp_path / "left", [f"cat{i}" for i in range(SEQ_LEN)]
+    shutil.copytree(exported[0], folder)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"truncation_side": "left"}))
+
+    (tmp_path / "text.txt").write_text(" ".join(words) + "\n")
+    paths = [str(folder), str(tmp_path / "text.txt"), "--out", str(tmp_path / "tags.jsonl")]
+    assert main(["predict", *paths, "--precision", "fp32"]) == 0
+    line = json.loads((tmp_path / "tags.jsonl").read_text())
+    left_out = line["tags"].count(None)
+    assert line["cut"] and 0 < left_out < len(words) and None not in line["tags"][left_out:]
+    tokenizer = load_model(str(folder)).tokenizer
+    every = tokenizer.plain.encode(" ".join(words), add_special_tokens=False).ids
+    kept = words_as_tokens(tokenizer, words, SEQ_LEN - 1, side="left")
+    assert kept.word.tolist() == [*range(left_out, len(words))]
+    assert kept.ids.tolist() == every[-len(kept.ids) :] and len(kept.ids) < SEQ_LEN
+    assert tokenizer.decode(kept.ids.tolist()).split() == words[left_out:]
 
 
 @pytest.mark.parametrize("text", ["", "  ", "one"])

@@ -61,7 +61,8 @@ class WordTags(Reader):
         `seconds` are always None (`refuse_columns`)."""
         room = max(0, self.most - sum(map(len, self.around)))
         each = [text.split() for text in texts]
-        made = [Text(words, words_as_tokens(self.tokenizer, words, room)) for words in each]
+        fitted = partial(words_as_tokens, self.tokenizer, room=room, side=self.side)
+        made = [Text(words, fitted(words)) for words in each]
         return made, [text.tokens.cut for text in made]
 
     def scores(self, texts: Sequence[Text]) -> list[Tagged]:

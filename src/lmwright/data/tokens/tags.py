@@ -37,12 +37,14 @@ class Words(NamedTuple):
     word: np.ndarray
     """int64, the same: its number among the words."""
     cut: bool
-    """Words at the end were left out."""
+    """Words at a side were left out."""
 
 
-def words_as_tokens(tokenizer: TextTokenizer, words: Sequence[str], room: int) -> Words:
-    """The tokens of the words, at most `room` and of whole words. A word is missing if no token
-    begins in it, since it shares one with the word before it."""
+def words_as_tokens(
+    tokenizer: TextTokenizer, words: Sequence[str], room: int, *, side: str = "right"
+) -> Words:
+    """The tokens of the words, cut at a side to at most `room` and to whole words. A word is
+    missing if no token begins in it, since it shares one with the word before it."""
     encoding = tokenizer.plain.encode(" ".join(words), add_special_tokens=False)
     ids = np.array(encoding.ids, np.uint32)
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -51,7 +53,10 @@ def words_as_tokens(tokenizer: TextTokenizer, words: Sequence[str], room: int) -
     owner = np.searchsorted(stop, offsets[:, 0], side="right")
     owner = np.minimum(owner, len(words) - 1)
     cut = len(ids) > room
-    if cut:
+    if cut and side == "left":
+        start = int(np.searchsorted(owner, owner[-room - 1], side="right"))
+        ids, owner = ids[start:], owner[start:]
+    elif cut:
         end = min(room, int(np.argmax(owner == owner[room])))
         ids, owner = ids[:end], owner[:end]
     there, first = np.unique(owner, return_index=True)
