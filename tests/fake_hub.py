@@ -265,7 +265,9 @@ class _Writing(_Handler):
             ]
             self.json({"branches": refs, "converts": [], "tags": []})
         elif verb == "branch":
-            repo.branches[branch] = list(repo.branches["main"])
+            commits = repo.branches["main"]
+            start = [c.sha for c in commits].index(told.get("startingPoint", commits[-1].sha))
+            repo.branches[branch] = commits[: start + 1]
             self.json({})
         elif commits is None:
             self.missing("RevisionNotFound")

@@ -13,6 +13,7 @@ from lmwright.formats.adapter_verbs import export_adapter_command
 from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.program.lora_section import Adapter
+from tests.fake_hub import Commit
 from tests.publish.conftest import TOKEN
 from tests.saved_run import save_run, weights_at
 
@@ -88,6 +89,19 @@ def test_checkpoints_are_branches(hub, run_dir):
     assert one != two and two == best
     results = arrived_card(hub, "me/tiny", "step-1").data.eval_results
     assert {r.metric_type: r.metric_value for r in results} == {"loss": 3.75, "perplexity": 42.5}
+
+
+def test_a_branch_has_nothing_of_another_checkpoint_before_its_own(hub, run_dir):
+    """As where the command is killed before the commit; given again, it goes on."""
+    publish(f"{run_dir}/checkpoints/1", "me/tiny", *APACHE)
+    hub.repos["me/tiny"].branches["main"].append(Commit("by hand", hub.files("me/tiny")))
+    words = (f"{run_dir}/checkpoints/2", "me/tiny", *APACHE, "--revision", "best")
+    hub.refused["/commit/best"] = 403
+    publish(*words, code=2)
+    assert list(hub.files("me/tiny", "best")) == [".gitattributes"]
+    hub.refused.clear()
+    publish(*words)
+    assert "model.safetensors" in hub.files("me/tiny", "best")
 
 
 def test_files_of_an_earlier_split_are_removed(hub, hf_dir, tmp_path):
@@ -196,7 +210,7 @@ def test_gguf_files_of_earlier_weights_are_removed(hub, run_dir, tmp_path):
     pytest.importorskip("gguf")
     publish(f"{run_dir}/checkpoints/1", "me/tiny", *APACHE, "--gguf", "bf16")
     assert "tiny-BF16.gguf" in hub.files("me/tiny")
-    publish(run_dir, "me/tiny", *APACHE, "--checkpoints", "2")  # whose branch begins with main's
+    publish(run_dir, "me/tiny", *APACHE, "--checkpoints", "2")
     for branch in ("main", "step-2"):
         assert not any(path.endswith(".gguf") for path in hub.files("me/tiny", branch))
 

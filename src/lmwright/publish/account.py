@@ -128,12 +128,14 @@ def open_repo(repo: str, *, public: bool) -> Any:
 
 
 def newest_commit(api: Any, repo: str, branch: str, *, overwrite: bool) -> str | None:
-    """The commit that ours will follow on a branch, which is made if it is not there. Raises
+    """The commit that ours will follow on a branch, which is made empty if it is not there. Raises
     UserError if it is not of `lmwright publish`, unless it may be overwritten."""
     with asking(repo):
         branches = [ref.name for ref in api.list_repo_refs(repo).branches]
         if branch not in branches:
-            api.create_branch(repo, branch=branch)
+            # from the first commit: until ours, nothing of another checkpoint is there
+            *_, first = [None, *api.list_repo_commits(repo)]
+            api.create_branch(repo, branch=branch, revision=first and first.commit_id)
         commits = api.list_repo_commits(repo, revision=branch)
     if not commits:
         return None
