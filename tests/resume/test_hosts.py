@@ -85,6 +85,29 @@ def outputs(processes, codes, timeout_s=240):
     return said
 
 
+def test_processes_on_cpus_take_no_program_from_the_cache():
+    """Which has lost the order of its collectives: devices that take them in another one wait for
+    each other, now and then, so that only the setting is looked at."""
+    code = (
+        "import jax\nfrom lmwright.train.hosts import join\njoin()\n"
+        "print(jax.process_count(), jax.config.jax_enable_compilation_cache)"
+    )
+    address = f"127.0.0.1:{free_port()}"
+    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    ours = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=ours | together | {"JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": str(k)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for k in range(2)
+    ]
+    assert all("2 False" in said for said in outputs(processes, [0, 0], timeout_s=60))
+
+
 @pytest.mark.parametrize(
     "axes",
     [

@@ -68,6 +68,9 @@ def join(*, pod: bool = False, variables: Mapping[str, str] = os.environ) -> Non
         # JAX has left each process of Slurm and MPI the one GPU that has its number
         jax.config.update("jax_cuda_visible_devices", visible)
     if jax.process_count() > 1:
+        if jax.default_backend() == "cpu":
+            # a program from the cache has lost the order of its collectives, and waits forever
+            jax.config.update("jax_enable_compilation_cache", False)
         peers.AbortNotice(jax.process_count())
 
 
