@@ -283,7 +283,7 @@ def test_schema_describes_every_field(run_file):
     clip, workers = defined["AdamW"]["properties"]["clip_norm"], defined["Data"]["properties"]
     assert {"const": "none"} in clip["anyOf"] and "null" not in json.dumps(schema)
     assert workers["workers"]["anyOf"] == [
-        {"exclusiveMinimum": 0, "type": "integer"},
+        {"exclusiveMaximum": 2**63, "exclusiveMinimum": 0, "type": "integer"},
         {"const": "none"},
     ]
     assert {"const": "none"} not in defined["Tokenizer"]["properties"]["path"]["anyOf"]

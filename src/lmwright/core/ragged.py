@@ -184,9 +184,7 @@ def _by_kernel(
     return gmm(x, w, sizes, dtype, _tiling(x.shape[1], outputs), transpose_rhs=transposed)[:num]
 
 
-def _gradient_by_kernel(
-    x: Array, g: Array, sizes: Array, dtype: jnp.dtype = jnp.float32
-) -> Array:
+def _gradient_by_kernel(x: Array, g: Array, sizes: Array, dtype: jnp.dtype = jnp.float32) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     if device_kind() in EARLY:
