@@ -21,4 +21,7 @@ def kept_of_experts(layout: Layout) -> Iterator[tuple[str, float]]:
         if w.param.inputs == ("mlp",) and not layout.in_rounds(w):
             values = share * layout.tokens * w.per_token * w.fan_out
             yield "rows of experts", layout.slots(w) * values * size
-            yield "results of experts", values * WEIGHT_BYTES
+            if layout.capacity_factor(w) is not None:
+                yield "results of experts", values * WEIGHT_BYTES
+            else:  # times their shares, in float32
+                yield "inputs of results", share * layout.tokens * w.per_token * w.fan_in * WEIGHT_BYTES

@@ -207,11 +207,11 @@ def saved_bytes(layout: Layout, *, on_host: bool = False) -> float:
 def is_needed(layout: Layout, weight: Weight) -> bool:
     """True if the backward pass of a layer reads the product of a matmul. The last one of a block
     is added to the stream, and not needed again unless it is normed before; chunks do that
-    within. What experts give is read for the gradients of their shares, but not in rounds."""
+    within. What experts give to slots is read for the gradients of their shares."""
     if "mlp" not in weight.param.inputs:
         return True
     if weight.is_routed:
-        return not layout.in_rounds(weight)
+        return layout.capacity_factor(weight) is not None
     within = layout.has_chunks and layout.sizes["tensor"] == 1
     return layout.is_normed(weight) and not within
 
