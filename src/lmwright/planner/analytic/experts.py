@@ -180,7 +180,8 @@ def _alone(m: Mixture) -> tuple[Passes, Passes]:
     if m.layout.remat.everything:  # rows go to the stack of all layers and back
         backward += [Pass(1, 1), Pass(1, 1)]
     else:
-        backward += [take]
+        kept = [w for w in m.into if m.layout.remat.keeps(m.layout.kept_name(w))]
+        backward += [take, *[Pass(1, 1, inside=True)] * len(kept)]
     return [(1.0, each) for each in forward], [(1.0, each) for each in backward]
 
 
