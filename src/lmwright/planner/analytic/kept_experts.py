@@ -24,4 +24,7 @@ def kept_of_experts(layout: Layout) -> Iterator[tuple[str, float]]:
             if layout.capacity_factor(w) is not None:
                 yield "results of experts", values * WEIGHT_BYTES
             else:  # times their shares, in float32
-                yield "inputs of results", share * layout.tokens * w.per_token * w.fan_in * WEIGHT_BYTES
+                yield (
+                    "inputs of results",
+                    share * layout.tokens * w.per_token * w.fan_in * WEIGHT_BYTES,
+                )
