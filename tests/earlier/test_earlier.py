@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.formats.open import load_run
 
 ARCHIVE = Path(__file__).with_name("podsmith-0.1.0.tar.xz")
 # What that version printed of these folders afterwards, in float32 on a CPU.
@@ -38,6 +39,18 @@ def inside(archive, monkeypatch):
 def last(run, kind, field):
     lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == kind][-1][field]
+
+
+def test_a_seed_above_those_of_today_is_that_of_the_same_run(inside, tmp_path, capsys):
+    run_file = tmp_path / "run.toml"
+    lines = [
+        line for line in Path("run", "run.toml").read_text().splitlines() if "seed" not in line
+    ]
+    run_file.write_text("\n".join([f"seed = {2**32 + 5}", *lines]))
+    assert main(["config", "show", str(run_file)]) == 2
+    assert "seed must be a number below 4294967296" in capsys.readouterr().err
+    (tmp_path / "env.json").write_text("{}")
+    assert load_run(tmp_path).seed == 5
 
 
 def test_a_run_continues(inside, capsys):

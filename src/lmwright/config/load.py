@@ -105,6 +105,8 @@ class RunFiles:
         path, values, lines = _read(source)
         values = {key: value for key, value in values.items() if key not in left_out}
         moved = _find_moved(path, values.get("dir"))
+        if _is_kept(path) and isinstance(values.get("seed"), int):
+            values["seed"] %= 2**32  # earlier versions took larger ones, for the same run
         if "sweep" in values:
             raise UserError(
                 f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep"

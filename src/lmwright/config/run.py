@@ -371,7 +371,7 @@ class Run:
     name: Free[str]
     dir: Free[Place[str]]
     """Run directory: run.toml plan.json env.json metrics.jsonl checkpoints/ report.html."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     model: Annotated[Any, Kind("model")]
     objective: Annotated[Any, Kind("objective")]
     optim: Annotated[Any, Kind("optim")]
