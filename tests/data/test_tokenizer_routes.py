@@ -2,7 +2,10 @@
 
 import csv
 import json
+import subprocess
+import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,10 @@ from lmwright.config.run import Tokenizer
 from lmwright.data.tokens import encode
 from lmwright.data.tokens.encode import CannotConvertError, bpe_ranks, choose_route, make_encoder
 from lmwright.data.tokens.probe import PROBE
-from lmwright.data.tokens.tokenizer import TextTokenizer, train_tokenizer
-from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.tokenizer import TextTokenizer, save_tokenizer, train_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_command, import_tokenizer
 from lmwright.errors import UserError
+from lmwright.formats.tokenizer_files import open_tokenizer
 
 CORPUS = [Path(m.__file__).read_text("utf-8") for m in (csv, textwrap)]
 KINDS = {
@@ -217,3 +221,30 @@ def test_routes_that_a_tokenizer_does_not_have(small):
     assert choose_route(unigram) == choose_route(unigram, "tokenizers") == "tokenizers"
     with pytest.raises(UserError, match="not a plain byte-level BPE"):
         choose_route(unigram, "tiktoken")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_an_import_that_is_killed_loses_no_chat_template(shared_data, tmp_path, exists):
+    """tokenizer.model alone would be opened, too."""
+    llama = import_tokenizer(shared_data / "tokenizers" / "llama2" / "tokenizer.model")
+    save_tokenizer(replace(llama, chat_template="{{ messages }}"), tmp_path / "a")
+    out = tmp_path / "out"
+    if exists:
+        out.mkdir()
+    code = f"""
+        import os, sys
+        from lmwright.data.tokens.tokenizer_formats import import_command
+        def kill(event, names):
+            if event == "os.rename" and str(names[1]).endswith("/tokenizer.json"):
+                os._exit(9)
+        sys.addaudithook(kill)
+        import_command({str(tmp_path / "a")!r}, {str(out)!r})
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
+    assert killed.returncode == 9
+    if exists:
+        assert import_tokenizer(out).chat_template == "{{ messages }}"
+    else:
+        assert not out.exists()
+    import_command(tmp_path / "a", out)
+    assert open_tokenizer(out).chat_template == "{{ messages }}"

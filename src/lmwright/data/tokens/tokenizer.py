@@ -278,13 +278,13 @@ def save_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike) -> None:
     }
     if tokenizer.chat_template:
         config["chat_template"] = tokenizer.chat_template
-    if tokenizer.sentencepiece:
-        write_whole(folder / "tokenizer.model", tokenizer.sentencepiece)
-    else:
-        (folder / "tokenizer.model").unlink(missing_ok=True)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     write_json(folder / "special_tokens_map.json", roles, ascii_only=False)
     write_json(folder / "tokenizer_config.json", config, ascii_only=False)
+    if tokenizer.sentencepiece:  # opened without tokenizer.json, it has the template of the config
+        write_whole(folder / "tokenizer.model", tokenizer.sentencepiece)
+    else:
+        (folder / "tokenizer.model").unlink(missing_ok=True)
     write_json(folder / "tokenizer.json", tokenizer.spec, ascii_only=False)
 
 

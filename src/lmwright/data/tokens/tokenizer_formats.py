@@ -34,6 +34,8 @@ from lmwright.data.tokens.tokenizer import (
     split_bytes,
 )
 from lmwright.errors import UserError
+from lmwright.guard.folders import copy_folder
+from lmwright.guard.temporary import temporary_folder
 
 ACCEPTED = (
     "tokenizer.json, a folder with it, a folder with vocab.json and merges.txt, "
@@ -327,7 +329,12 @@ def import_command(path: str | os.PathLike, out: str | os.PathLike) -> TextToken
             raise UserError(f"{out}: holds {other}, too; choose a new folder")
         if "tokenizer.json" in names and _identity(load_tokenizer(folder)) != _identity(tokenizer):
             raise UserError(f"{out}: holds another tokenizer; remove it, or choose a new folder")
-        save_tokenizer(tokenizer, folder)
+        if folder.exists():  # empty, or with the same tokenizer or a part of one
+            save_tokenizer(tokenizer, folder)
+        else:
+            with temporary_folder() as whole:
+                save_tokenizer(tokenizer, whole)
+                copy_folder(Path(whole), folder)
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written ({error.strerror}); choose another folder"
