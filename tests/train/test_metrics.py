@@ -113,6 +113,19 @@ def test_a_run_that_is_done_writes_its_last_evaluation_once(tmp_path):
     assert read(tmp_path / "metrics.jsonl")[:-1] == before
 
 
+def test_a_run_that_is_done_writes_nothing_of_an_adapter_that_ended_earlier(tmp_path):
+    with MetricsWriter(tmp_path, make_run(), None) as metrics:
+        for step, names in ((2, "ab"), (4, "b")):
+            for name in names:
+                metrics.log_eval(step, f"{name}/wiki", 1.5, 2.5, 1.25, 104)
+    before = read(tmp_path / "metrics.jsonl")
+    with MetricsWriter(tmp_path, make_run(), 4) as metrics:
+        metrics.log_eval(4, "a/wiki", 1.5, 2.5, 1.25, 104)
+        assert read(tmp_path / "metrics.jsonl") == before
+        metrics.log_eval(6, "a/wiki", 1.25, 2.5, 1.25, 104)  # it has more steps now
+    assert read(tmp_path / "metrics.jsonl")[:-1] == before
+
+
 def test_sigkill_loses_no_finished_line(tmp_path):
     script = (
         "import sys\n"

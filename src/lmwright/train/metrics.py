@@ -65,13 +65,14 @@ class MetricsWriter:
         self._file = None
         self._trackers: dict[str, Tracker] = {}
         self._evaluated: list[dict[str, Any]] = []
+        self._ended: set[str] = set()
         if not self._active:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if note := truncate_after(self.path, resume_step, run.metrics.log_every_steps):
                 warn(note)
-            self._evaluated = _evaluated_at(self.path, resume_step)
+            self._evaluated, self._ended = _evaluated_at(self.path, resume_step)
             # Opened before the trackers: a wrong folder must not leave a run at wandb.
             self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
@@ -158,7 +159,7 @@ class MetricsWriter:
             raise ValueError(f"{taken[0]!r} is set by the writer itself")
         line = {"step": int(step), "time": round(time.time(), 3), "kind": kind}
         line |= {name: _json_value(value) for name, value in fields.items()}
-        if kind in EVALUATED and _untimed(line) in self._evaluated:
+        if kind in EVALUATED and self._is_there(line):
             return
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
@@ -167,6 +168,14 @@ class MetricsWriter:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise _unwritable(self.path, error) from error
+
+    def _is_there(self, line: Mapping[str, Any]) -> bool:
+        """True for a line of the evaluation with which a session before ended, and for one of what
+        was evaluated before and not then: an adapter that had ended."""
+        if _untimed(line) in self._evaluated:
+            return True
+        then = self._evaluated and self._evaluated[0]["step"] == line["step"]
+        return bool(then) and _evaluates(line) in self._ended
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -217,13 +226,22 @@ def truncate_after(path: Path, resume_step: int | None, log_every_steps: int = 1
     return f"{path}: {note}; training continues from step {resume_step}" if note else None
 
 
-def _evaluated_at(path: Path, step: int | None) -> list[dict[str, Any]]:
-    """The lines of an evaluation after a step, without their times."""
+def _evaluated_at(path: Path, step: int | None) -> tuple[list[dict[str, Any]], set[str]]:
+    """The lines of an evaluation after a step, without their times, and what was evaluated before
+    that step and not after it."""
     if step is None or not path.exists():
-        return []
+        return [], set()
+    marks = [f'"kind": "{kind}"'.encode() for kind in EVALUATED]
     data = path.read_bytes().split(b"\n")
-    lines = [json.loads(line) for line in data if line.startswith(b'{"step": %d,' % step)]
-    return [_untimed(line) for line in lines if line["kind"] in EVALUATED]
+    lines = [json.loads(line) for line in data if any(mark in line for mark in marks)]
+    lines = [line for line in lines if line["kind"] in EVALUATED]
+    then = [_untimed(line) for line in lines if line["step"] == step]
+    return then, {*map(_evaluates, lines)} - {*map(_evaluates, then)}
+
+
+def _evaluates(line: Mapping[str, Any]) -> str:
+    """Name of the source, or the prompt, of a line of an evaluation."""
+    return str(line["source"] if line["kind"] == "eval" else line["prompt"])
 
 
 def _untimed(line: Mapping[str, Any]) -> dict[str, Any]:
