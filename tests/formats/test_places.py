@@ -102,6 +102,13 @@ def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
     assert hidden(tmp_path) == [alive.name]
 
 
+def test_an_adapter_that_is_there_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    said = f"{tmp_path}: holds an adapter; remove it, or choose another folder"
+    with pytest.raises(UserError, match=said), new_folder(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_an_overwritten_folder_is_there_all_the_time(exchanges, tmp_path, monkeypatch):
     for name in ("m", "other"):

@@ -22,6 +22,7 @@ from lmwright.formats.card import Facts, model_card
 from lmwright.formats.document_tokenizer import fit_tokenizer
 from lmwright.formats.encoding import Encoding, encoding_of, stored_dtype
 from lmwright.formats.hf_read import import_hf
+from lmwright.formats.peft_folder import CONFIG
 from lmwright.formats.places import being_written, new_place, unfinished
 from lmwright.formats.proof import Proof, Source, compare_tensors, prove
 from lmwright.formats.safetensors import TensorFiles, plan_shards, write_shards
@@ -122,6 +123,8 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
             return
         if exported:
             raise UserError(f"{out}: holds an earlier export; replace it with --overwrite")
+        if (out / CONFIG).exists():
+            raise UserError(f"{out}: holds an adapter; remove it, or choose another folder")
         raise UserError(
             f"{out}: is not empty and was not written by lmwright export; choose another folder"
         )
