@@ -56,8 +56,9 @@ class Classes:
         if missing:
             raise UserError(
                 f"objective.labels: no {self.unit} for training is of the class "
-                f"{listed(missing)}, of {sum(seen.values())} {self.unit}s; add some, leave the "
-                "class out, or lower data.holdout_fraction if all are held out"
+                f"{listed(missing)}, of {sum(seen.values())} {self.unit}s; add some, lower "
+                "data.holdout_fraction if all are held out, or leave the class out, and then give "
+                "labels by name: numbers in the rows count the classes that are listed"
             )
         return {}
 
