@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from lmwright.cli.main import main
+from lmwright.data.rows.store import TokenStore
 from lmwright.formats.open import load_run
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
@@ -162,6 +163,22 @@ def test_a_file_of_squad_holds_answered_questions(models, here):
     assert main(["init", "my.toml", "a.json", "--model", str(models / "encoder")]) == 0
     source = load_run("my.toml").data.sources[0]
     assert (source.rows, source.format) == ("answered", "json")
+
+
+@pytest.mark.parametrize("rows", [3, 400])
+@pytest.mark.parametrize("kind", ["text", "labeled"])
+def test_a_small_data_set_fills_its_batches(kind, rows, models, here):
+    lines = [{"text": f"who are you, {i * i}? " * 4, "label": "ab"[i % 2]} for i in range(rows)]
+    if kind == "text":
+        lines = [{"text": line["text"]} for line in lines]
+    model = models / ("decoder" if kind == "text" else "encoder")
+    words = [write(here / "a.jsonl", *lines), "--model", str(model)]
+    assert main(["init", "my.toml", *words]) == 0
+    assert main(["prepare", "my.toml", "data.holdout_fraction=0"]) == 0
+    run = load_run("my.toml")
+    batch = run.train.global_batch_size
+    TokenStore.open(run.data.dir).check_batch(batch)
+    assert batch == 1 if rows == 3 else batch > 4
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ COMPARED = {"preference": "dpo", "rated": "kto"}
 WINDOW = 384
 """Tokens of a question and its context, where nothing else is said."""
 DEFAULT_PRESET = "llama-15m"
+BYTES_PER_TOKEN = 8
+"""Of text, with which rows that are counted by it are none too many."""
 NEEDS_MODEL = (
     "--model: missing; name the model that is to learn from rows of {rows}: a preset, a folder, a "
     "run directory or hf://owner/name"
@@ -64,6 +66,13 @@ class Found:
     def rows(self) -> str:
         """Kind of its rows."""
         return self.source.rows
+
+    def texts(self) -> Iterator[str]:
+        """Texts of its rows."""
+        by_line = replace(self.source, documents="line")  # a large file is not read as a whole
+        files = find_files(self.source)
+        rows = itertools.chain.from_iterable(read_rows(Slice(file), by_line) for file in files)
+        return (row.text for row in rows if isinstance(row, Row))
 
     def lines(self) -> Iterator[str]:
         """Its part of the run file."""
@@ -282,7 +291,21 @@ class Draft:
             lines.append(f"init_from = {literal(self.model)}")
         long = self.rows == "text"
         lines.append("steps = 2000" if long else "epochs = 2")
-        return [*lines, f"global_batch_size = {32 if long else 16}"]
+        return [*lines, f"global_batch_size = {self._batch(32 if long else 16)}"]
+
+    def _batch(self, most: int) -> int:
+        """Rows of a step: `most`, or the largest power of two that little data surely fills."""
+        row_bytes = BYTES_PER_TOKEN * self._seq_len()
+        sizes = (len(text.encode()) for each in self.sources for text in each.texts())
+        there = 0
+        try:
+            for size in sizes:
+                there += size
+                if there >= most * row_bytes:
+                    return most
+        except UserError:  # of a file that `prepare` names
+            return most
+        return 1 << max(1, there // row_bytes).bit_length() - 1
 
     def _optim(self) -> list[str]:
         if self.lora:
@@ -305,8 +328,10 @@ class Draft:
         return [*lines, f"pack.seq_len = {self._seq_len()}      # tokens of a row"]
 
     def _seq_len(self) -> int:
-        """Tokens of a row of what is no plain text."""
-        model = find_model(str(self.model))
+        """Tokens of a row."""
+        model = find_model(self.model or DEFAULT_PRESET)
+        if self.rows == "text":
+            return model.seq_len
         return min(512 if self.rows in ENCODERS else 1024, model.seq_len)
 
 
