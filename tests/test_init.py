@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -179,6 +180,16 @@ def test_a_small_data_set_fills_its_batches(kind, rows, models, here):
     batch = run.train.global_batch_size
     TokenStore.open(run.data.dir).check_batch(batch)
     assert batch == 1 if rows == 3 else batch > 4
+
+
+def test_where_no_file_can_be_made(here, capsys):
+    if not Path("/proc/self").exists():
+        pytest.skip("the system has no folders of its own")
+    (here / "a.txt").write_text("a text")
+    assert main(["init", "/proc/my.toml", "a.txt"]) == 2
+    assert "/proc/my.toml: cannot be written" in capsys.readouterr().err
+    assert main(["quickstart", "/proc/my"]) == 2
+    assert "/proc/my: cannot be made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,10 @@ def init_command(
     compared = sources[0].rows in COMPARED  # with the base, which is the model without its adapter
     draft = Draft(path.stem, sources, model, lora or compared).text()
     part = path.with_name(f".{path.name}")
-    write_whole(part, draft)
+    try:
+        write_whole(part, draft)
+    except FileNotFoundError as error:  # in a folder whose files the system makes
+        raise UserError(f"{file}: cannot be written ({error.strerror}); choose another") from None
     try:
         run = load_run(part)
         part.replace(path)

@@ -32,7 +32,10 @@ def main(folder: str = "quickstart") -> int:
     root = Path(folder)
     run_file = root / "run.toml"
     console.rule("[bold]1 of 5  the text: Python's standard library")
-    write_corpus(root / "text")
+    try:
+        write_corpus(root / "text")
+    except FileNotFoundError as error:  # in a folder whose files the system makes
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another") from None
     write_run_file(run_file, root)
     run = load_run(run_file, [])
     console.rule("[bold]2 of 5  prepare: tokenizer, tokens, packed rows")
