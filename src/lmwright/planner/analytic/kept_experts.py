@@ -19,12 +19,9 @@ def kept_of_experts(layout: Layout) -> Iterator[tuple[str, float]]:
             held = w.param.size / w.layers * layout.stages / layout.product_ways(w)
             yield f"{w.path}, gathered", share * held * size
         if w.param.inputs == ("mlp",) and not layout.in_rounds(w):
-            values = share * layout.tokens * w.per_token * w.fan_out
-            yield "rows of experts", layout.slots(w) * values * size
+            choices = share * layout.tokens * w.per_token
+            yield "rows of experts", layout.slots(w) * choices * w.fan_out * size
             if layout.capacity_factor(w) is not None:
-                yield "results of experts", values * WEIGHT_BYTES
-            else:  # times their shares, in float32
-                yield (
-                    "inputs of results",
-                    share * layout.tokens * w.per_token * w.fan_in * WEIGHT_BYTES,
-                )
+                yield "results of experts", choices * w.fan_out * WEIGHT_BYTES
+            else:  # beside their shares, in float32
+                yield "inputs of results", choices * w.fan_in * WEIGHT_BYTES
