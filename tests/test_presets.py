@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lmwright import presets
 from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.open import load_run
 from lmwright.models.counts import count_active
 from lmwright.presets import models
 
@@ -92,3 +93,12 @@ def test_models_with_experts(name):
 def test_kisoku_untied():
     untied = replace(MODELS["kisoku-3b"](), head="untied")
     assert count_params(untied.spec()) == 3_480_161_280
+
+
+@pytest.mark.parametrize("steps, warmup, decay", [(1, 0, 1), (2, 1, 1), (30, 3, 27)])
+def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
+    run = load_run({
+        "recipe": "pretrain-encoder", "name": "short", "dir": "run", "data": {"dir": "data"},
+        "model": {"preset": "ettin-17m"}, "train": {"steps": steps, "global_batch_size": 8},
+    })  # fmt: skip
+    assert (run.optim.schedule.warmup_steps, run.optim.schedule.decay_steps) == (warmup, decay)

@@ -34,9 +34,10 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
     falls = schedule.get("kind") in FALLING  # which takes a step after the warm-up at least
     if warmup + decay + falls <= steps:
         return []
-    most = min(max(steps // SHARE, 1), steps - falls)
+    least = int(schedule.get("kind") == "wsd")  # which decays for a step at least
+    most = min(max(steps // SHARE, 1), steps - falls - least)
     lines = _put(merged, "warmup_steps", warmup, min(warmup, most), length)
-    left = max(steps - falls - schedule.get("warmup_steps", 0), 0)
+    left = max(steps - falls - schedule.get("warmup_steps", 0), least)
     return lines + _put(merged, end, decay, min(decay, left), length)
 
 
