@@ -100,6 +100,17 @@ def test_a_model_made_smaller_than_the_tokenizer_is_refused_by_prepare(inside, c
     assert code == 2 and "smaller than the 300 ids" in said
 
 
+def test_data_stays_as_it_was_where_another_tokenizer_is_too_large(inside, capsys):
+    assert command(capsys, "prepare", "run.toml", "data.dir=other")[0] == 0
+    edit(vocab_size="280", tokenizer="{ vocab_size = 280 }")
+    assert command(capsys, "prepare", "run.toml")[0] == 0
+    kept = Path("data/tokenizer/tokenizer.json").read_bytes()
+    edit(tokenizer='{ path = "other/tokenizer" }')
+    code, said = command(capsys, "prepare", "run.toml")
+    assert code == 2 and "smaller than the 300 ids" in said
+    assert Path("data/tokenizer/tokenizer.json").read_bytes() == kept
+
+
 @pytest.mark.parametrize("dedup", ["none", "exact"])
 def test_few_documents_hold_out_the_one_of_lowest_hash(dedup, inside, capsys):
     import xxhash

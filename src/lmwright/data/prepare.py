@@ -149,9 +149,9 @@ def with_template(data: Data) -> Data:
     """
     from lmwright.data.text.chat import UnusableError
     from lmwright.data.text.chat_template import ChatTemplate, template_source
+    from lmwright.data.tokens.hub_tokenizer import pinned_path
     from lmwright.data.tokens.tokenizer import stand_in
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer
-    from lmwright.data.tokens.tokenizer_stage import pinned_path
 
     spec = data.tokenizer
     path = pinned_path(data.dir, spec)

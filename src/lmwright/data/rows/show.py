@@ -24,10 +24,10 @@ from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import ChatEncoder
 from lmwright.data.text.chat_template import chosen_template
 from lmwright.data.tokens.answers import CONTEXT, ENDS, STARTS
+from lmwright.data.tokens.hub_tokenizer import pinned_path
 from lmwright.data.tokens.label_sets import names_in
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
-from lmwright.data.tokens.tokenizer_stage import pinned_path
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 

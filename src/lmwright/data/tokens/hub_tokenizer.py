@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
+from lmwright.config.run import Tokenizer
+from lmwright.data.manifest import read_manifest
 from lmwright.errors import UserError
 from lmwright.storage.hub import PREFIX, Held, fetch_files, is_hub_name
 
@@ -87,3 +90,18 @@ def _choose(held: Held) -> list[str]:
     if not named(ALONE):
         raise UserError(f"{held.name}: holds no tokenizer; none of {', '.join(ALONE)} is there")
     return named(ALONE) + named(BESIDE)
+
+
+def fetched_tokenizer(folder: Path, spec: Tokenizer) -> dict[str, Any] | None:
+    """Fingerprint of a finished tokenizer that was fetched under the same hub name, else None."""
+    try:
+        made = read_manifest(folder / "tokenizer").fingerprint["fingerprint"]
+    except UserError:
+        return None
+    return made if made.get("hub", {}).get("path") == spec.path else None
+
+
+def pinned_path(data_dir: str | os.PathLike, spec: Tokenizer) -> str | None:
+    """Path of the tokenizer; a hub name as of the commit that the finished stage fetched."""
+    made = fetched_tokenizer(Path(data_dir), spec)
+    return made["hub"]["commit"] if made and spec.path is not None else spec.path

@@ -18,7 +18,7 @@ from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import plain_text
-from lmwright.data.tokens.hub_tokenizer import local_tokenizer
+from lmwright.data.tokens.hub_tokenizer import fetched_tokenizer, local_tokenizer
 from lmwright.data.tokens.normalized import read_rows
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
@@ -92,22 +92,8 @@ def _training_of(spec: Tokenizer) -> dict[str, Any]:
 def _pinned(folder: Path, spec: Tokenizer) -> dict[str, Any] | None:
     """Fingerprint of a finished tokenizer that was fetched under the same hub name: it stays,
     whatever the name stands for by now."""
-    made = _fetched(folder, spec)
+    made = fetched_tokenizer(folder, spec)
     return made if made and made.get("chat_template") == spec.chat_template else None
-
-
-def _fetched(folder: Path, spec: Tokenizer) -> dict[str, Any] | None:
-    try:
-        made = read_manifest(folder / "tokenizer").fingerprint["fingerprint"]
-    except UserError:
-        return None
-    return made if made.get("hub", {}).get("path") == spec.path else None
-
-
-def pinned_path(data_dir: str | os.PathLike, spec: Tokenizer) -> str | None:
-    """Path of the tokenizer; a hub name as of the commit that the finished stage fetched."""
-    made = _fetched(Path(data_dir), spec)
-    return made["hub"]["commit"] if made and spec.path is not None else spec.path
 
 
 def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Manifest | None:

@@ -8,8 +8,8 @@ from typing import Any
 from lmwright.config.check_data import EARLIER_VOCAB_SIZE
 from lmwright.config.run import Data, Tokenizer
 from lmwright.data.dropped import read_made
-from lmwright.data.manifest import MANIFEST, Manifest, read_manifest
-from lmwright.data.tokens.hub_tokenizer import local_tokenizer, on_hub
+from lmwright.data.manifest import Manifest, read_manifest
+from lmwright.data.tokens.hub_tokenizer import local_tokenizer, on_hub, pinned_path
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 
@@ -41,8 +41,7 @@ def check_imported(data: Data, model_size: int | None) -> None:
     path = data.tokenizer.path
     if path is None:
         return
-    made = (Path(data.dir) / "tokenizer" / MANIFEST).exists()
-    if made and on_hub(path):
+    if on_hub(path) and pinned_path(data.dir, data.tokenizer) != path:
         return  # nothing is fetched again; check_size is told of it when the stage is done
     try:
         local, _ = local_tokenizer(path)
@@ -52,8 +51,7 @@ def check_imported(data: Data, model_size: int | None) -> None:
         raise UserError(
             f"data.tokenizer.path: {path} does not exist; give a file or folder, or hf://owner/name"
         )
-    if not made:
-        check_size(import_tokenizer(local).vocab_size, model_size, path)
+    check_size(import_tokenizer(local).vocab_size, model_size, path)
 
 
 def check_size(ids: int, model_size: int | None, where: str) -> None:
