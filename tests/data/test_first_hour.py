@@ -213,10 +213,17 @@ def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
         ("data.sources.0.text_column=body", 'sources.0.text_column is "text" there and "body"'),
         ("data.sources.0.weight=2.0", "data.sources.0.weight is unset there and 2.0 here"),
         ("data.sources.0.name=other", 'data.sources is ["words"] there and ["other"] here'),
+        ("data.tokenizer.vocab_size=280", "data.tokenizer.vocab_size is 300 there and 280 here"),
+        ("data.tokenizer.train=unigram", 'data.tokenizer.train is "bpe" there and "unigram" here'),
     ):
         code, said = command(capsys, "train", "run.toml", "dir=fresh", said_here)
         assert code == 2 and field in said and "run `lmwright prepare run.toml" in said
         assert not Path("fresh").exists()
+    unigram = ["data.dir=other", "data.tokenizer.train=unigram"]
+    assert command(capsys, "prepare", "run.toml", *unigram)[0] == 0
+    path = ["dir=fresh", "data.tokenizer.vocab_size=none", "data.tokenizer.path=other/tokenizer"]
+    code, said = command(capsys, "train", "run.toml", *path)
+    assert code == 2 and 'data.tokenizer.path is unset there and "other/tokenizer" here' in said
     with open("words.jsonl", "a") as f:
         f.write(json.dumps({"text": "more words"}) + "\n")
     code, said = command(capsys, "train", "run.toml", "train.steps=3")

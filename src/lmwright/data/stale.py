@@ -65,6 +65,7 @@ def find_changes(data: Data) -> Iterator[Change]:
     """Settings in which prepared data differs from what the run says, by field; of those that the
     stages record. Stages and fields that are not recorded are equal."""
     yield from _normalize_changes(data)
+    yield from _tokenizer_changes(data)
     tokenize, pack, shuffle = (_recorded(data, name) for name in ("tokenize", "pack", "shuffle"))
     yield from _changes("data.tokenize", tokenize, {"prepend", "append"}, data.tokenize)
     chat = (tokenize.get("conversations") or {}).get("chat", {})
@@ -96,6 +97,28 @@ def _normalize_changes(data: Data) -> Iterator[Change]:
     yield from _changes("data.normalize", first | recorded, {"unicode", "dedup"}, data.normalize)
 
 
+def _tokenizer_changes(data: Data) -> Iterator[Change]:
+    """A tokenizer that was trained otherwise, or is another one; a path that is not on this machine
+    counts as the same."""
+    made, spec = _finished(data, "tokenizer"), data.tokenizer
+    recorded = made.fingerprint.get("fingerprint", {}) if made else {}
+    imported = "files" in recorded
+    if recorded and spec.path is None and not imported:
+        names = {"train", "special_tokens", "sample_bytes"}
+        sized = set() if spec.vocab_size is None else {"vocab_size"}
+        yield from _changes("data.tokenizer", recorded, names | sized, spec)
+    elif recorded and spec.path is None:
+        yield "data.tokenizer.path", recorded.get("hub", {}).get("path", "another"), None
+    elif recorded and os.path.exists(spec.path):
+        from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+        from lmwright.data.tokens.tokenizer_stage import hashes
+
+        if imported and hashes(Path(spec.path)) == recorded["files"]:
+            return
+        if import_tokenizer(spec.path).fingerprint != made.facts.get("tokenizer_fingerprint"):
+            yield "data.tokenizer.path", "another" if imported else None, spec.path
+
+
 def _changes(section: str, then: dict[str, Any], names: set[str], now: Any) -> Iterator[Change]:
     values = json.loads(json.dumps(redact_tree(asdict(now), without_secrets), default=str))
     for name in sorted(names & then.keys() & values.keys()):
@@ -117,11 +140,15 @@ def _find_changed_files(data: Data) -> Iterator[str]:
 
 def _recorded(data: Data, stage: str) -> dict[str, Any]:
     """Settings that a stage was made with; none where it is not there."""
-    try:
-        made = _read_made(data.dir, stage)
-    except UserError:
-        return {}  # opening the store says what is wrong
+    made = _finished(data, stage)
     return made.fingerprint.get("fingerprint", {}) if made else {}
+
+
+def _finished(data: Data, stage: str) -> Manifest | None:
+    try:
+        return _read_made(data.dir, stage)
+    except UserError:
+        return None  # opening the store says what is wrong
 
 
 def _read_made(url: str, stage: str) -> Manifest | None:

@@ -66,7 +66,7 @@ def make_tokenizer(
         fingerprint = _pinned(folder, spec)
         if fingerprint is None:
             local, commit = local_tokenizer(spec.path)
-            fingerprint = {"chat_template": spec.chat_template, "files": _hashes(local)}
+            fingerprint = {"chat_template": spec.chat_template, "files": hashes(local)}
             if commit:
                 fingerprint |= {"hub": {"path": spec.path, "commit": commit}}
             spec = replace(spec, path=str(local))
@@ -122,7 +122,7 @@ def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
     return {"about": {**about, "tokenizer_fingerprint": tokenizer.fingerprint}}
 
 
-def _hashes(path: Path) -> dict[str, str]:
+def hashes(path: Path) -> dict[str, str]:
     """Hash of each file that the tokenizer may be read from."""
     beside = path if path.is_dir() else path.parent
     if not path.exists():
