@@ -10,14 +10,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
+from lmwright.config.run import Tokenizer
 from lmwright.data import prepare_portions as module
 from lmwright.data.portions import PORTIONS, folder_of
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import PortionedStore, TokenStore, verify_store
 from lmwright.data.text import normalize as normalize_module
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
 from tests.data.portioned import COUNT, TOKENS, T, data_of, list_first, packed_rows, write_corpus
 
@@ -282,3 +286,21 @@ def test_verify_names_the_portion(part):
 def test_it_is_a_store_of_its_kind(whole):
     assert isinstance(TokenStore.open(whole), PortionedStore)
     assert not isinstance(TokenStore.open(whole / folder_of(1)), PortionedStore)
+
+
+def with_bos_alone(corpus, folder):
+    """The tokenizer of the corpus with a token before each text, and none that fills rows."""
+    tokenizer = load_tokenizer(corpus / "tokenizer")
+    bos = [("<s>", tokenizer.backend.token_to_id("<s>"))]
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.spec))
+    backend.post_processor = TemplateProcessing("<s> $A", "<s> $A $B", bos)
+    save_tokenizer(replace(tokenizer, backend=backend, bos="<s>", pad=None), folder)
+    return Tokenizer(path=str(folder))
+
+
+def test_a_summary_of_portions_has_the_tokenizer_once(corpus, tmp_path):
+    """Whose counts are no numbers to add."""
+    spec = with_bos_alone(corpus, tmp_path / "tokenizer")
+    made = prepare(data_of(corpus, tmp_path / "data", tokenizer=spec), T)
+    about = made.stages["tokenizer"].counts["about"]
+    assert about["pad_id"] is None and len(about["tokenizer_fingerprint"]) == 64

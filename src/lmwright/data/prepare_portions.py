@@ -181,6 +181,8 @@ def _sum_up(made: Sequence[Summary]) -> dict[str, Manifest]:
                 fact["of_parts"] = first.facts["sampled"][name]["of_parts"]
                 # a part may go on in the next portion
                 fact["parts"] = min(fact["parts"], fact["of_parts"])
-        counts = functools.reduce(add_counts, (m.counts for m in all_of))
+        counts = first.counts  # of the tokenizer, which all of them share
+        if stage != "tokenizer":
+            counts = functools.reduce(add_counts, (m.counts for m in all_of))
         summed[stage] = replace(first, facts=facts, counts=counts)
     return summed
