@@ -281,8 +281,9 @@ def test_texts_without_the_token_with_which_a_models_texts_begin(tmp_path):
     made = train_tokenizer(["some text"] * 9, Tokenizer(vocab_size=280))
     begin_with(made.backend, [made.bos])
     save_tokenizer(made, tmp_path / "tokenizer")
-    facts = SimpleNamespace(facts={"vocab_size": 280})
-    summary = Summary(str(tmp_path), {"tokenizer": facts})
+    folder = str(tmp_path / "tokenizer")  # in the mirror of a bucket, or in a portion
+    stage = SimpleNamespace(facts={"vocab_size": 280}, folder=folder)
+    summary = Summary("gs://bucket/data", {"tokenizer": stage})
 
     def said(start="base", prepend="none", rows="text"):
         data = Data(

@@ -95,7 +95,7 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
         note = note_unused(run.model, summary.dir, tokenizer.facts["vocab_size"])
         if note and run.train.init_from is None:  # whose model is as it is
             yield note
-        yield from _without_beginning(run, Path(summary.dir) / "tokenizer")
+        yield from _without_beginning(run, Path(tokenizer.folder))
     if tokenized := summary.stages.get("tokenize"):
         yield from _other_lengths(tokenized)
     if getattr(run.objective, "compares", None) == "numbers":
