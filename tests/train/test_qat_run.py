@@ -101,6 +101,7 @@ def test_the_unquantized_folder_has_the_trained_numbers(q4, tmp_path, capsys):
     for name, dtype, told in (
         ("m", "int4", 'they were trained with "q4_0"'),
         ("m.gguf", "tq2_0", "has none"),
+        ("m.gguf", "q8_0", 'would round weights again that were trained with "q4_0"'),
     ):
         assert main(["export", q4, str(tmp_path / name), "--dtype", dtype]) == 2
         assert told in capsys.readouterr().err

@@ -29,13 +29,21 @@ WORD = 32
 
 
 def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
-    """Raises UserError where the weights were not trained on the grid of the type."""
+    """Raises UserError where the weights were not trained on the grid of the type; none is trained
+    on that of q8_0, which takes floats."""
+    grid = getattr(tensors, "grid", "")
+    if dtype == "q8_0":
+        if grid:
+            raise UserError(
+                f'dtype: q8_0 would round weights again that were trained with "{grid}"; use that '
+                "type, or fp32, which holds the same values"
+            )
+        return
     if isinstance(tensors, PackedIntegers):
         raise UserError(
             f"dtype: {dtype}: the integers of a packed folder are read as floats, which are not "
             "packed again; copy that folder, or export the run that trained it"
         )
-    grid = getattr(tensors, "grid", "")
     if grid != dtype:
         trained = f'they were trained with "{grid}"' if grid else "they were trained as floats"
         raise UserError(

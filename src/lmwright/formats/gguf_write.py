@@ -99,7 +99,7 @@ def write_gguf(
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
     refuse_type(model, TYPES[dtype])
-    if dtype == "q4_0":
+    if dtype in ("q4_0", "q8_0"):
         refuse_grid(dtype, tensors)
     entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
     if has_ternary(model):
