@@ -4,6 +4,7 @@ it should have, and holds neither all scores of a row nor a wide copy of a froze
 import re
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -88,8 +89,9 @@ def run_of(folder, case):
 
 
 def kernels_in(hlo):
-    """Number of calls of each kernel of ours."""
-    return Counter(re.findall(r'xla\.gpu\.triton".* name = "(_\w+_kernel)"', hlo))
+    """Number of calls of each kernel of ours, and of tokamax's."""
+    ours = re.findall(r'xla\.gpu\.triton".* name = "(_\w+_kernel)"', hlo)
+    return Counter(ours + re.findall(r'custom_call_target="(mosaic_gpu\w*)"', hlo))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,6 +99,8 @@ def test_a_step_of_each_kind_compiles(name, tmp_path):
     case, kernels = CASES[name]
     found = aot.compile_for(run_of(tmp_path, case), parse_machine("gpu:h100x1"))
     assert found.fits
+    if name.endswith("base") and find_spec("tokamax"):  # which computes Hopper's heads of 128
+        kernels = {"mosaic_gpu_v2": sum(kernels.values())}
     assert kernels_in(found.hlo) == kernels
     assert not SCORES.search(found.hlo), "scores of all pairs of tokens"
     if name == "full":  # each weight and its moments are updated by one kernel, in place
