@@ -86,15 +86,13 @@ def product(
     return call.run(_product_kernel, grid=grid, out_shape=out)(x, w, *tiles)
 
 
-def gradient(
-    x: Array, g: Array, sizes: Array, dtype: jnp.dtype = jnp.float32, *, interpret: bool = False
-) -> Array:
-    """`dtype` [E, D, F]: gradient of the matrices for rows x [T, D] and the gradient g [T, F] of
-    their products, summed in float32; zeros for an empty group."""
+def gradient(x: Array, g: Array, sizes: Array, *, interpret: bool = False) -> Array:
+    """float32 [E, D, F]: gradient of the matrices for rows x [T, D] and the gradient g [T, F] of
+    their products; zeros for an empty group."""
     groups, inputs, outputs = sizes.shape[0], x.shape[1], g.shape[1]
     call = Call(_side(inputs, MOST), _side(outputs, MOST), MOST_SUMMED, interpret=interpret)
     grid = (pl.cdiv(inputs, call.rows), pl.cdiv(outputs, call.columns), groups)
-    out = jax.ShapeDtypeStruct((groups, inputs, outputs), dtype)
+    out = jax.ShapeDtypeStruct((groups, inputs, outputs), jnp.float32)
     ends = jnp.cumsum(sizes).astype(jnp.int32)
     return call.run(_gradient_kernel, grid=grid, out_shape=out)(x, g, ends - sizes, ends)
 
@@ -152,7 +150,7 @@ def _gradient_kernel(call: Call, *refs: Ref) -> None:
     sums = lax.fori_loop(whole, pl.cdiv(size, call.summed), partial(step, False), sums)
     inside = _below(row, call.rows, inputs)[:, None] & _below(column, call.columns, outputs)[None]
     at = pl.ds(row, call.rows), pl.ds(column, call.columns)
-    triton.store(dw_ref.at[(group, *at)], sums.astype(dw_ref.dtype), mask=inside)
+    triton.store(dw_ref.at[(group, *at)], sums, mask=inside)
 
 
 def _below(start: Any, size: int, end: Any) -> Array:

@@ -88,9 +88,9 @@ def _bwd(
     x, w, empty, sizes = saved
     g = g.astype(x.dtype)
     dx = _product(g, w.astype(x.dtype), sizes, x.dtype, transposed=True)
-    branches = {"tpu": partial(_gradient_by_kernel, dtype=empty.dtype)}
+    branches = {"tpu": _gradient_by_kernel}
     if x.dtype == jnp.bfloat16:
-        branches["gpu"] = partial(_gradient_on_gpu, dtype=empty.dtype)
+        branches["gpu"] = _gradient_on_gpu
     dw = by_platform(x, g, sizes, default=_gradient_by_blocks, **branches)
     return dx, dw.astype(empty.dtype), None
 
@@ -165,10 +165,10 @@ def _on_gpu(x: Array, w: Array, sizes: Array, *, dtype: jnp.dtype, transposed: b
     return gpu_ragged.product(x, w, sizes, dtype, transposed=transposed)
 
 
-def _gradient_on_gpu(x: Array, g: Array, sizes: Array, *, dtype: jnp.dtype) -> Array:
+def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
     from lmwright.core import gpu_ragged
 
-    return gpu_ragged.gradient(x, g, sizes, dtype)
+    return gpu_ragged.gradient(x, g, sizes)
 
 
 def _by_kernel(
@@ -184,14 +184,14 @@ def _by_kernel(
     return gmm(x, w, sizes, dtype, _tiling(x.shape[1], outputs), transpose_rhs=transposed)[:num]
 
 
-def _gradient_by_kernel(x: Array, g: Array, sizes: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     if device_kind() in EARLY:
         return _gradient_by_blocks(x, g, sizes)
     x, g = _whole_tiles(x), _whole_tiles(g)
     tiling = _tiling(x.shape[1], g.shape[1], MOST_GRADIENTS)
-    return tgmm(x.T, g, sizes, dtype, tiling)
+    return tgmm(x.T, g, sizes, jnp.float32, tiling)
 
 
 def _whole_tiles(rows: Array) -> Array:

@@ -144,8 +144,8 @@ def _mlp_of_rows(
 
 @jax.custom_vjp
 def _twice(x: Array) -> tuple[Array, Array]:
-    """`x` for two products, whose gradients are added up in float32: TPUs add bfloat16 results of
-    kernels in half as much time again."""
+    """`x` for two products, whose gradients are added up in float32: TPUs take half as long again
+    to add them as bfloat16."""
     return x, x
 
 
