@@ -177,20 +177,26 @@ def test_results_of_experts_are_kept_where_products_are(tmp_path):
 @pytest.mark.parametrize(
     "words, batch, compiled_gib",
     [
-        ("train.remat=none", 8, 11.74),
+        ("train.remat=none", 8, 9.35),
         ("train.remat=dots", 16, 7.89),
         ("train.remat=block", 16, 6.65),
         ("train.remat=block mesh.expert=8 mesh.fsdp=1", 16, 5.88),
     ],
 )
 def test_memory_is_what_the_compiler_says(words, batch, compiled_gib, tmp_path):
-    """Results of experts count, and with `none` the weights that every layer has gathered."""
+    """Results of experts count."""
     run = run_of(tmp_path, OLMOE[0], *words.split(), preset="olmoe-1b-7b", batch=batch)
     found = Quick.of(run, parse_machine("v5e-8"))
     assert found.memory.peak / 2**30 == pytest.approx(compiled_gib, rel=0.07)
-    (layout,) = found.layouts
+
+
+@pytest.mark.parametrize("capacity", [None, 1.25])
+def test_only_with_a_capacity_are_gathered_weights_kept(capacity, tmp_path):
+    changes = [] if capacity is None else [f"model.experts.capacity_factor={capacity}"]
+    words = OLMOE[0], "train.remat=none", *changes
+    layout = layout_of(tmp_path, parse_machine("v5e-8"), *words, batch=8)
     gathered = [result for result in saved_results(layout) if result.name.endswith("gathered")]
-    whole = 3 * 64 * 2048 * 1024 * 2 if words.endswith("none") else 0  # of a layer, in bfloat16
+    whole = 3 * 64 * 2048 * 1024 * 2 if capacity else 0  # of a layer, in bfloat16
     assert sum(result.bytes for result in gathered) == whole
 
 

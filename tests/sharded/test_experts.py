@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from lmwright.core import ragged
+from lmwright.core.sharding import AXES, make_mesh
 from lmwright.errors import UserError
 from lmwright.models.experts import Experts
 from lmwright.models.moe import Dots1, Mixtral
 from lmwright.models.reasoning import Reasoning
 from lmwright.nn import exchange
+from lmwright.nn.moe import Dispatch, mixture
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
@@ -132,3 +134,21 @@ def test_experts_that_do_not_divide_are_refused():
     model = replace(SOFTMAX, experts=replace(SOFTMAX.experts, num_experts=6))
     with pytest.raises(UserError, match=r"mesh.expert: 4 does not divide the 6 of axis 'experts'"):
         gradients(run_of(model, {"expert": 4, "data": 2}))
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_no_layer_keeps_the_matrices_that_it_gathered(ways):
+    axes = dict.fromkeys(AXES, 1) | {"fsdp": 8 // ways, "expert": ways}
+    num, width, inner = 8, 64, 32
+    shapes = {"up": (num, width, inner), "gate": (num, width, inner), "down": (num, inner, width)}
+    w = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    ids = jnp.arange(64, dtype=jnp.int32).reshape(8, 4, 2) % num
+    x, shares, real = jnp.ones((8, 4, width)), jnp.ones(ids.shape), jnp.ones((8, 4), bool)
+
+    def output(x, shares, w):
+        return mixture(x, ids, shares, real, w, Dispatch(num))[0]
+
+    with jax.set_mesh(make_mesh(axes, jax.devices()[:8])):
+        _, pull = jax.vjp(jax.jit(output), x, shares, w)
+    kept = sum(a.size for a in jax.tree.leaves(pull))  # by all devices
+    assert kept < 2 * sum(a.size for a in w.values())

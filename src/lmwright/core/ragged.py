@@ -29,12 +29,24 @@ TILE = 512  # rows of a TPU kernel's step
 WIDEST = 1024  # inputs or outputs of it
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
 
+Read = Callable[[Array], Array]
+"""Makes the matrices of groups [E, D, F] of what a weight is kept as, e.g. gathers its parts."""
 
-def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None = None) -> Array:
+
+def dot_ragged(
+    eqn: str,
+    x: Array,
+    w: Weight,
+    sizes: Array,
+    *,
+    name: str | None = None,
+    read: Read | None = None,
+) -> Array:
     """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
 
     Groups lie one after the other, int32 `sizes` [E] rows each. Rows after the last group give
-    zeros or, on TPUs, what memory held, NaN too. dtype of `x`, and `name` as in `dot`.
+    zeros or, on TPUs, what memory held, NaN too. dtype of `x`, and `name` as in `dot`. `read` makes
+    the matrices of a plain `w`, for the product and again for its gradient.
     """
     if isinstance(w, Lora) and w.magnitude is None:
         base = lax.stop_gradient(dequantize(w.base, x.dtype))
@@ -45,7 +57,7 @@ def dot_ragged(eqn: str, x: Array, w: Weight, sizes: Array, *, name: str | None 
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
     else:
-        out = ragged_product(x, as_array(w, x.dtype), sizes, x.dtype)
+        out = ragged_product(x, as_array(w, x.dtype), sizes, x.dtype, read)
     out = out.astype(x.dtype)
     return name_result(out, name or name_of(eqn))
 
@@ -54,12 +66,14 @@ def _rounded(x: Array, w: Rounded, sizes: Array) -> Array:
     return ragged_product(met(x, w, (1,)), widened(w), sizes)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def ragged_product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype = jnp.float32) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def ragged_product(
+    x: Array, w: Array, sizes: Array, dtype: jnp.dtype = jnp.float32, read: Read | None = None
+) -> Array:
     """`dtype` [T, F]: rows x [T, D] times the matrix of their group, w [E, D, F], summed in
-    float32; groups lie one after the other, int32 `sizes` [E] rows each. `w` is read in the dtype
-    of `x`; its gradient is summed in float32 and returned in its own."""
-    return _product(x, w.astype(x.dtype), sizes, dtype)
+    float32; groups lie one after the other, int32 `sizes` [E] rows each. `w`, or what `read` makes
+    of it, is read in the dtype of `x`; its gradient is summed in float32."""
+    return _product(x, (read(w) if read else w).astype(x.dtype), sizes, dtype)
 
 
 def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: bool = False) -> Array:
@@ -74,25 +88,23 @@ def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: boo
 
 
 def _fwd(
-    x: Array, w: Array, sizes: Array, dtype: jnp.dtype
-) -> tuple[Array, tuple[Array, Array, Array, Array]]:
-    y, empty = ragged_product(x, w, sizes, dtype), jnp.zeros(0, w.dtype)
-    # on several devices it was gathered for this product alone
-    kept = w.astype(x.dtype) if jax.sharding.get_abstract_mesh().size > 1 else w
-    return y, (x, kept, empty, sizes)
+    x: Array, w: Array, sizes: Array, dtype: jnp.dtype, read: Read | None
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    return ragged_product(x, w, sizes, dtype, read), (x, w, sizes)
 
 
 def _bwd(
-    dtype: jnp.dtype, saved: tuple[Array, Array, Array, Array], g: Array
+    dtype: jnp.dtype, read: Read | None, saved: tuple[Array, Array, Array], g: Array
 ) -> tuple[Array, Array, None]:
-    x, w, empty, sizes = saved
+    x, w, sizes = saved
+    whole, back = jax.vjp(read, w) if read else (w, None)
     g = g.astype(x.dtype)
-    dx = _product(g, w.astype(x.dtype), sizes, x.dtype, transposed=True)
+    dx = _product(g, whole.astype(x.dtype), sizes, x.dtype, transposed=True)
     branches = {"tpu": _gradient_by_kernel}
     if x.dtype == jnp.bfloat16:
         branches["gpu"] = _gradient_on_gpu
-    dw = by_platform(x, g, sizes, default=_gradient_by_blocks, **branches)
-    return dx, dw.astype(empty.dtype), None
+    dw = by_platform(x, g, sizes, default=_gradient_by_blocks, **branches).astype(whole.dtype)
+    return dx, back(dw)[0] if back else dw, None
 
 
 ragged_product.defvjp(_fwd, _bwd)

@@ -36,6 +36,8 @@ Products = Callable[..., Array]
 """`products(rows, sizes, w, shares)`: results [M, D] of rows [M, D] in groups of these sizes, one
 for each expert of this device; times `shares` [M] if they are given."""
 
+Read = Callable[[Tree], Tree]
+
 
 @jax.custom_vjp
 def moved(x: Array, index: Array, back: Array) -> Array:
@@ -72,17 +74,24 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
 
 
 def apply_experts(
-    products: Products, x: Array, ids: Array, shares: Array, w: Tree, num_experts: int, ways: int
+    products: Products,
+    x: Array,
+    ids: Array,
+    shares: Array,
+    w: Tree,
+    num_experts: int,
+    ways: int,
+    read: Read = lambda w: w,
 ) -> Array:
     """float32 [N, D]: for each of the tokens x [N, D], the sum of the results of its chosen
     experts, ids [N, k], times shares [N, k]. The id `num_experts` stands for no choice. The experts
-    and their weights w are cut over `ways` devices."""
+    and their weights w are cut over `ways` devices; these read `read(w)` in all rounds."""
     if ways == 1:
         here = Here.of(ids, num_experts)
         ours = _at(jnp.where(here.real, shares, 0).reshape(-1), here.order)
         # a share is given to the inputs of the last product, whose results then need not be kept
         return _to_tokens(products(_to_choices(x, here), here.counts, w, ours), here)
-    return _in_rounds(products, x, shares, w, Way.of(ids, num_experts, ways))
+    return _in_rounds(products, read, x, shares, w, Way.of(ids, num_experts, ways))
 
 
 def _is_ragged() -> bool:
@@ -290,11 +299,11 @@ def _packed(rows: Array) -> Array:
     return rows
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in_rounds(products: Products, x: Array, shares: Array, w: Tree, way: Way) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _in_rounds(products: Products, read: Read, x: Array, shares: Array, w: Tree, way: Way) -> Array:
     here = way.here
     rows = _at(_packed(x), here.token)
-    w = _narrow(w, x)
+    w = _narrow(read(w), x)
 
     def one(number: Array, y: Array) -> Array:
         now = way.round(number)
@@ -317,17 +326,21 @@ def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
 
 
 def _in_rounds_fwd(
-    products: Products, x: Array, shares: Array, w: Tree, way: Way
+    products: Products, read: Read, x: Array, shares: Array, w: Tree, way: Way
 ) -> tuple[Array, tuple[Any, ...]]:
-    return _in_rounds(products, x, shares, w, way), (x, shares, w, way)
+    return _in_rounds(products, read, x, shares, w, way), (x, shares, w, way)
 
 
-def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
+def _in_rounds_bwd(
+    products: Products, read: Read, saved: tuple[Any, ...], g: Array
+) -> tuple[Any, ...]:
     x, shares, w, way = saved
+    whole, back = jax.vjp(read, w)
+    narrow = _narrow(whole, x)
     here, slots = way.here, way.slots
     most = -(-way.most // slots) * slots  # whole rounds
     rows, pulls = (_at(_packed(a), here.token) for a in (x, g.astype(x.dtype)))
-    window, read = way.window(0, most), _narrow(w, x)
+    window = way.window(0, most)
     # their numbers for all rounds at once
     arrived = _swapped(_taken(_at(shares.reshape(-1), here.order), window))
     arrived = arrived.reshape(-1, most)
@@ -338,7 +351,7 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
         # a share is given to the inputs of the last product, whose results then are not needed
         compute = lambda rows, ours, w: products(rows, now.sizes, w, ours)  # noqa: E731
-        wide = jax.tree.map(lambda a: a.astype(jnp.float32), read)  # and so are their gradients
+        wide = jax.tree.map(lambda a: a.astype(jnp.float32), narrow)  # and so are their gradients
         _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), wide)
         drows, dours, more = pull(now.there(pulls))
         dours = _at(dours, now.place).reshape(-1, slots)
@@ -346,14 +359,14 @@ def _in_rounds_bwd(products: Products, saved: tuple[Any, ...], g: Array) -> tupl
         dw = jax.tree.map(jnp.add, dw, more)
         return now.back(drows, dx), dshares, dw
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), w)
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), whole)
     dx, dshares, dw = _loop(way, one, (jnp.zeros_like(rows), jnp.zeros_like(arrived), zeros))
     dx = _at(dx.reshape(-1, x.shape[1]), here.place)
     dx = jnp.sum(dx.astype(jnp.float32), axis=1).astype(x.dtype)
     dshares = _swapped(dshares).reshape(-1)
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
-    dw = jax.tree.map(lambda a, b: b.astype(a.dtype), w, dw)
+    (dw,) = back(jax.tree.map(lambda a, b: b.astype(a.dtype), whole, dw))
     return dx, _at(ours, here.place), dw, None
 
 

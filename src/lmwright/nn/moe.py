@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from lmwright.core.compute import GATE
 from lmwright.core.leaves import Rounded
-from lmwright.core.ragged import dot_ragged
+from lmwright.core.ragged import Read, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
@@ -34,6 +34,8 @@ SHARDS = ("fsdp", "context")  # over which the rest of an expert's weights is cu
 
 Experts = dict[str, Array]
 """up and, for gated MLPs, gate [E, D, F]; down [E, F, D]."""
+CUT = {"up": 1, "gate": 1, "down": 2}
+"""Their axis that is cut over `SHARDS`."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,24 @@ def _local(
 ) -> tuple[Array, Array]:  # fmt: skip
     """One device's part, of `ways` along expert and `tensor` along tensor: its own tokens and
     experts, an even part of the experts' width."""
-    if not jax.sharding.get_abstract_mesh().empty and jax.sharding.get_abstract_mesh().size > 1:
-        w = {name: _gathered(a, 1 if name != "down" else 2, x.dtype) for name, a in w.items()}
     by = _by_capacity if dispatch.capacity_factor is not None else _by_rows
     y, dropped = by(x, experts, shares, real, w, dispatch, ways)
     if tensor > 1:  # each has summed over its part of the width
         y = lax.psum_scatter(y, TENSOR, scatter_dimension=1, tiled=True)
     return y.astype(x.dtype), dropped
+
+
+def _reads(dtype: jnp.dtype) -> dict[str, Read]:
+    """How products get whole matrices in `dtype` of a device's parts; nothing on one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return {}
+    return {name: partial(_gathered, axis=axis, dtype=dtype) for name, axis in CUT.items()}
+
+
+def _whole(w: Experts, dtype: jnp.dtype) -> Experts:
+    reads = _reads(dtype)
+    return {name: reads[name](a) if reads else a for name, a in w.items()}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -121,25 +134,28 @@ def _by_rows(
 ) -> tuple[Array, Array]:
     b, t, k = experts.shape
     ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
-    y = apply_experts(
-        partial(_mlp_of_rows, dispatch), x.reshape(b * t, -1), ids, shares.reshape(b * t, k), w,
-        dispatch.num_experts, ways,
-    )  # fmt: skip
+    # the backward pass gathers matrices again: no layer keeps them
+    mlp = partial(_mlp_of_rows, dispatch, _reads(x.dtype) if ways == 1 else {})
+    rows = x.reshape(b * t, -1), ids, shares.reshape(b * t, k)
+    read = partial(_whole, dtype=x.dtype)
+    y = apply_experts(mlp, *rows, w, dispatch.num_experts, ways, read)
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
 
 def _mlp_of_rows(
-    dispatch: Dispatch, rows: Array, sizes: Array, w: Experts, shares: Array | None = None
-) -> Array:
+    dispatch: Dispatch, reads: dict[str, Read],
+    rows: Array, sizes: Array, w: Experts, shares: Array | None = None,
+) -> Array:  # fmt: skip
+    read = reads.get
     gate = None
     if dispatch.mlp in GATED:
         rows, again = _twice(rows)
-        gate = dot_ragged("td,edf->tf", again, w["gate"], sizes, name=GATE)
-    up = dot_ragged("td,edf->tf", rows, w["up"], sizes)
+        gate = dot_ragged("td,edf->tf", again, w["gate"], sizes, name=GATE, read=read("gate"))
+    up = dot_ragged("td,edf->tf", rows, w["up"], sizes, read=read("up"))
     h = _inner(up, gate, dispatch)
     if shares is not None:
         h = (h * shares[:, None]).astype(h.dtype)
-    return dot_ragged("tf,efd->td", h, w["down"], sizes)
+    return dot_ragged("tf,efd->td", h, w["down"], sizes, read=read("down"))
 
 
 @jax.custom_vjp
@@ -196,6 +212,7 @@ def _by_capacity(
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 0, 1, tiled=True)  # [E here, b of all, C, D]
     there = rows.shape
+    w = _whole(w, x.dtype)
     rows = _mlp_of_slots(rows.reshape(there[0], -1, there[-1]), w, dispatch).reshape(there)
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)

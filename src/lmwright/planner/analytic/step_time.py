@@ -248,7 +248,8 @@ def _collectives(timing: Timing, layout: Layout, machine: Machine) -> None:
         times = pieces * uses(layout, weight)
         if weight.param.is_matrix and gathered > 1:
             seconds = times * size * (gathered - 1) / gathered / rate(machine, gathered)
-            kept = weight.is_routed and layout.remat.everything  # from the forward pass
+            capacity = layout.capacity_factor(weight) if weight.is_routed else None
+            kept = capacity is not None and layout.remat.everything  # from the forward pass
             gathers += (1 if kept else GATHERS) * min(GATHER_BYTES, weight.bytes) * seconds
             if not weight.trained:
                 continue
