@@ -255,6 +255,31 @@ ROWS = {
         {"tie_word_embeddings": True, "num_key_value_heads": None, "hidden_act": "relu"},
         gradients=False,
     ),
+    "olmo3": Row(
+        "Olmo3ForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 7,
+            "layer_types": [LOCAL, LOCAL, GLOBAL] * 2 + [LOCAL],
+            "rope_parameters": {
+                GLOBAL: rope("yarn", factor=6.0, **OLD),
+                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
+            },
+            "attention_bias": True,
+        },
+        generates=True,
+    ),
+    "olmo3-released": Row(  # the form of the released config.json
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": 7,
+            "rope_parameters": None,
+            "rope_theta": 500_000.0,
+            "rope_scaling": {"rope_type": "yarn", "factor": 6.0, "beta_fast": 32.0, **OLD},
+            "attention_bias": False,
+        },
+        gradients=False,
+    ),
     "phi3": Row(
         "Phi3ForCausalLM",
         {

@@ -38,6 +38,10 @@ MODELS = {
         rope_scaling=LinearRope(factor=3.0),
     ),
     "olmo2": Olmo2(**SIZES, bias="attention"),
+    "olmo3": Olmo2(
+        **SIZES, window=7, layer_pattern=("local", "global"), local_rope_theta=77.0,
+        rope_scaling=YARN,
+    ),
     "modernbert": ModernBert(
         **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,
         rope_scaling=LinearRope(factor=3.0),

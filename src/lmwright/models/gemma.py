@@ -21,11 +21,12 @@ from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
 from lmwright.models.block import OutNorm, attention_spec, feed_forward, mlp_spec, output, project
+from lmwright.models.by_reach import tables_by_reach
 from lmwright.models.decoder import AnyMlp, Decoder, Head, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm_from_zero
-from lmwright.nn.rope import apply_rope, rope_tables
+from lmwright.nn.rope import apply_rope
 from lmwright.nn.soft_cap import soft_capped
 
 
@@ -80,11 +81,7 @@ class Gemma(Decoder):
 
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""
-        whole = super().tables(positions, length)
-        if self.local_rope_theta is None:
-            return {"local": whole, "global": whole}
-        local = rope_tables(positions, self.head_dim, self.local_rope_theta)
-        return {"local": local, "global": whole}
+        return tables_by_reach(self, self.local_rope_theta, positions, length)
 
     def last_norm(self, w: Tree, x: Array) -> Array:
         """The residual stream as the head sees it."""

@@ -29,6 +29,7 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
 from lmwright.kernels.select import KERNELS
 from lmwright.models.block import into_stream, output, with_bias
+from lmwright.models.by_reach import tables_by_reach
 from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
 from lmwright.models.heads import DocumentHead
 from lmwright.models.layers import Attend
@@ -36,7 +37,7 @@ from lmwright.nn.attention import Scoring
 from lmwright.nn.for_all import plus
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp, activate, gated
-from lmwright.nn.rope import apply_rope, rope_tables
+from lmwright.nn.rope import apply_rope
 
 FIRST = "first "  # of the kind of the first layer
 MLP_WEIGHTS = {
@@ -140,9 +141,7 @@ class ModernBert(Decoder):
 
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the kind of a layer."""
-        whole = super().tables(positions, length)
-        local = rope_tables(positions, self.head_dim, self.local_rope_theta)
-        return {"global": whole, "local": local}
+        return tables_by_reach(self, self.local_rope_theta, positions, length)
 
     def last_norm(self, w: Tree, x: Array) -> Array:
         """The residual stream as the head sees it."""

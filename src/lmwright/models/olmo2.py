@@ -3,6 +3,8 @@ and norms of q and k over all heads together.
 
     x --+--> attention --> norm --+--> mlp --> norm --+-->
         +-------------------------^ +-----------------^
+
+OLMo 3 (https://arxiv.org/abs/2512.13961) has windows in three of four layers.
 """
 
 from functools import partial
@@ -15,6 +17,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
+from lmwright.errors import UserError
 from lmwright.models.block import (
     OutNorm,
     attention_spec,
@@ -25,7 +28,8 @@ from lmwright.models.block import (
     qk_norm_spec,
     qk_normed,
 )
-from lmwright.models.decoder import Decoder
+from lmwright.models.by_reach import tables_by_reach
+from lmwright.models.decoder import Decoder, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
@@ -44,6 +48,28 @@ class Olmo2(Decoder):
     norm_eps: Positive = 1e-6
     bias: Literal["none", "attention"] = "none"
     """Projections that add a bias."""
+    window: PositiveInt | None = None
+    """Tokens that local layers look at, the query included; none in OLMo 2."""
+    layer_pattern: tuple[LayerReach, ...] = ("local", "local", "local", "global")
+    """Reach of each layer where there is a window; the pattern repeats over all layers."""
+    local_rope_theta: Positive | None = None
+    """Theta of local layers, which are then not scaled; that of all layers if unset."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is None and self.local_rope_theta is not None:
+            raise UserError(
+                "model.local_rope_theta: has no effect without model.window; give the window too"
+            )
+
+    @property
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return self.window, self.layer_pattern
+
+    def tables(self, positions: Array, length: int) -> Tree:
+        """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""
+        return tables_by_reach(self, self.local_rope_theta, positions, length)
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
@@ -61,8 +87,8 @@ class Olmo2(Decoder):
         """x [B, T, D] after attention and mlp."""
         q, k, v = project(w, x)
         q, k = qk_normed(self.qk_norm, w, q, k, self.norm_eps)
-        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
-        h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
+        q, k = (name_result(apply_rope(a, tables[kind])) for a in (q, k))
+        h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind))))
         h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
         x = constrain(x + h, "batch stream embed")
         norm = OutNorm("mlp_norm", partial(rms_norm, eps=self.norm_eps))

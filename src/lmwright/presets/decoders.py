@@ -50,6 +50,16 @@ def _olmo2(shape: Shape) -> Any:
     return Olmo2(**sizes(shape), vocab_size=100_352, head_dim=128, seq_len=4096)
 
 
+def _olmo3(shape: Shape) -> Any:
+    from lmwright.models.olmo2 import Olmo2
+    from lmwright.nn.rope import YarnRope
+
+    return Olmo2(
+        **sizes(shape), vocab_size=100_278, head_dim=128, seq_len=65_536, window=4096,
+        local_rope_theta=500_000.0, rope_scaling=YarnRope(factor=8.0, original_seq_len=8192),
+    )  # fmt: skip
+
+
 def _phi3(shape: Shape, head_dim: int) -> Any:
     from lmwright.models.phi3 import Phi3
 
@@ -124,6 +134,10 @@ PRESETS = {
     "olmo2-13b": row("13.7 B: OLMo 2 13B (https://arxiv.org/abs/2501.00656)", _olmo2,
         (5120, 13_824, 40, 40, 40)),
     "olmo2-32b": row("32.2 B: OLMo 2 32B (https://arxiv.org/abs/2501.00656)", _olmo2,
+        (5120, 27_648, 64, 40, 8)),
+    "olmo3-7b": row("7.30 B: OLMo 3 7B (https://arxiv.org/abs/2512.13961)", _olmo3,
+        (4096, 11_008, 32, 32, 32)),
+    "olmo3-32b": row("32.2 B: OLMo 3 32B (https://arxiv.org/abs/2512.13961)", _olmo3,
         (5120, 27_648, 64, 40, 8)),
     "phi-3-mini": row("3.82 B: Phi-3 mini 4K with its window (https://arxiv.org/abs/2404.14219)",
         _phi3, (3072, 8192, 32, 32, 32), head_dim=96),

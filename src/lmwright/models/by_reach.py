@@ -1,0 +1,18 @@
+"""Rotations that differ between local and global layers."""
+
+from jax import Array
+
+from lmwright.core.param import Tree
+from lmwright.models.decoder import Decoder
+from lmwright.nn.rope import rope_tables
+
+
+def tables_by_reach(
+    model: Decoder, local_theta: float | None, positions: Array, length: int
+) -> dict[str, Tree]:
+    """Rotations of local and of global layers: those of local ones have `local_theta` and no
+    scaling, or are the same if it is None."""
+    whole = Decoder.tables(model, positions, length)
+    if local_theta is None:
+        return {"local": whole, "global": whole}
+    return {"local": rope_tables(positions, model.rotary_dim, local_theta), "global": whole}
