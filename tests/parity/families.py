@@ -280,6 +280,22 @@ ROWS = {
         },
         gradients=False,
     ),
+    "smollm3": Row(
+        "SmolLM3ForCausalLM",
+        {
+            "num_hidden_layers": 7,
+            "no_rope_layers": [1, 1, 0, 1, 1, 0, 1],
+            "rope_parameters": rope("yarn", factor=6.0, **OLD),
+            "tie_word_embeddings": False,
+            "mlp_bias": True,
+        },
+        generates=True,
+    ),
+    "smollm3-biased": Row(  # without rotation, the gradient of the keys' bias is zero
+        "SmolLM3ForCausalLM",
+        {"rope_parameters": None, "attention_bias": True},
+        gradients=False,
+    ),
     "phi3": Row(
         "Phi3ForCausalLM",
         {

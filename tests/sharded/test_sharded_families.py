@@ -15,6 +15,7 @@ from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
+from lmwright.models.smollm3 import SmolLm3
 from lmwright.models.xlstm import Xlstm
 from lmwright.models.xlstm_blocks import XlstmBlocks
 from lmwright.nn.rope import LinearRope, LongRope, YarnRope
@@ -42,6 +43,7 @@ MODELS = {
         **SIZES, window=7, layer_pattern=("local", "global"), local_rope_theta=77.0,
         rope_scaling=YARN,
     ),
+    "smollm3": SmolLm3(**SIZES, rope_pattern=("rope", "nope"), bias="mlp"),
     "modernbert": ModernBert(
         **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,
         rope_scaling=LinearRope(factor=3.0),

@@ -4,48 +4,27 @@ from typing import Any
 
 from lmwright.config.registry import Registry
 
-KINDS = Registry(
-    __name__,
-    {
-        "llama": "llama.Llama",
-        "gemma": "gemma.Gemma",
-        "olmo2": "olmo2.Olmo2",
-        "phi3": "phi3.Phi3",
-        "mixtral": "moe.Mixtral",
-        "qwen3-moe": "moe.Qwen3Moe",
-        "olmoe": "moe.Olmoe",
-        "dots1": "moe.Dots1",
-        "eurobert": "eurobert.EuroBert",
-        "modernbert": "modernbert.ModernBert",
-        "deberta": "deberta.Deberta",
-        "llada": "llada.Llada",
-        "xlstm": "xlstm.Xlstm",
-        "xlstm-blocks": "xlstm_blocks.XlstmBlocks",
-        "bitnet": "bitnet.BitNet",
-        "fanformer": "fanformer.Fanformer",
-    },
-)
-TABLES = Registry(
-    f"{__name__}.hf",
-    {
-        "llama": "llama.LlamaHf",
-        "gemma": "gemma.GemmaHf",
-        "olmo2": "olmo2.Olmo2Hf",
-        "phi3": "phi3.Phi3Hf",
-        "mixtral": "moe.MixtralHf",
-        "qwen3-moe": "moe.Qwen3MoeHf",
-        "olmoe": "moe.OlmoeHf",
-        "dots1": "moe.Dots1Hf",
-        "eurobert": "eurobert.EuroBertHf",
-        "modernbert": "modernbert.ModernBertHf",
-        "deberta": "deberta.DebertaHf",
-        "llada": "llada.LladaHf",
-        "xlstm": "xlstm.XlstmHf",
-        "xlstm-blocks": "xlstm_blocks.XlstmBlocksHf",
-        "bitnet": "bitnet.BitNetHf",
-        "fanformer": "fanformer.FanformerHf",
-    },
-)
+CLASSES = {
+    "llama": "llama.Llama",
+    "gemma": "gemma.Gemma",
+    "olmo2": "olmo2.Olmo2",
+    "smollm3": "smollm3.SmolLm3",
+    "phi3": "phi3.Phi3",
+    "mixtral": "moe.Mixtral",
+    "qwen3-moe": "moe.Qwen3Moe",
+    "olmoe": "moe.Olmoe",
+    "dots1": "moe.Dots1",
+    "eurobert": "eurobert.EuroBert",
+    "modernbert": "modernbert.ModernBert",
+    "deberta": "deberta.Deberta",
+    "llada": "llada.Llada",
+    "xlstm": "xlstm.Xlstm",
+    "xlstm-blocks": "xlstm_blocks.XlstmBlocks",
+    "bitnet": "bitnet.BitNet",
+    "fanformer": "fanformer.Fanformer",
+}
+KINDS = Registry(__name__, CLASSES)
+TABLES = Registry(f"{__name__}.hf", {kind: f"{name}Hf" for kind, name in CLASSES.items()})
 
 
 class TableOf:

@@ -60,6 +60,14 @@ def _olmo3(shape: Shape) -> Any:
     )  # fmt: skip
 
 
+def _smollm3(shape: Shape) -> Any:
+    from lmwright.models.smollm3 import SmolLm3
+
+    return SmolLm3(
+        **sizes(shape), vocab_size=128_256, head_dim=128, seq_len=65_536, rope_theta=5_000_000.0
+    )
+
+
 def _phi3(shape: Shape, head_dim: int) -> Any:
     from lmwright.models.phi3 import Phi3
 
@@ -139,6 +147,8 @@ PRESETS = {
         (4096, 11_008, 32, 32, 32)),
     "olmo3-32b": row("32.2 B: OLMo 3 32B (https://arxiv.org/abs/2512.13961)", _olmo3,
         (5120, 27_648, 64, 40, 8)),
+    "smollm3-3b": row("3.08 B: SmolLM3 3B (https://huggingface.co/HuggingFaceTB/SmolLM3-3B)",
+        _smollm3, (2048, 11_008, 36, 16, 4)),
     "phi-3-mini": row("3.82 B: Phi-3 mini 4K with its window (https://arxiv.org/abs/2404.14219)",
         _phi3, (3072, 8192, 32, 32, 32), head_dim=96),
     "phi-3-medium": row(

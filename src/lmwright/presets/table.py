@@ -17,6 +17,7 @@ FEATURES = {
     "layer_pattern": "patterns of local and global layers",
     "rope_scaling": "scaled rotations",
     "rotary_fraction": "partial rotation",
+    "rope_pattern": "layers without rotation",
     "local_rope_theta": "two thetas",
     "position_buckets": "rows of distances",
     "periodic_fraction": "waves of the stream",

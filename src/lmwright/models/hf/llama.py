@@ -70,6 +70,9 @@ def _write_bias(model: Any, *_: str) -> Json:
     return {"attention_bias": attention, "mlp_bias": mlp}
 
 
+BIAS = Derived(_read_bias, _write_bias)
+
+
 def _read_qk_norm(config: Json, *_: Any) -> Json:
     return {"qk_norm": "head" if config["architectures"][0] == "Qwen3ForCausalLM" else "none"}
 
@@ -82,7 +85,7 @@ class LlamaHf(Table):
         HEAD,
         Derived(_read_window, _write_window),
         Derived(_read_act, _write_act),
-        Derived(_read_bias, _write_bias),
+        BIAS,
         ROPE,
         Derived(_read_qk_norm),  # which the architecture says
     )

@@ -1,19 +1,20 @@
 """Windows of attention in Hugging Face's config.json: `layer_types` and what preceded it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from lmwright.errors import UserError
 from lmwright.models.decoder import LayerReach
 
+Kind = TypeVar("Kind", bound=str)
 TYPES: dict[LayerReach, str] = {"local": "sliding_attention", "global": "full_attention"}
 
 
-def pattern_of(reach: Sequence[LayerReach]) -> list[LayerReach]:
-    """The shortest pattern that, over and over, gives the reach of each layer."""
-    lengths = range(1, len(reach) + 1)
-    fits = lambda n: all(each == reach[i % n] for i, each in enumerate(reach))  # noqa: E731
-    return list(reach[: next(n for n in lengths if fits(n))])
+def pattern_of(kinds: Sequence[Kind]) -> list[Kind]:
+    """The shortest pattern that, over and over, gives the kind of each layer."""
+    lengths = range(1, len(kinds) + 1)
+    fits = lambda n: all(each == kinds[i % n] for i, each in enumerate(kinds))  # noqa: E731
+    return list(kinds[: next(n for n in lengths if fits(n))])
 
 
 def reach_of(layer_types: Any, num_layers: int, where: str) -> list[LayerReach]:
