@@ -128,6 +128,16 @@ def test_where_only_a_run_will_do(places, path):
         open_run(places / path)
 
 
+@pytest.mark.parametrize(
+    "line", ["eval FILE", "generate FILE --prompt a", "adapters export FILE out"]
+)
+def test_a_run_file_in_the_place_of_what_it_trains(places, line, capsys):
+    file = places / "run" / "run.toml"
+    assert main(line.replace("FILE", str(file)).split()) == 2
+    told = capsys.readouterr().err
+    assert f"is a run file; give the directory ({places / 'run'}) in which it trained" in told
+
+
 def test_a_checkpoint_that_is_not_there(places, capsys):
     assert main(["generate", str(places / "run" / "checkpoints" / "8"), "--prompt", "a"]) == 2
     assert "there is no checkpoint 8" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from lmwright.evals.loss import SourceLoss, evaluate_rows, tally_of
 from lmwright.evals.positions import PositionLoss, position_losses
 from lmwright.evals.tables import print_losses
 from lmwright.formats.hf_stream import on_devices
-from lmwright.formats.open import open_run
+from lmwright.formats.open import open_run, refuse_run_file
 from lmwright.formats.train_state import pick
 from lmwright.formats.weights import load_as_trained
 from lmwright.guard.heartbeat import beat
@@ -162,6 +162,7 @@ def open_held_out(
     except UserError:
         if not Path(path).exists():
             raise
+        refuse_run_file(path)
         text = f"{path}: not a run directory, so it has no held-out data; add --text FILE"
         raise UserError(text) from None
     refuse_lost_card()

@@ -12,6 +12,7 @@ are read here because `train.init_from` may name any place.
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -146,8 +147,19 @@ def open_run(path: str | Path) -> Origin:
     else."""
     local = fetched(path) if is_bucket(path) else usable(os.path.expanduser(path))
     if (place := _run_at(local)) is None:
+        refuse_run_file(local)
         raise UserError(f"{path}: not a run directory (no run.toml); train one first")
     return place
+
+
+def refuse_run_file(path: str | Path) -> None:
+    """Raises UserError for a run file in the place of what it trains, with the run's directory."""
+    path = Path(os.path.expanduser(path))
+    if path.suffix == ".toml" and path.is_file():
+        there = ""
+        with suppress(UserError):
+            there = f" ({load_run(path).dir})"
+        raise UserError(f"{path}: is a run file; give the directory{there} in which it trained")
 
 
 def _run_at(path: Path) -> Origin | None:
@@ -166,6 +178,7 @@ def _open_path(path: Path) -> Origin:
         return Origin(HF, path)
     if (path / ADAPTER_CONFIG).exists():
         return Origin(ADAPTER, path)
+    refuse_run_file(path)
     raise _nothing_at(path)
 
 
