@@ -256,6 +256,8 @@ def test_the_environment_is_set_before_jax_is_imported():
         (lambda run: lm.train(run, hooks=Seen()), "hooks: .* must be a list"),
         (lambda run: lm.load_run(run, ["a=1"]), "overrides: .* each on its own"),
         (lambda run: lm.load_model(None), "NoneType: is no place"),
+        (lambda run: lm.generate(None, "a"), "NoneType: is no place"),
+        (lambda run: lm.embed({"dir": "a"}, "a"), "dict: is no place"),
         (lambda run: lm.evaluate(lm.load_model(run)), "a loaded model: .* give its path"),
         (lambda run: lm.generate(run, "a", temperature="0.8"), "temperature: '0.8' must be a num"),
         (lambda run: lm.generate(run, {"role": "user"}), "prompts: .* must be a list"),

@@ -8,11 +8,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from inspect import signature
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of, refuse_unknown
-from lmwright.config.run import Run
 from lmwright.errors import UserError
 
 if TYPE_CHECKING:
@@ -271,7 +269,9 @@ def publish(
 
 
 def _loaded(model: "Place | LoadedModel", adapter: str | None) -> "LoadedModel":
-    if isinstance(model, str | PathLike | Run):
+    from lmwright.formats.loaded import LoadedModel
+
+    if not isinstance(model, LoadedModel):
         return load_model(model, adapter=adapter)
     if adapter is not None:
         raise UserError("adapter: the model is loaded already; give it to load_model")
