@@ -171,6 +171,17 @@ def test_one_conversation_alone_is_not_cut_and_that_is_said(tmp_path, inside, ca
     assert "nothing is held out" in " ".join(said.split())
 
 
+def test_held_out_examples_that_no_row_holds_are_told_as_that(tmp_path, inside, capsys):
+    rows = [{"prompt": f"{n} a b", "completion": f"{n} c d" + " e" * 200} for n in range(20)]
+    rows += [{"prompt": "a b", "completion": "c d"}]
+    Path("words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edit(sources='[{ path = "words.jsonl", rows = "prompt" }]')
+    pack = ["data.pack.method=best-fit", "data.chat.template=none", "data.tokenizer.vocab_size=260"]
+    code, said = command(capsys, "prepare", "run.toml", *pack)
+    assert code == 0, said
+    assert "chose were left out, as said above; raise it, or data.pack.seq_len" in said
+
+
 def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
     Path("x.bin").write_bytes(bytes(range(256)))
     with gzip.open("x", "wb") as f:

@@ -110,12 +110,25 @@ def notes(run: Run, summary: Summary) -> Iterator[str]:
             f"{groups * run.train.global_batch_size / max(rows, 1):,.0f} with each other"
         )
     if packed and run.data.holdout_fraction and not packed.counts["sources"].get("eval"):
-        yield (
-            "nothing is held out: the documents are too few or too short for "
-            f"data.holdout_fraction = {run.data.holdout_fraction:g}, or an earlier version made "
-            f"them; remove {summary.dir}/normalize and prepare again, or add a source with "
-            'use = "eval"'
+        yield _nothing_held_out(run, summary)
+
+
+def _nothing_held_out(run: Run, summary: Summary) -> str:
+    """Words for held-out documents that were all left out, or of which there were none."""
+    wanted = f"data.holdout_fraction = {run.data.holdout_fraction:g}"
+    read = summary.stages.get("normalize")
+    if held := read.counts["sources"].get("eval") if read else None:
+        docs = sum(count["docs"] for count in held.values())
+        return (
+            f"nothing is held out: all {docs:,} documents that {wanted} chose were left out, as "
+            "said above; raise it, or data.pack.seq_len if they are too long, and prepare again, "
+            'or add a source with use = "eval"'
         )
+    return (
+        f"nothing is held out: the documents are too few or too short for {wanted}, or an earlier "
+        f"version made them; remove {summary.dir}/normalize and prepare again, or add a source "
+        'with use = "eval"'
+    )
 
 
 def print_summary(summary: Summary, console: Any) -> None:

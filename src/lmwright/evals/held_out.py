@@ -179,9 +179,10 @@ def open_held_out(
     folder = pick(plan, adapter).data
     store = TokenStore.open(folder)
     if not store.eval_sources:
+        change = "raise" if run.data.holdout_fraction else "set"
         raise UserError(
-            f"{folder}: nothing is held out; set data.holdout_fraction or a source with "
-            f'use = "eval" and prepare again'
+            f"{folder}: nothing is held out; {change} data.holdout_fraction, or add a source with "
+            f'use = "eval", and prepare again'
         )
     plan = of_rows(replace(plan, run=with_ids(plan.run, store)), [store])
     return Opened(place.path, plan, step, weights, HeldOut(plan, store))
