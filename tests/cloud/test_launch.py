@@ -172,6 +172,12 @@ def test_the_capacity_of_an_option_goes_before_the_files(tpu, file, words, asked
     assert where.price == price  # for the limits of the job
 
 
+def test_what_is_no_machine_is_told_before_the_zone_is_asked_for(tpu):
+    for place in ("local", "gpu:h100x8"):
+        with pytest.raises(UserError, match=f"--on {place}: unknown machine; .* local:2x1,"):
+            offers_of(place, settings_with())
+
+
 def test_two_kinds_of_capacity_are_refused(tpu):
     with pytest.raises(UserError, match="--reservation: is another kind than --spot; give one"):
         settings_with(capacity="spot", reservation="r")

@@ -133,18 +133,19 @@ def cloud_of(settings: Settings) -> Cloud:
     )
 
 
+ELSEWHERE = "processes here like local:2x1, other places are kaggle, ssh:HOSTS and gke:CLUSTER"
 SAME = ("service_account", "network", "subnetwork", "disks", "secrets", "valid_hours")
 SAME += ("max_hours", "max_chip_hours", "max_cost")
 
 
 def offers_of(target: str, settings: Settings) -> tuple[Offer, ...]:
     """The slices that `--on` names in all zones. Raises UserError."""
+    slices = [parse_slice(name, ELSEWHERE) for name in target.split(",")]
     zones = [zone.strip() for zone in settings.zone.split(",") if zone.strip()]
     if not zones:
         raise UserError("--zone: missing; name where the slice is to be, as in us-central2-b")
     for zone in zones:
         refuse_zone(zone)
-    slices = [parse_slice(name) for name in target.split(",")]
     spot = settings.capacity == "spot"
     return tuple(_offer(where, zone, spot) for where in slices for zone in zones)
 

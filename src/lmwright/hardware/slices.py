@@ -67,13 +67,14 @@ def names_of(generation: str) -> list[str]:
     return [f"{generation}-{chips * family.count}" for chips in family.layouts]
 
 
-def parse_slice(text: str) -> Slice:
-    """The slice that `text` names. Raises UserError with the nearest names otherwise."""
+def parse_slice(text: str, others: str = "GPUs like gpu:h100x8, processors like cpu:8") -> Slice:
+    """The slice that `text` names. Raises UserError with the nearest names otherwise, or with the
+    `others` that may be named in its place."""
     word = text.strip().lower().removeprefix("tpu:")
     match = _NAME.fullmatch(word)
     generation = ALIASES.get(match[2], match[2]) if match else ""
     if generation not in CHIPS:
-        raise UserError(f"--on {text}: unknown machine; {_nearest(word)}")
+        raise UserError(f"--on {text}: unknown machine; {_nearest(word, others)}")
     slices = int(match[1] or 1)
     family = CHIPS[generation]
     if slices < 1:
@@ -124,12 +125,12 @@ def _refuse_shape(text: str, shape: tuple[int, ...], family: Chip) -> None:
     )
 
 
-def _nearest(word: str) -> str:
+def _nearest(word: str, others: str) -> str:
     every = [name for generation in CHIPS for name in names_of(generation)]
     close = difflib.get_close_matches(word, every, n=3, cutoff=0.4)
     if close:
         return f"nearest: {', '.join(close)}"
-    return "TPU slices look like v4-32 or v5e-8, GPUs like gpu:h100x8, processors like cpu:8"
+    return f"TPU slices look like v4-32 or v5e-8, {others}"
 
 
 def _nearest_sizes(generation: str, size: int) -> str:
