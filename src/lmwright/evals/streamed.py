@@ -20,7 +20,7 @@ from lmwright.config.run import Source
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.data.sources.file import File, Slice, refuse_changed
 from lmwright.data.sources.files import find_files
-from lmwright.data.sources.read import read_rows
+from lmwright.data.sources.read import LOOK_ROWS, read_rows
 from lmwright.errors import UserError
 from lmwright.guard.files import sync, try_lock, write_whole
 from lmwright.guard.urls import without_secrets
@@ -49,13 +49,38 @@ class Texts:
     def rows(self) -> Iterator[Row | Bad]:
         """All rows of the files, in order. Raises UserError for a file that changes meanwhile."""
         for each in self.files:
-            yield from map(_whole_characters, read_rows(Slice(each), self.source))
+            rows = map(_whole_characters, read_rows(Slice(each), self.source))
+            yield from _with_columns(rows, each, self.source)
             refuse_changed(each)
 
     @property
     def stamps(self) -> list[list[Any]]:
         """Path without credentials, size and time of each file, by which a changed one is known."""
         return [[without_secrets(each.path), each.size, each.stamp] for each in self.files]
+
+
+def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:
+    """Passes rows on; raises UserError if none of the first ones, which may be all, has a column
+    that was named, as readers do for files with a header."""
+    named = dict.fromkeys((source.text_column, *source.meta_columns))
+    ahead, there = list[Row | Bad](), set[str]()
+    for row in rows:
+        ahead.append(row)
+        if isinstance(row, Row):
+            there |= {source.text_column, *json.loads(row.meta)}
+        elif not row.missing:  # nobody knows what it has beside
+            there.update(named)
+        if there.issuperset(named) or len(ahead) == LOOK_ROWS:
+            break
+    if ahead and (name := next((name for name in named if name not in there), None)):
+        key = "text_column" if name == source.text_column else "meta_columns"
+        only = f"; {ahead[0].reason}" if isinstance(ahead[0], Bad) else ""
+        raise UserError(
+            f"{file.path}: none of the first {len(ahead)} rows has {name!r}{only}; change "
+            f"data.sources.{key}"
+        )
+    yield from ahead
+    yield from rows
 
 
 def _whole_characters(row: Row | Bad) -> Row | Bad:
