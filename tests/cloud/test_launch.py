@@ -172,6 +172,11 @@ def test_the_capacity_of_an_option_goes_before_the_files(tpu, file, words, asked
     assert where.price == price  # for the limits of the job
 
 
+def test_a_bucket_without_gs_is_refused_before_anything_is_sent(tpu):
+    with pytest.raises(UserError, match="--bucket: 'b/x' is not a bucket; write gs://BUCKET/FOLD"):
+        settings_with(bucket="b/x")
+
+
 def test_what_is_no_machine_is_told_before_the_zone_is_asked_for(tpu):
     for place in ("local", "gpu:h100x8"):
         with pytest.raises(UserError, match=f"--on {place}: unknown machine; .* local:2x1,"):

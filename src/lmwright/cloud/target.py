@@ -107,6 +107,9 @@ def settings_with(**options: Any) -> Settings:
     settings = Settings(**written | chosen)
     if settings.capacity not in CAPACITIES:
         raise UserError(f"{path}: capacity: must be one of {', '.join(CAPACITIES)}")
+    if settings.bucket and not is_bucket(settings.bucket):
+        place = "--bucket" if "bucket" in chosen else f"{path}: bucket"
+        raise UserError(f"{place}: {settings.bucket!r} is not a bucket; write gs://BUCKET/FOLDER")
     for name in ("valid_hours", "max_hours", "max_chip_hours", "max_cost"):
         if not getattr(settings, name) >= 0:  # NaN, too
             raise UserError(
