@@ -98,3 +98,28 @@ def test_stages_between_are_not_read_where_their_bits_flipped(inside, capsys, st
     path.unlink()  # the cure that it names
     assert command(capsys, "prepare", "run.toml")[0] == 0
     assert command(capsys, "data", "verify", "data")[0] == 0
+
+
+def test_stages_that_do_not_go_together_are_not_used(inside, capsys):
+    """As where `prepare` is killed: later stages are still those of before."""
+    words = "data.tokenizer.vocab_size=290", "model.vocab_size=290"
+    assert command(capsys, "prepare", "run.toml", *words, "--stage", "tokenizer")[0] == 0
+    code, said = command(capsys, "data", "verify", "data")
+    assert code == 2 and "data/tokenize was made with another tokenizer than data/tok" in said
+    with pytest.raises(UserError, match="data/pack was made with another tokenizer than data/tok"):
+        TokenStore.open("data")
+    assert command(capsys, "prepare", "run.toml", *words)[0] == 0
+    assert command(capsys, "train", "run.toml", *words)[0] == 0
+
+    Path("words.jsonl").write_text(Path("words.jsonl").read_text() + '{"text": "more of it"}\n')
+    assert command(capsys, "prepare", "run.toml", *words, "--stage", "normalize")[0] == 0
+    code, said = command(capsys, "train", "run.toml", *words, "dir=other")
+    assert code == 2 and "in data, normalize is newer than tokenizer; run `lmwright" in said
+    code, said = command(capsys, "data", "verify", "data")
+    assert code == 2 and "data/tokenizer was not made of what data/normalize holds" in said
+
+    Path("data/normalize/manifest.json").unlink()
+    code, said = command(capsys, "train", "run.toml", *words, "dir=other")
+    assert code == 2 and "in data, normalize was interrupted; run `lmwright prepare" in said
+    assert command(capsys, "prepare", "run.toml", *words)[0] == 0
+    assert command(capsys, "train", "run.toml", *words, "dir=other")[0] == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmwright.config.run import Data, Run
 from lmwright.data.dropped import read_made
-from lmwright.data.manifest import MANIFEST, Manifest, parse_manifest
+from lmwright.data.manifest import DROPPED, MANIFEST, STAGES, Manifest, parse_manifest
 from lmwright.data.sources.files import source_names
 from lmwright.data.stored import read_small
 from lmwright.errors import UserError
@@ -17,6 +17,7 @@ from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import without_secrets
 from lmwright.storage.bucket import is_bucket
 
+STATE = "stage.json"
 MOST_SHOWN = 3
 LONGEST_SHOWN = 60
 ELSEWHERE = ("name", "weight")
@@ -28,7 +29,8 @@ Change = tuple[str, Any, Any]
 
 def refuse_stale(run: Run) -> None:
     """Raises UserError where a run that has not begun names other settings of its data than the
-    prepared data has; prints a note where a file of a source has another size since.
+    prepared data has, or `prepare` has not come to its rows yet; prints a note where a file of a
+    source has another size since.
 
     A run that has begun is compared with its own run.toml.
     """
@@ -46,12 +48,36 @@ def refuse_stale(run: Run) -> None:
             f"{', '.join(shown[:MOST_SHOWN])}{f', and {more} more' if more > 0 else ''}; "
             "run `lmwright prepare` to make it again, or choose another data.dir"
         )
+    if unfinished := _unfinished(data):
+        raise UserError(
+            f"data.dir: in {data.dir}, {unfinished}; run `lmwright prepare` again to finish it, or "
+            "choose another data.dir"
+        )
     if changed := list(_find_changed_files(data)):
         others = " and others" if changed[1:] else ""
         print(
             f"note: {changed[0]}{others} changed since {data.dir} was prepared; training uses what "
             "was prepared"
         )
+
+
+def _unfinished(data: Data) -> str | None:
+    """Words for a stage that is behind another, as `prepare` leaves it where it is killed or has a
+    --stage, so that the rows are still those of before; None where all go together."""
+    made = {stage: _finished(data, stage) for stage in STAGES}
+    for stage, manifest in made.items():
+        if manifest is None and stage in ("pack", "shuffle"):
+            return None  # opening the store says what is wrong
+        if manifest is None:
+            files = [read_small(data.dir, f"{stage}/{n}") for n in (MANIFEST, DROPPED, STATE)]
+            if not any(files[:2]) and files[2]:
+                return f"{stage} was interrupted"
+            continue
+        for name, read in manifest.fingerprint.get("inputs", {}).items():
+            now = made.get(name)
+            if now is not None and now.hash != read:
+                return f"{name} is newer than {stage}"
+    return None
 
 
 def _has_begun(run_dir: str) -> bool:

@@ -10,7 +10,7 @@ Rows are numbered over all epochs, so a step's batch is a range of numbers, on a
 import functools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -119,12 +119,10 @@ class TokenStore:
         if cache_gib and isinstance(place, RemotePlace):
             place = CachedPlace(text, int(cache_gib * GIB))
         packed, shuffled = place.manifest("pack"), place.manifest("shuffle")
-        made_from = shuffled.fingerprint.get("inputs", {}).get("pack")
-        if made_from != packed.hash:
-            raise UserError(
-                f"{place.name('shuffle')} was made from other packed rows than "
-                f"{place.name('pack')}; run `lmwright prepare` again or copy both folders"
-            )
+        made = {"pack": packed, "shuffle": shuffled}
+        if place.size(f"tokenizer/{MANIFEST}") is not None:
+            made["tokenizer"] = place.manifest("tokenizer")
+        _check_inputs(place, made)
         for manifest in (packed, shuffled):
             _check_agreement(place, manifest)
         try:
@@ -298,6 +296,25 @@ def spread(count: int, most: int | None) -> np.ndarray:
     return (2 * np.arange(chosen) + 1) * count // max(2 * chosen, 1)
 
 
+def _check_inputs(place: Place, made: Mapping[str, Manifest]) -> None:
+    """Raises UserError unless these stages were made of each other, and the rows with the tokenizer
+    beside them: where `prepare` was killed, later stages are still those of before."""
+    again = "run `lmwright prepare` again or copy both folders"
+    for stage, manifest in made.items():
+        for name, read in manifest.fingerprint.get("inputs", {}).items():
+            if name in made and made[name].hash != read:
+                raise UserError(
+                    f"{place.name(stage)} was not made of what {place.name(name)} holds; {again}"
+                )
+    marks = {s: m.facts.get("tokenizer_fingerprint") for s, m in made.items()}
+    for stage in ("tokenize", "pack"):
+        if "tokenizer" in marks and marks.get(stage, marks["tokenizer"]) != marks["tokenizer"]:
+            raise UserError(
+                f"{place.name(stage)} was made with another tokenizer than "
+                f"{place.name('tokenizer')} holds; {again}"
+            )
+
+
 def _check_agreement(place: Place, manifest: Manifest) -> None:
     """Raises UserError unless a manifest describes the rows that the stage was asked for."""
     asked = manifest.fingerprint.get("fingerprint", {})
@@ -331,14 +348,15 @@ def verify_store(path: str | os.PathLike) -> list[Verified]:
             for name in names
             for one in verify_store(f"{url}/{name}")
         ]
-    verified = []
+    verified, made = [], {}
     for stage in STAGES:
         if place.size(f"{stage}/{MANIFEST}") is None:
             continue
-        manifest = place.manifest(stage)
+        manifest = made[stage] = place.manifest(stage)
         check_files(place, manifest, sorted(manifest.files), hashes=True)
         size = sum(e["bytes"] for e in manifest.files.values())
         verified.append(Verified(stage, len(manifest.files), size))
+    _check_inputs(place, made)
     if not verified:
         raise UserError(f"{path} holds no finished stage; run `lmwright prepare` to make them")
     return verified
