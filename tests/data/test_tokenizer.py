@@ -363,6 +363,14 @@ def test_files_that_are_no_tokenizer(tmp_path, name, content, message):
         import_tokenizer(tmp_path / name)
 
 
+def test_a_tokenizer_is_not_written_to_a_url(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_tokenizer(trained, tmp_path / "made")
+    with pytest.raises(UserError, match="gs://b/tok: cannot be written to; give a path of this ma"):
+        import_command(tmp_path / "made", "gs://b/tok")
+    assert not (tmp_path / "gs:").exists()
+
+
 def test_encoders_name_the_ends_of_a_text_otherwise():
     """As ModernBERT's tokenizer_config.json does, which names no eos and no bos."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())

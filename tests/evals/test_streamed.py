@@ -9,7 +9,7 @@ import pytest
 from lmwright.config.run import Source
 from lmwright.errors import UserError
 from lmwright.evals import streamed
-from lmwright.evals.streamed import Texts, open_texts, refuse_existing, write_lines
+from lmwright.evals.streamed import Texts, new_file, open_texts, refuse_existing, write_lines
 from lmwright.evals.vectors import finisher
 
 WORDS = [f"word {number}" for number in range(9)]
@@ -188,6 +188,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
         refuse_existing(tmp_path / "pipe", overwrite=True)
     with pytest.raises(UserError, match="none is no folder; make it"):
         refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)
+    with pytest.raises(UserError, match=r"gs://b/out.jsonl: cannot be written to; give a path"):
+        new_file("gs://b/out.jsonl", overwrite=False)
 
 
 def test_a_link_stays_and_its_target_is_written(tmp_path):

@@ -122,6 +122,8 @@ def test_export_writes_to_a_bucket_what_transformers_reads(trained, tmp_path, ca
         grown.download(name, tmp_path / "grown" / name)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
     assert model.config.num_hidden_layers == 3
+    assert main(["vocab", out, f"{out}-larger", "--add", "<x>"]) == 0
+    assert {"config.json", "convert.json"} <= set(Bucket(f"{out}-larger").entries())
 
 
 def test_another_run_is_refused_there(run, trained, capsys):

@@ -81,3 +81,11 @@ def test_a_file_takes_its_proof_along(url):
     assert contents(url) == {"m.gguf": "weights", "m.gguf.convert.json": "proof"}
     with pytest.raises(UserError, match="is there already"), sending(f"{url}/m.gguf"):
         pass
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/model", "gs:/bucket/model"])  # the second is a Path
+def test_other_urls_are_refused(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"{out}: cannot be written to; give .* or gs://BUCKET"):
+        export(out)
+    assert not list(tmp_path.iterdir())

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.documents import Reader, of_documents
-from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
+from lmwright.evals.streamed import CHUNK, new_file, open_texts, write_lines
 from lmwright.evals.vectors import JSONL, finisher, line_of
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -158,8 +157,7 @@ def embed_command(
     of the model's, which is put before each text. Raises UserError
     where the model is no encoder, the file cannot be read, or `out` exists or has another ending.
     """
-    target = Path(out) if out is not None else None
-    refuse_existing(target, overwrite)
+    target = new_file(out, overwrite)
     form = JSONL if target is None else target.suffix
     finish = finisher(form, out)
     texts = open_texts(file, text_column, id_column)

@@ -27,7 +27,7 @@ from lmwright.evals.compute import Kernels, row_compute
 from lmwright.evals.documents import Columns, Reader, of_documents
 from lmwright.evals.questions import Questions
 from lmwright.evals.set_tally import SetTally
-from lmwright.evals.streamed import CHUNK, open_texts, refuse_existing, write_lines
+from lmwright.evals.streamed import CHUNK, new_file, open_texts, write_lines
 from lmwright.evals.tallies import ClassTally, NumberTally, Tally, refuse_threshold
 from lmwright.evals.word_tags import WordTags
 from lmwright.formats.load import load_model
@@ -140,8 +140,7 @@ def predict_command(
     tsv, jsonl or parquet file, or of each line of a txt file, as JSON lines to `out` or the
     terminal; returns 0.
     Raises UserError where the model does none of it, the file cannot be read, or `out` exists."""
-    target = Path(out) if out is not None else None
-    refuse_existing(target, overwrite)
+    target = new_file(out, overwrite)
     open_texts(file, text_column or "text", id_column)  # refuses what is not there at once
     compute, loaded = row_compute(precision, kernels), load_model(path, adapter)
     form = PREDICTORS.get(type(loaded.model), Predictor)

@@ -24,6 +24,7 @@ from lmwright.data.sources.read import LOOK_ROWS, read_rows
 from lmwright.errors import UserError
 from lmwright.guard.files import sync, try_lock, write_whole
 from lmwright.guard.urls import without_secrets
+from lmwright.storage.mirror import refuse_url
 
 CHUNK = 1024  # texts that are packed together
 TELL_EVERY_S = 10.0
@@ -106,10 +107,18 @@ def open_texts(
         raise _own_words(error) from None
 
 
-def refuse_existing(out: Path | None, overwrite: bool) -> None:
-    """Raises UserError where a file is there that is not to be replaced, or no folder for it."""
+def new_file(out: str | Path | None, overwrite: bool) -> Path | None:
+    """The path of an output, None for the terminal. Raises UserError for a URL, and as
+    `refuse_existing` does."""
     if out is None:
-        return
+        return None
+    refuse_url(out)
+    refuse_existing(Path(out), overwrite)
+    return Path(out)
+
+
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Raises UserError where a file is there that is not to be replaced, or no folder for it."""
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name a file in it")
     if out.exists() and not out.is_file():

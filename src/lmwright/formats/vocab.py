@@ -34,6 +34,7 @@ from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
 from lmwright.guard.temporary import temporary_folder
 from lmwright.models.over import OverEncoder
+from lmwright.storage.mirror import sending
 
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
@@ -127,7 +128,7 @@ def vocab_command(
     model = replace(loaded.model, vocab_size=surgery.rows)
     tensors = ResizedTensors(loaded.model, loaded.tensors, surgery)
     unchanged = _check_old_logits(loaded, model, tensors, old)
-    with temporary_folder() as folder:
+    with temporary_folder() as folder, sending(out, overwrite=overwrite) as local:
         if new is not None:
             write_files(loaded.tokenizer_dir, Path(folder), new)
         proof = write_hf(
@@ -135,7 +136,7 @@ def vocab_command(
             tensors,
             lambda: from_hf(model, tensors, path),
             Path(folder) if new is not None else None,
-            out,
+            local,
             dtype=dtype or stored_dtype(model, tensors),
             facts=loaded.facts,
             prefix=loaded.prefix,

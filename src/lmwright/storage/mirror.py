@@ -79,8 +79,9 @@ def _fetch_file(bucket: Bucket, name: str, file: Path) -> None:
 @contextmanager
 def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
     """A place on this machine for an output, which is sent to its bucket at the end if it has one.
-    Raises UserError if something is there that may not be overwritten."""
+    Raises UserError if something is there that may not be overwritten, and for another URL."""
     if not is_bucket(out):
+        refuse_url(out, " or gs://BUCKET/NAME")
         yield Path(out)
         return
     url = os.fspath(out).rstrip("/")
@@ -98,6 +99,13 @@ def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path
         if not (overwrite or before <= files.keys()):  # what lies there is something else
             raise there
         _send(bucket, files, before)
+
+
+def refuse_url(out: str | os.PathLike, other: str = "") -> None:
+    """Raises UserError for a URL, which would be taken for a folder `gs:` here; `other` names what
+    could be given beside a path."""
+    if re.match(r"[a-z][a-z\d+.-]+:/", os.fspath(out)):
+        raise UserError(f"{out}: cannot be written to; give a path of this machine{other}")
 
 
 def _says_whole(name: str) -> bool:

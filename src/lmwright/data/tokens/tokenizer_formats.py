@@ -36,6 +36,7 @@ from lmwright.data.tokens.tokenizer import (
 from lmwright.errors import UserError
 from lmwright.guard.folders import copy_folder
 from lmwright.guard.temporary import temporary_folder
+from lmwright.storage.mirror import refuse_url
 
 ACCEPTED = (
     "tokenizer.json, a folder with it, a folder with vocab.json and merges.txt, "
@@ -321,6 +322,7 @@ WRITTEN = {
 def import_command(path: str | os.PathLike, out: str | os.PathLike) -> TextTokenizer:
     """Reads a tokenizer and writes it to the folder `out`. Raises UserError where something else
     lies there, or it cannot be written."""
+    refuse_url(out)
     tokenizer, folder = import_tokenizer(path), Path(out)
     try:
         names = [each.name for each in sorted(folder.iterdir())] if folder.is_dir() else []
