@@ -363,6 +363,12 @@ def test_files_that_are_no_tokenizer(tmp_path, name, content, message):
         import_tokenizer(tmp_path / name)
 
 
+@pytest.mark.parametrize("path", ["gs://bucket/tok", "https://host/tokenizer.json"])
+def test_urls_are_not_tokenizers(path):
+    with pytest.raises(UserError, match=f"{path}: tokenizers are not read from a URL; copy its fi"):
+        import_tokenizer(path)
+
+
 def test_a_tokenizer_is_not_written_to_a_url(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_tokenizer(trained, tmp_path / "made")

@@ -55,9 +55,15 @@ def asked_once() -> Iterator[None]:
 def local_tokenizer(path: str | os.PathLike) -> tuple[Path, str]:
     """(local file or folder, `hf://owner/name@commit` if it was fetched) of a tokenizer's path.
 
-    Raises UserError for a hub name under which there is no tokenizer, or none that may be read.
+    Raises UserError for a hub name under which there is no tokenizer, or none that may be read, and
+    for a URL.
     """
     if not on_hub(path):
+        if "://" in str(path):
+            raise UserError(
+                f"{path}: tokenizers are not read from a URL; copy its files to a folder here, or "
+                f"write {PREFIX}owner/name"
+            )
         return Path(path).expanduser(), ""
     found = _FOUND.get()
     if found is None:
