@@ -80,6 +80,13 @@ def test_a_trained_tokenizer_is_refused(run_file, capsys):
     assert code == 2 and "data.portions: a tokenizer is trained on all text; set" in out
 
 
+def test_portions_that_hold_nothing_out_are_made_anew(run_file, capsys):
+    _, out = command(capsys, "prepare", run_file, "data.holdout_fraction=1e-9")
+    assert "no document of the first portion is, by data.holdout_fraction = 1e-09; raise it" in out
+    code, out = command(capsys, "prepare", run_file, "data.holdout_fraction=0.2")
+    assert code == 0 and "nothing is held out" not in out
+
+
 def test_commands_on_a_store_in_portions(run_file, capsys):
     code, out = command(capsys, "prepare", run_file, "--stage", "normalize")
     assert code == 2 and "each takes all stages; leave --stage out" in out

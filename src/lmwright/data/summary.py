@@ -124,6 +124,11 @@ def _nothing_held_out(run: Run, summary: Summary) -> str:
             "said above; raise it, or data.pack.seq_len if they are too long, and prepare again, "
             'or add a source with use = "eval"'
         )
+    if run.data.portions is not None:
+        return (
+            f"nothing is held out: no document of the first portion is, by {wanted}; raise it and "
+            'prepare again, or add a source with use = "eval"'
+        )
     return (
         f"nothing is held out: the documents are too few or too short for {wanted}, or an earlier "
         f"version made them; remove {summary.dir}/normalize and prepare again, or add a source "
