@@ -8,6 +8,8 @@ import sys
 import pytest
 import tokenizers
 
+from lmwright.config.run import Data, Tokenizer
+from lmwright.data.stale import find_changes
 from tests.fake_hub import SHA, FakeHub
 
 pytest.importorskip("huggingface_hub")
@@ -105,6 +107,14 @@ def test_a_tokenizer_is_pinned_to_the_commit_that_its_name_had(tmp_path):
         hub.asked.clear()
         assert prepared(hub, tmp_path, "hf://me/tok", token=TOKEN) == both[:1]
         assert hub.asked == []
+
+    def changes(path):
+        data = Data(dir=str(tmp_path / "hf:--me-tok"), tokenizer=Tokenizer(path=path))
+        return [change for change in find_changes(data) if change[0] == "data.tokenizer.path"]
+
+    assert not any(map(changes, ("hf://me/tok", "me/tok", commit)))  # `train` asks nobody, either
+    for other in ("hf://me/other", "hf://me/tok@v2"):
+        assert changes(other) == [("data.tokenizer.path", "hf://me/tok", other)]
 
 
 def test_the_chat_template_of_a_tokenizer_is_pinned_too(tmp_path):

@@ -12,10 +12,12 @@ from lmwright.data.dropped import read_made
 from lmwright.data.manifest import DROPPED, MANIFEST, STAGES, Manifest, parse_manifest
 from lmwright.data.sources.files import source_names
 from lmwright.data.stored import read_small
+from lmwright.data.tokens.hub_tokenizer import on_hub
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import without_secrets
 from lmwright.storage.bucket import is_bucket
+from lmwright.storage.hub import PREFIX, is_hub_name
 
 STATE = "stage.json"
 MOST_SHOWN = 3
@@ -125,7 +127,7 @@ def _normalize_changes(data: Data) -> Iterator[Change]:
 
 def _tokenizer_changes(data: Data) -> Iterator[Change]:
     """A tokenizer that was trained otherwise, or is another one; a path that is not on this machine
-    counts as the same."""
+    counts as the same. Those of the hub are told by their names."""
     made, spec = _finished(data, "tokenizer"), data.tokenizer
     recorded = made.fingerprint.get("fingerprint", {}) if made else {}
     imported = "files" in recorded
@@ -135,6 +137,12 @@ def _tokenizer_changes(data: Data) -> Iterator[Change]:
         yield from _changes("data.tokenizer", recorded, names | sized, spec)
     elif recorded and spec.path is None:
         yield "data.tokenizer.path", recorded.get("hub", {}).get("path", "another"), None
+    elif recorded and on_hub(spec.path):
+        hub = recorded.get("hub", {})  # without it, a folder's or a name's that was none of the hub
+        known = {name.removeprefix(PREFIX) for name in hub.values()}
+        differs = spec.path.removeprefix(PREFIX) not in known
+        if differs and (hub or (is_hub_name(spec.path) and not imported)):
+            yield "data.tokenizer.path", hub.get("path"), spec.path
     elif recorded and os.path.exists(spec.path):
         from lmwright.data.tokens.tokenizer_formats import import_tokenizer
         from lmwright.data.tokens.tokenizer_stage import hashes
