@@ -45,6 +45,7 @@ PUBLISHED = {
     "olmo2-1b": 1_484_916_736,
     "olmo3-7b": 7_298_011_136,
     "smollm3-3b": 3_075_098_624,
+    "bert-base": 109_514_298,
     "xlstm-7b": 6_865_424_896,
     "phi3-mini": 3_821_079_552,
     "phi3-medium": 13_960_238_080,
@@ -100,6 +101,9 @@ def test_windows_are_counted(name):
     weights = count_params(model.spec()) - (table if model.head == "untied" else 0)
     if model.kind == "deberta":  # as many rows of distances as keys, of queries and of keys
         attention, weights = 2 * attention, weights - t * model.embed_dim
+    if hasattr(model, "first_position"):  # rows of positions and types are looked up
+        rows = model.first_position + model.seq_len + model.token_types
+        weights -= rows * model.embed_dim
     if model.kind == "xlstm":  # a memory written and read, and half a chunk's tokens met
         k, h = model.key_dim, model.head_dim
         each = 2 * (k * h + k * h + model.chunk_tokens / 2 * (k + h))

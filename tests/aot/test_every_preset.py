@@ -17,6 +17,7 @@ SLICES = {
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
+        bert-base bert-large minilm-l6 roberta-base roberta-large xlm-roberta-base xlm-roberta-large
         bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m""",
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
         llada-8b xlstm-7b""",

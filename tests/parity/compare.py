@@ -47,6 +47,10 @@ def randomize(theirs):
 def assert_near(ours, theirs, name):
     """The largest difference, as a share of their largest value, which it returns."""
     largest = np.abs(theirs).max()
+    if name.endswith("attention.self.key.bias"):
+        # BERT's moves all scores of a query alike, so that its gradient is rounding alone
+        assert max(largest, np.abs(ours).max()) < 1e-5, name
+        return 0.0
     distance = np.abs(np.asarray(ours, np.float64) - theirs).max()
     assert largest > 0, name
     assert distance <= TOLERANCE * largest, f"{name}: {distance / largest:.2e} of the largest"

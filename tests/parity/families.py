@@ -24,6 +24,10 @@ DEBERTA = {
     "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm",
     "position_buckets": 6, "max_relative_positions": 20, "legacy": False,
 }  # fmt: skip
+BERT = {
+    "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "rope_parameters": None,
+    "layer_norm_eps": 3e-4,
+}  # fmt: skip
 XLSTM = {
     **dict.fromkeys(
         ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",

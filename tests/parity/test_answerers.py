@@ -23,7 +23,7 @@ from tests.parity.test_classifiers import HEADS, LENGTHS, T, V
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
-KINDS = ("ModernBert mean", "DebertaV2 cls")
+KINDS = ("ModernBert mean", "DebertaV2 cls", "XLMRoberta cls")
 OBJECTIVE = Answer(window_tokens=24, window_overlap=5)
 
 

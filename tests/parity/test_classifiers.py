@@ -17,7 +17,7 @@ from lmwright.objectives.regress import Regress
 from tests.in_memory import to_hf
 from tests.objectives.labeled_rows import packed
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import DEBERTA, GLOBAL, LOCAL, MODERN, SIZES, rope
+from tests.parity.families import BERT, DEBERTA, GLOBAL, LOCAL, MODERN, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -33,6 +33,8 @@ BIASES = dict.fromkeys(("norm_bias", "classifier_bias", "mlp_bias"), True)
 HEADS = {
     "EuroBert bos": EURO, "EuroBert mean": EURO, "EuroBert late": EURO,
     "DebertaV2 cls": SIZES | DEBERTA | {"num_hidden_layers": 2},
+    "Bert cls": SIZES | BERT | {"num_hidden_layers": 2},
+    "XLMRoberta cls": SIZES | BERT | {"num_hidden_layers": 2},
     "ModernBert cls": THEIRS, "ModernBert mean": THEIRS | BIASES,
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.mlm import Mlm
 from tests.in_memory import to_hf
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import DEBERTA, GLOBAL, LOCAL, MODERN, SIZES, rope
+from tests.parity.families import BERT, DEBERTA, GLOBAL, LOCAL, MODERN, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -35,6 +35,12 @@ ENCODERS = {
     # which forgets the gradient of padding's row, an id that no document has
     "ModernBert": SIZES | MODERN | {"rope_parameters": THETAS},
     "DebertaV2": SIZES | DEBERTA,
+    "Bert": SIZES | BERT | {"sep_token_id": 40, "pad_token_id": None},
+    "Bert with one type": SIZES | BERT | {
+        "hidden_act": "relu", "type_vocab_size": 1, "pad_token_id": None,
+    },
+    "Roberta": SIZES | BERT | {"type_vocab_size": 1, "pad_token_id": 0},
+    "XLMRoberta": SIZES | BERT | {"pad_token_id": 1},
     "ModernBert with biases": SIZES | MODERN | {
         "rope_parameters": THETAS, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL],
         **dict.fromkeys(BIASES, True), "tie_word_embeddings": False, "local_attention": 9,
@@ -108,7 +114,25 @@ def their_logits(theirs, tokens, same, positions):
         near = abs(places[:, None] - places) <= theirs.config.local_attention // 2
         mask = {GLOBAL: mask, LOCAL: bias_of(same & near)}
     places = torch.tensor(np.asarray(positions))
+    if theirs.config.model_type == "bert":
+        types = types_of(tokens, np.asarray(positions), theirs.config)
+        return theirs(
+            input_ids=tokens, attention_mask=mask, position_ids=places, token_type_ids=types
+        ).logits
+    if "roberta" in theirs.config.model_type:
+        places = places + theirs.config.pad_token_id + 1
     return theirs(input_ids=tokens, attention_mask=mask, position_ids=places).logits
+
+
+def types_of(tokens, positions, config):
+    """1 for tokens behind a separator in their document, else 0."""
+    types, behind = torch.zeros_like(tokens), False
+    for row in range(tokens.shape[0]):
+        for at in range(tokens.shape[1]):
+            behind = behind and positions[row, at] > 0
+            types[row, at] = int(behind)
+            behind = behind or int(tokens[row, at]) == getattr(config, "sep_token_id", None)
+    return types
 
 
 def test_loss_and_gradients(encoder, record_property):
@@ -127,6 +151,8 @@ def test_loss_and_gradients(encoder, record_property):
     expected.backward()
     np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
     ours, named = to_hf(model, grads), dict(theirs.named_parameters())
+    if (tied := "lm_head.decoder.weight") in named:
+        named["roberta.embeddings.word_embeddings.weight"] = named.pop(tied)
     assert set(ours) == set(named)
     found = [assert_near(ours[path], p.grad.numpy(), path) for path, p in named.items()]
     record_property("gradients", float(max(found)))

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC")
-KINDS = ("EuroBert bos", "ModernBert mean", "DebertaV2 cls")
+KINDS = ("EuroBert bos", "ModernBert mean", "DebertaV2 cls", "Bert cls")
 
 
 def pair(name):

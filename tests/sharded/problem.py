@@ -102,5 +102,9 @@ def assert_same(found, expected, share=1e-5):
     ):
         name = jax.tree_util.keystr(path)
         largest = np.abs(b).max()
+        if name.endswith("['k_bias']") and largest < 1e-6:
+            # without rotations it moves all scores of a query alike: rounding alone
+            assert np.abs(a).max() < 1e-6, name
+            continue
         assert largest > 0, name
         np.testing.assert_allclose(a, b, rtol=0, atol=share * largest, err_msg=name)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
@@ -52,6 +53,7 @@ MODELS = {
     "deberta": Deberta(
         **SIZES | {"num_kv_heads": 16}, position_buckets=6, max_distance=20,
     ),
+    "bert": Bert(**SIZES | {"num_kv_heads": 16}, separator_id=5),
     "fanformer": Fanformer(**SIZES),
     "xlstm": Xlstm(
         **{k: v for k, v in SIZES.items() if k != "num_kv_heads"}, key_dim=4, chunk_tokens=8,

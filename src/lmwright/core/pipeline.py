@@ -36,12 +36,12 @@ def num_stages() -> int:
 def interleaved(a: Array) -> Array:
     """[A, B, ...] to rows [B A, ...]: row j of microbatch a becomes row j A + a, so that
     rows stay on the devices that they are on."""
-    return a.swapaxes(0, 1).reshape(-1, *a.shape[2:])
+    return a.swapaxes(0, 1).reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
 
 def microbatches(rows: Array, num: int) -> Array:
     """The inverse of `interleaved`."""
-    return rows.reshape(-1, num, *rows.shape[1:]).swapaxes(0, 1)
+    return rows.reshape(rows.shape[0] // num, num, *rows.shape[1:]).swapaxes(0, 1)
 
 
 def of_microbatch(w: Tree, number: Array) -> Tree:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lmwright.formats.tokenizer_files import begin_once, limit_tokens
+from lmwright.formats.tokenizer_files import begin_once, limit_tokens, name_inputs
 from lmwright.models.over import OverEncoder
 
 
@@ -14,5 +14,7 @@ def fit_tokenizer(folder: Path, model: Any) -> None:
         return
     if model.pairs_begin_once:
         begin_once(folder)
+    if getattr(model.encoder, "tells_texts_apart", False):
+        name_inputs(folder, ["input_ids", "token_type_ids", "attention_mask"])
     if model.reads_documents:
         limit_tokens(folder, model.seq_len)

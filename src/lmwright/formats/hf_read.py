@@ -34,7 +34,10 @@ from lmwright.models.tagger import Tagger
 from lmwright.models.text_part import NONE, TEXT_PARTS, architecture_of, text_config, text_part_of
 
 MAX_LAYERS = 10_000
-UNNAMED = {"deberta-v2": "DebertaV2ForMaskedLM"}
+UNNAMED = {
+    "deberta-v2": "DebertaV2ForMaskedLM", "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM", "xlm-roberta": "XLMRobertaForMaskedLM",
+}  # fmt: skip
 """Architecture of a config.json that names none, by its model type; Microsoft's name none."""
 OVER = (Classifier, Tagger, Answerer, Detector, MaskDecoder, Embedder)
 """Models over an encoder; of a name that two of them have, the first that takes it."""

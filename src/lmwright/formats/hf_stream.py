@@ -25,7 +25,14 @@ from lmwright.formats.ternary import codes_of, floats_of
 
 IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
 TIED_HEAD = "lm_head.weight"
-TIED_HEADS = (TIED_HEAD, "decoder.weight")
+COPIES = {
+    **dict.fromkeys((
+        TIED_HEAD, "decoder.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight",
+    )),
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.decoder.bias": "lm_head.bias",
+}  # fmt: skip
+"""Copies that some writers store, and what they are of; None for the embedding table."""
 SMALL = 2**24
 """Bytes of a leaf that is stacked on the host, without programs of its shape."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -88,7 +95,7 @@ def unused(wanted: list[Slot], given: Mapping[str, Any]) -> list[str]:
 def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
     missing = sorted({slot.name for slot in wanted} - set(given))
     extra = [n for n in unused(wanted, given) if not n.endswith(IGNORED_ENDINGS)]
-    if missing and (others := [name for name in extra if name not in TIED_HEADS]):
+    if missing and (others := [name for name in extra if name not in COPIES]):
         raise UserError(
             f"{where}: lacks {some(missing, 3)}, and holds {some(others, 3)} instead, which is "
             "another form of the weights: quantized, or not as transformers' "
@@ -96,14 +103,14 @@ def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> No
         )
     if missing:
         raise UserError(f"{where}: lacks {some(missing)}; the model is not complete")
-    for head in set(TIED_HEADS) & set(extra):
-        table = next(slot.name for slot in wanted if slot.param.inputs == ("vocab",))
-        if not np.array_equal(np.asarray(given[head]), np.asarray(given[table])):
+    for copy in sorted(set(COPIES) & set(extra)):
+        of = COPIES[copy] or next(s.name for s in wanted if s.param.inputs == ("vocab",))
+        if of not in given or not np.array_equal(np.asarray(given[copy]), np.asarray(given[of])):
             raise UserError(
-                f"{where}: {head} differs from {table} although config.json ties them; "
+                f"{where}: {copy} differs from {of} although config.json ties them; "
                 f"set tie_word_embeddings to false if the head is its own"
             )
-        extra.remove(head)
+        extra.remove(copy)
     if extra:
         raise UserError(
             f"{where}: holds {some(extra)}, which this architecture does not have; "

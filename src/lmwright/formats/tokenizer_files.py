@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -65,9 +66,18 @@ def copy_terms(source: Path, folder: Path) -> None:
 
 def limit_tokens(folder: Path, most: int) -> None:
     """Sets the length to which the folder's tokenizer cuts texts, where a caller asks it to."""
+    _set_config(folder, model_max_length=most)
+
+
+def name_inputs(folder: Path, names: list[str]) -> None:
+    """Sets what the folder's tokenizer gives to the model in transformers."""
+    _set_config(folder, model_input_names=names)
+
+
+def _set_config(folder: Path, **said: Any) -> None:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    write_json(path, config | {"model_max_length": most}, ascii_only=False)
+    write_json(path, config | said, ascii_only=False)
 
 
 def begin_once(folder: Path) -> None:

@@ -1,14 +1,10 @@
 """DeBERTa-v3 (https://arxiv.org/abs/2111.09543): an encoder of post-norm blocks whose attention
 scores content and relative position separately (`nn.disentangled`).
 
-    tokens --embed--> norm --> blocks --> hidden --dense--> gelu --> norm --> logits
     distances --relative--> norm --> every block
 
-    x --+--> attention --+--> norm --+--> mlp --+--> norm -->
-        +----------------^           +----------^
-
 Positions are distances alone, and every block projects the same rows of `relative` [2k, D] with its
-own weights of queries and keys. Biases are everywhere.
+own weights of queries and keys.
 """
 
 from functools import lru_cache
@@ -22,29 +18,27 @@ from lmwright.config.run import PositiveInt, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Attention, Batch, Work
 from lmwright.core.param import Param, Tree
-from lmwright.core.sharding import constrain, gathered
+from lmwright.core.sharding import gathered
 from lmwright.core.stack import Aux
 from lmwright.core.weight import as_array, before_products, dot
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.models.block import feed_forward, output, project, with_bias
-from lmwright.models.decoder import Decoder, Head
+from lmwright.models.block import project, with_bias
+from lmwright.models.decoder import Head
 from lmwright.models.heads import DocumentHead
-from lmwright.models.layers import Attend, layers_spec, run_layers
+from lmwright.models.layers import Attend, run_layers
+from lmwright.models.post_norm import PostNorm
 from lmwright.nn.disentangled import Disentangled, rows_in_order
-from lmwright.nn.layer_norm import layer_norm
-from lmwright.nn.mlp import PlainMlp, activate
+from lmwright.nn.mlp import PlainMlp
 
 TERMS = 3  # of a score, whose sum is divided by the root of their number
 
 
 @section
-class Deberta(Decoder):
+class Deberta(PostNorm):
     """An encoder of the DeBERTa-v3 family; its fields are the model."""
 
-    both_ways: ClassVar[bool] = True
     document_head: ClassVar[DocumentHead] = DocumentHead(("cls",))
-    normed_branches: ClassVar = ("o", "down")
     rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
     rope_scaling: ClassVar[None] = None  # type: ignore[misc]
     reasoning: ClassVar[None] = None  # type: ignore[misc]
@@ -76,54 +70,17 @@ class Deberta(Decoder):
 
     def spec(self) -> Tree:
         """Every weight, once."""
-        d, std, rows = self.embed_dim, self.embed_std, 2 * self.position_buckets
+        rows = (2 * self.position_buckets, self.embed_dim)
         return {
-            **self.embedding_spec(),
-            **layers_spec(self.spans, self.layer_spec),
-            **self._norm_spec("embed_norm", "relative_norm", "head_norm"),
-            "relative": Param("distances -> embed", (rows, d), std=std),
-            "dense": Param("embed -> embed", (d, d), std=std),
-            "dense_bias": Param("norm", (d,), fill=0.0),
-            "decoder_bias": Param("vocab", (self.vocab_size,), fill=0.0),
+            **super().spec(),
+            **self.norm_spec("relative_norm"),
+            "relative": Param("distances -> embed", rows, std=self.embed_std),
         }
-
-    def layer_spec(self, kind: str) -> Tree:
-        """The weights of a layer."""
-        d, n, h, f, std = (
-            self.embed_dim, self.num_heads, self.head_dim, self.mlp_dim, self.embed_std
-        )  # fmt: skip
-        heads = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
-        biases = {f"{name}_bias": Param(f"{axis} head_dim", (n, h), fill=0.0)
-                  for name, axis in heads.items()}  # fmt: skip
-        return {
-            **{name: Param(f"embed -> {axis} head_dim", (d, n, h), std=std)
-               for name, axis in heads.items()},
-            **biases,
-            "o": Param("heads head_dim -> embed", (n, h, d), std=std),
-            "o_bias": Param("norm", (d,), fill=0.0),
-            "up": Param("embed -> mlp", (d, f), std=std),
-            "up_bias": Param("mlp", (f,), fill=0.0),
-            "down": Param("mlp -> embed", (f, d), std=std),
-            "down_bias": Param("norm", (d,), fill=0.0),
-            **self._norm_spec("attention_norm", "mlp_norm"),
-        }  # fmt: skip
-
-    def _norm_spec(self, *names: str) -> Tree:
-        shape = (self.embed_dim,)
-        spec = {name: Param("norm", shape, fill=1.0) for name in names}
-        return spec | {f"{name}_bias": Param("norm", shape, fill=0.0) for name in names}
-
-    def _normed(self, w: Tree, name: str, x: Array) -> Array:
-        return layer_norm(x, w[name], w[f"{name}_bias"], self.norm_eps)
-
-    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
-        """The residual stream before the first layer, [B, T, D]."""
-        return self._normed(w, "embed_norm", super().embedded(w, tokens, compute))
 
     def distances(self, w: Tree, compute: Compute) -> Array:
         """The rows of distances as every layer sees them, [2k, D]."""
         rows = gathered(as_array(w["relative"], compute.dtype), "distances embed")
-        return self._normed(w, "relative_norm", rows.astype(compute.dtype))
+        return self.normed(w, "relative_norm", rows.astype(compute.dtype))
 
     def hidden(self, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Aux]:
         """Residual stream after the last layer, [B, T, D] in the compute dtype, and what the
@@ -131,17 +88,6 @@ class Deberta(Decoder):
         x, kernel = self.embedded(w, batch.tokens, compute), select.disentangled_attention(compute)
         rows = self.distances(w, compute)
         return run_layers(self.layer, self.spans, w, x, rows, batch, compute, kernel)
-
-    def head_weights(self, w: Tree) -> Tree:
-        """The part of the weights that `logits` reads."""
-        names = ("dense", "dense_bias", "head_norm", "head_norm_bias", "decoder_bias")
-        return super().head_weights(w) | {name: w[name] for name in names}
-
-    def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        h = with_bias(dot("btd,de->bte", hidden, w["dense"]), w, "dense")
-        h = self._normed(w, "head_norm", activate(self.mlp, h))
-        return with_bias(super().logits(w, before_products(h)), w, "decoder")
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -161,10 +107,8 @@ class Deberta(Decoder):
     ) -> Array:  # fmt: skip
         """x [B, T, D] after attention of these queries, keys and values, and the mlp."""
         scoring = Disentangled((TERMS * self.head_dim) ** -0.5, self.max_distance)
-        h = constrain(output(w, attend.mix(*qkv, *far, setting=scoring)), "batch stream embed")
-        x = self._normed(w, "attention_norm", constrain(x + h, "batch stream embed"))
-        h = constrain(feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens), "batch stream embed")
-        return self._normed(w, "mlp_norm", x + h)
+        h = attend.mix(*qkv, *far, setting=scoring)
+        return self.after_attention(w, x, h, attend.mlp_chunk_tokens)
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`. Queries and keys meet each row of distances

@@ -3,8 +3,8 @@ transform, and a fresh layer of scores.
 
     pooled [B, S, D] --transform--> [B, S, D] --out--> scores [B, S, K]
 
-The transform is a fresh dense layer with GELU (EuroBERT), or what the encoder's own head does
-before its logits, as it was pretrained (ModernBERT).
+The transform is a fresh dense layer with GELU (EuroBERT) or tanh (BERT), or what the encoder's own
+head does before its logits, as it was pretrained (ModernBERT).
 """
 
 from dataclasses import dataclass
@@ -33,6 +33,8 @@ class DocumentHead:
     any, the transform starts fresh."""
     answers: bool = True
     """True if transformers has a class of the family that answers questions."""
+    activation: Literal["gelu", "tanh"] = "gelu"
+    """Behind a fresh dense layer."""
 
     def spec(self, embed_dim: int, outputs: int) -> Tree:
         """The fresh weights."""
@@ -52,7 +54,7 @@ class DocumentHead:
         if self.kept:
             return encoder.transformed(w, x)
         h = plus(dot("btd,de->bte", x, w[HEAD]["dense"]), w[HEAD]["dense_bias"])
-        return jax.nn.gelu(h, approximate=False)
+        return jnp.tanh(h) if self.activation == "tanh" else jax.nn.gelu(h, approximate=False)
 
 
 def score_layer(embed_dim: int, outputs: int) -> Tree:

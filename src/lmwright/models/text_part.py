@@ -51,8 +51,35 @@ TEXT_PARTS = MappingProxyType(
     }
 )
 
+OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+BERTS = {"Bert": "bert", "Roberta": "roberta", "XLMRoberta": "roberta"}
+"""Beginnings of the names of classes, and of the tensors in them."""
+
+
+def _berts() -> dict[str, TextPart]:
+    """Classes of BERT's families: norms as they were first named, and what no class reads or all
+    but one leave out."""
+    parts: dict[str, TextPart] = {}
+    for name, body in BERTS.items():
+        for use in USES:
+            cls = f"{name}{use}"
+            inside = "" if use == "Model" else f"{body}."
+            others = {f"{inside}embeddings.position_ids": "numbers of positions"}
+            if cls != "BertForSequenceClassification":  # whose head it is
+                others[f"{inside}pooler."] = "pooler"
+            if use == "ForMaskedLM":
+                others["cls.seq_relationship."] = "head over pairs of sentences"
+            parts[cls] = TextPart(cls, {"": ""}, others, inner=OLD_NORMS)
+    return parts
+
+
+USES = (
+    "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
+    "ForQuestionAnswering",
+)  # fmt: skip
 OTHER_NAMES = MappingProxyType(
     {
+        **_berts(),
         "DebertaV2ForMaskedLM": TextPart(
             "DebertaV2ForMaskedLM",
             # those of `legacy` true

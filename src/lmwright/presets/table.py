@@ -20,6 +20,7 @@ FEATURES = {
     "rope_pattern": "layers without rotation",
     "local_rope_theta": "two thetas",
     "position_buckets": "rows of distances",
+    "first_position": "rows of positions",
     "periodic_fraction": "waves of the stream",
     "key_dim": "memories in place of attention",
     "block_pattern": "memories and cells in place of attention",

@@ -2,6 +2,7 @@
 become a vector, which sentence-transformers keeps in files beside it (`formats.sentence`).
 
 EuroBertModel, ModernBertModel   the names of the whole model without `model.`, and no head
+BertModel and others             without `bert.` or `roberta.`, and without a pooler
 DebertaV2Model                   without `deberta.`; of a detector, with it (`models.hf.detector`)
 """
 
@@ -12,7 +13,7 @@ from lmwright.models.hf.over import Over
 from lmwright.models.hf.pairs import Derived, Json
 
 VECTORS = "lmwright_vectors"  # in a config: what is beside it about vectors
-BODY = re.compile(r"^(model|deberta)\.")  # before the names of what is not the head
+BODY = re.compile(r"^(model|deberta|bert|roberta)\.")  # before the names of what is not the head
 
 TokenPooling = Literal["mean", "first"]
 Length = Literal["one", "any"]

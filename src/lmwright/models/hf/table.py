@@ -57,11 +57,13 @@ class ClassifierForm:
     """transformers' choice where config.json does not say `classifier_pooling`."""
     dense: str = ""
     """Name of the dense layer that its encoder does not have."""
+    out: str = "classifier"
+    """Name of the layer of scores."""
 
     @property
     def weights(self) -> dict[str, str]:
         """Names of the weights that its encoder does not have."""
-        layers = {"out": "classifier"} | ({"dense": self.dense} if self.dense else {})
+        layers = {"out": self.out} | ({"dense": self.dense} if self.dense else {})
         return {
             f"classifier.{ours}{end}": f"{theirs}.{kind}"
             for ours, theirs in layers.items()
