@@ -52,6 +52,10 @@ FAMILIES = {
     "Gemma3ForCausalLM": GEMMA | {
         "num_hidden_layers": 7, "rope_theta": 500_000.0, "rope_local_base_freq": 10_000.0,
         "sliding_window_pattern": 6},
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
+        "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
+        "mlp_bias": True},
     "EuroBertForMaskedLM llada": {"masked_diffusion": {"predicts": "next"}},
     "Qwen2ForCausalLM dream": {"masked_diffusion": {"predicts": "own"}, "head_dim": 16},
 }  # fmt: skip
@@ -106,6 +110,7 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
         ("EuroBertForMaskedLM llada", {"rope_parameters": LLAMA3}, "llada does not compute"),
         ("Qwen3ForCausalLM", {"rope_parameters": LLAMA3}, "qwen3 does not compute"),
         ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
+        ("GraniteForCausalLM", {"hidden_act": "relu"}, "hidden_act"),
         ("ArceeForCausalLM", {"mlp_bias": True}, "arcee has no biases"),
         ("OlmoeForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("Qwen2ForCausalLM", {"head_dim": 32}, "head_dim 32 times 6 heads is not hidden_size 96"),

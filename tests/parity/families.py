@@ -300,6 +300,25 @@ ROWS = {
         {"rope_parameters": None, "attention_bias": True},
         gradients=False,
     ),
+    "granite": Row(
+        "GraniteForCausalLM",
+        {
+            "rope_parameters": rope("yarn", factor=6.0, **OLD),
+            "embedding_multiplier": 3.7,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.43,
+            "logits_scaling": 2.3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        generates=True,
+    ),
+    "granite-silent": Row(  # every multiplier is 1
+        "GraniteForCausalLM",
+        {"rope_parameters": None, "num_key_value_heads": None, "mlp_bias": True},
+        gradients=False,
+    ),
     "phi3": Row(
         "Phi3ForCausalLM",
         {

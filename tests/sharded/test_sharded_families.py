@@ -12,6 +12,7 @@ from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
+from lmwright.models.granite import Granite
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
 from lmwright.models.olmo2 import Olmo2
@@ -45,6 +46,10 @@ MODELS = {
         rope_scaling=YARN,
     ),
     "smollm3": SmolLm3(**SIZES, rope_pattern=("rope", "nope"), bias="mlp"),
+    "granite": Granite(
+        **SIZES, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
+        logits_scaling=2.0, bias="all",
+    ),
     "modernbert": ModernBert(
         **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,
         rope_scaling=LinearRope(factor=3.0),

@@ -42,6 +42,7 @@ SHIFT = "diffusion.shift_logits"  # whether an output predicts the next token
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
     "final_logit_softcapping", "attention.layer_norm_epsilon", "rope.freq_base_swa",
+    "embedding_scale", "attention.scale", "residual_scale", "logit_scale",
 }  # fmt: skip
 
 THEIR_NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
@@ -106,6 +107,16 @@ ARCHS = {
         norm_shift=1.0,
         window=True,
         fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
+    ),
+    "granite": Arch(
+        "GraniteForCausalLM", "granite", rotated=True, factors=True, biases=True,
+        fixed={"hidden_act": "silu"},
+        keys={
+            "embedding_scale": "embedding_multiplier",
+            "attention.scale": "attention_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,
@@ -183,6 +194,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config.setdefault("num_key_value_heads", heads)
     # llama.cpp's own rule where the key is silent
     config.setdefault("head_dim", config.get("hidden_size", 0) // heads)
+    if name == "granite":
+        config.setdefault("attention_multiplier", (config["head_dim"] or 1) ** -0.5)
     if "token_embd.weight" in shapes:
         config["vocab_size"] = shapes["token_embd.weight"][0]
     config.setdefault("rope_theta", 10_000.0)

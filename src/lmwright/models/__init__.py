@@ -9,6 +9,7 @@ CLASSES = {
     "gemma": "gemma.Gemma",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3",
+    "granite": "granite.Granite",
     "phi3": "phi3.Phi3",
     "mixtral": "moe.Mixtral",
     "qwen3-moe": "moe.Qwen3Moe",

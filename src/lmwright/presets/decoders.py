@@ -68,6 +68,16 @@ def _smollm3(shape: Shape) -> Any:
     )
 
 
+def _granite(shape: Shape, head_dim: int, logits_scaling: float) -> Any:
+    from lmwright.models.granite import Granite
+
+    return Granite(
+        **sizes(shape), vocab_size=49_159, head_dim=head_dim, seq_len=131_072, rope_theta=1e7,
+        embedding_multiplier=12.0, attention_multiplier=1 / head_dim, residual_multiplier=0.22,
+        logits_scaling=logits_scaling,
+    )  # fmt: skip
+
+
 def _phi3(shape: Shape, head_dim: int) -> Any:
     from lmwright.models.phi3 import Phi3
 
@@ -149,6 +159,12 @@ PRESETS = {
         (5120, 27_648, 64, 40, 8)),
     "smollm3-3b": row("3.08 B: SmolLM3 3B (https://huggingface.co/HuggingFaceTB/SmolLM3-3B)",
         _smollm3, (2048, 11_008, 36, 16, 4)),
+    "granite-3.3-2b": row(
+        "2.53 B: Granite 3.3 2B (https://huggingface.co/ibm-granite/granite-3.3-2b-base)",
+        _granite, (2048, 8192, 40, 32, 8), head_dim=64, logits_scaling=8.0),
+    "granite-3.3-8b": row(
+        "8.17 B: Granite 3.3 8B (https://huggingface.co/ibm-granite/granite-3.3-8b-base)",
+        _granite, (4096, 12_800, 40, 32, 8), head_dim=128, logits_scaling=16.0),
     "phi-3-mini": row("3.82 B: Phi-3 mini 4K with its window (https://arxiv.org/abs/2404.14219)",
         _phi3, (3072, 8192, 32, 32, 32), head_dim=96),
     "phi-3-medium": row(

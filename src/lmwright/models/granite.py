@@ -1,0 +1,77 @@
+"""Granite 3 (https://huggingface.co/ibm-granite/granite-3.3-8b-base): blocks of a llama, with four
+multipliers, by which a learning rate found on small models fits large ones
+(https://arxiv.org/abs/2203.03466).
+
+    x * embedding --+--> norm --> attention * residual --+--> norm --> mlp * residual --+-->
+                    +------------------------------------^ +---------------------------^
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.config.run import Positive, PositiveInt, section
+from lmwright.core.compute import Compute
+from lmwright.core.param import Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.core.weight import name_result
+from lmwright.models.block import output, project
+from lmwright.models.decoder import Head
+from lmwright.models.layers import Attend
+from lmwright.models.llama import PreNorm
+from lmwright.nn.attention import Scoring
+from lmwright.nn.norm import rms_norm
+from lmwright.nn.rope import apply_rope
+
+
+@section
+class Granite(PreNorm):
+    """A decoder of the Granite family; its fields are the model."""
+
+    kind: Literal["granite"] = "granite"
+    mlp_dim: PositiveInt
+    embedding_multiplier: Positive = 1.0
+    """Factor on embeddings."""
+    attention_multiplier: Positive | None = None
+    """Factor on attention scores; one over the root of head_dim if unset."""
+    residual_multiplier: Positive = 1.0
+    """Factor on what attention and mlp add to the residual stream."""
+    logits_scaling: Positive = 1.0
+    """Number that logits are divided by."""
+    head: Head = "tied"
+    bias: Literal["none", "attention", "mlp", "all"] = "none"
+    """Projections that add a bias."""
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on attention scores."""
+        return self.attention_multiplier or self.head_dim**-0.5
+
+    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
+        """The residual stream before the first layer, [B, T, D]."""
+        return _times(super().embedded(w, tokens, compute), self.embedding_multiplier)
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and mlp."""
+        q, k, v = project(w, self.attention_input(w, x))
+        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
+        h = output(w, attend(q, k, v, Scoring(self.score_scale)))
+        x = constrain(x + self._branch(h), "batch stream embed")
+        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
+        return constrain(x + self._branch(y), "batch stream embed"), aux
+
+    def _branch(self, h: Array) -> Array:
+        return _times(constrain(h, "batch stream embed"), self.residual_multiplier)
+
+    def logits(self, w: Tree, hidden: Array) -> Array:
+        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
+        return super().logits(w, hidden) / self.logits_scaling
+
+
+def _times(x: Array, factor: float) -> Array:
+    """x times a factor that is not rounded to the precision of x, as in transformers."""
+    return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)
