@@ -10,7 +10,6 @@ from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
-from lmwright.models.block import Bias
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
@@ -29,7 +28,7 @@ class SmolLm3(PreNorm):
     rope_theta: Positive = 2_000_000.0
     norm_eps: Positive = 1e-6
     head: Head = "tied"
-    bias: Bias = "none"
+    bias: Literal["none", "attention", "mlp", "all"] = "none"
     """Projections that add a bias."""
 
     @property
