@@ -37,9 +37,15 @@ MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
     "olmo2": DENSE,
+    "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]},
+    "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
+                        "attention_multiplier": 0.2, "logits_scaling": 2.0},
     "eurobert": DENSE,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
+    "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},
+    "roberta": DENSE | {"num_kv_heads": 4},
+    "xlm-roberta": DENSE | {"num_kv_heads": 4},
     "llada": DENSE | {"predicts": "next"},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32},
@@ -55,6 +61,7 @@ MODELS = {
         "score": "sigmoid", "num_groups": 2, "shared_dim": 40, "bias_rate": 0.001}},
 }  # fmt: skip
 
+ENCODERS = ("eurobert", "modernbert", "deberta", "bert", "roberta", "xlm-roberta")
 ENCODER = {"kind": "eurobert", **DENSE}
 DIFFUSION = {"data": "masked", "objective": {"kind": "diffusion", "eval_samples": 3}}
 
@@ -68,7 +75,7 @@ THREE_LORAS = {"rank": 4, "base": "int8", "adapters": [
 CASES: dict[str, dict] = {
     **{f"family {kind}": {"model": {"kind": kind, **sizes}} for kind, sizes in MODELS.items()},
     **{f"family {kind}": {"data": "masked", "model": {"kind": kind, **MODELS[kind]},
-       "objective": {"kind": "mlm"}} for kind in ("eurobert", "modernbert", "deberta")},
+       "objective": {"kind": "mlm"}} for kind in ENCODERS},
     "family llada": DIFFUSION | {"model": {"kind": "llada", **MODELS["llada"]}},
     "objective diffusion": DIFFUSION | {"model": {"kind": "llada", **DENSE}},
     "objective mlm": {"data": "masked", "model": ENCODER, "objective": {
