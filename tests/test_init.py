@@ -150,6 +150,22 @@ def test_datasets_of_the_hub_need_no_column_text(models, here):
     assert run.objective.labels == ("loc", "PER")
 
 
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [
+        ("encoder", "mlm"),
+        ("decoder", "clm"),
+        ("deberta-v3-xsmall", "mlm"),
+        ("llada-8b", "diffusion"),
+    ],
+)
+def test_texts_are_learned_as_the_model_reads(model, objective, models, here):
+    (here / "text.txt").write_text("a line\n" * 9)
+    name = str(models / model) if (models / model).exists() else model
+    assert main(["init", "my.toml", "text.txt", "--model", name]) == 0
+    assert load_run("my.toml").objective.kind == objective
+
+
 def test_the_only_column_of_texts_is_the_text(here):
     for name, row in (("story", {"story": "a text"}), ("review", {"id": 1, "review": "a text"})):
         write(here / "a.jsonl", row)

@@ -28,6 +28,7 @@ from lmwright.data.sources.read import read_rows, stream
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run
 from lmwright.guard.files import write_whole
+from lmwright.presets import pretraining_of
 
 NO_COLUMN = "\0"
 """Name that no column has."""
@@ -268,7 +269,7 @@ class Draft:
 
     def _recipe(self) -> str:
         if self.rows == "text":
-            return "pretrain"
+            return pretraining_of(find_model(self.model or DEFAULT_PRESET))
         return self.sources[0].labels.recipe or "sft"
 
     def _model(self) -> list[str]:

@@ -23,6 +23,7 @@ from lmwright.formats.open import find_model, is_run, load_noted, load_run
 from lmwright.guard.temporary import temporary_folder
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
+from lmwright.presets import pretraining_of
 from lmwright.program.trainee import spec_of
 
 TOKENS_PER_PARAMETER = 20  # https://arxiv.org/abs/2203.15556
@@ -51,8 +52,7 @@ class _Alone:
 
     def __init__(self, name: str, model: Model, overrides: tuple[str, ...], given: set):
         self.name, self.model, self.overrides, self.given = name, model, overrides, given
-        encoder = "pretrain-diffusion" if model.fills_masks else "pretrain-encoder"
-        self.recipe = encoder if model.both_ways else "pretrain"
+        self.recipe = pretraining_of(model)
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:

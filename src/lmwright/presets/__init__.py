@@ -27,6 +27,13 @@ def all_recipes() -> dict[str, Callable[[], dict[str, Any]]]:
     return _functions(import_module("lmwright.presets.recipes"))
 
 
+def pretraining_of(model: Any) -> str:
+    """The recipe that trains such a model on texts."""
+    if not model.both_ways:
+        return "pretrain"
+    return "pretrain-diffusion" if model.fills_masks else "pretrain-encoder"
+
+
 def of_section(section: str) -> dict[str, Callable[[], Any]]:
     """Every preset of a section by name, long or short; each returns the section's dataclass."""
     modules = [import_module(name) for name in SECTIONS[section]]
