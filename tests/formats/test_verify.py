@@ -10,6 +10,7 @@ from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
 from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.errors import UserError
 from lmwright.formats import reference
 from lmwright.formats.verify import compare, verify, verify_command
 from lmwright.models.llama import Llama
@@ -58,6 +59,12 @@ def test_rounding_is_a_matter_of_tolerance(folders, capsys):
     said = capsys.readouterr().out
     assert "NOT the same" in said and "differs most" in said
     assert main(["verify", str(folders / "a"), str(folders / "bf16"), "--tolerance", "0.1"]) == 0
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
+def test_a_tolerance_that_nothing_meets_is_refused(folders, tolerance):
+    with pytest.raises(UserError, match=f"tolerance: {tolerance} must be at least 0"):
+        verify(folders / "a", folders / "a", tolerance=tolerance)
 
 
 def test_a_changed_weight_is_named(folders, capsys):

@@ -16,6 +16,7 @@ import numpy as np
 
 from lmwright.core.param import count_params
 from lmwright.data.tokens.probe import PROBE
+from lmwright.errors import UserError
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import (
@@ -88,6 +89,8 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
     """Compares two models; they are the same where they have the same fields, their logits
     differ by at most `tolerance` of the largest and their tokenizers, where both have one, give
     the same ids."""
+    if not tolerance >= 0:  # NaN, too
+        raise UserError(f"tolerance: {tolerance} must be at least 0")
     first, second = load_model(a), load_model(b)
     first.check(), second.check()
     tensors = compare(first.tensors, second.tensors)
