@@ -139,6 +139,17 @@ def test_a_special_token_is_one(folder, tmp_path, alone):
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
+@pytest.mark.parametrize(
+    "lines, says",
+    [("a b\nx y\nx y\n", "'x y' is given twice"), ("a b\n<|endoftext|>\n", "there already")],
+)
+def test_a_token_of_a_file_is_told_so(folder, tmp_path, alone, lines, says):
+    (tmp_path / "new.txt").write_text(lines)
+    options = {"tokens": ("z z",), "add_file": str(tmp_path / "new.txt")}
+    with pytest.raises(UserError, match=rf"--add-file: .*new\.txt: .*{says}"):
+        vocab_command(str(folder), tmp_path / "out", **options)
+
+
 def test_merges_of_another_kind_are_not_appended(folder, tmp_path, alone):
     other = train_tokenizer(["once upon a time"] * 9, Tokenizer(vocab_size=300, train="unigram"))
     save_tokenizer(other, tmp_path / "other")

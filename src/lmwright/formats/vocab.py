@@ -8,7 +8,8 @@ take the mean of all, so that no such id becomes likely
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,7 @@ def vocab_command(
     was done. Raises UserError where nothing is asked for or it does not fit."""
     if max_new is not None and add_from is None:
         raise UserError("--max-new: needs --add-from TOKENIZER")
-    if "" in tokens:
-        raise UserError("--add: a token cannot be empty; give its text")
+    wanted = _wanted(tokens, add_file)
     loaded = load_model(path)
     if isinstance(loaded.model, OverEncoder):
         if loaded.model.reads_documents:
@@ -113,7 +113,6 @@ def vocab_command(
             cure = "change the vocabulary before its pretraining"
         raise UserError(f"{path}: is {loaded.model.called}; {cure}")
     loaded.check()
-    wanted = [*tokens, *(_lines(add_file) if add_file else ())]
     if not (wanted or add_from or size or multiple > 1):
         raise UserError("vocab: nothing to do; give --add, --add-from, --size or --multiple")
     if special and not wanted:
@@ -123,6 +122,7 @@ def vocab_command(
     if add_from:
         new = merged(new, import_tokenizer(add_from), max_new, add_from)
     if wanted:
+        _refuse_known(new, tokens, wanted, add_file)
         new = with_tokens(new, wanted, special)
     surgery = plan(loaded.model.vocab_size, old, new, size, multiple)
     model = replace(loaded.model, vocab_size=surgery.rows)
@@ -145,6 +145,12 @@ def vocab_command(
         )
     _say(out, loaded.model.vocab_size, surgery, unchanged, proof)
     return proof
+
+
+def _wanted(tokens: tuple[str, ...], file: str | None) -> list[str]:
+    if "" in tokens:
+        raise UserError("--add: a token cannot be empty; give its text")
+    return [*tokens, *(_lines(file) if file else ())]
 
 
 def _lines(path: str) -> list[str]:
@@ -183,15 +189,21 @@ def plan(
     return Surgery(count, parts, max(needed, known), known)
 
 
+def _refuse_known(
+    tokenizer: TextTokenizer, by_option: Collection[str], wanted: list[str], file: str | None
+) -> None:
+    """Raises UserError for a token that is there or given twice, by the option, else the file."""
+    for token, count in Counter(wanted).items():
+        known = tokenizer.backend.token_to_id(token) is not None
+        if known or count > 1:
+            where = "--add" if token in by_option else f"--add-file: {file}"
+            what = "is there already; leave it out" if known else "is given twice; give it once"
+            raise UserError(f"{where}: {token!r} {what}")
+
+
 def with_tokens(tokenizer: TextTokenizer, tokens: list[str], special: bool) -> TextTokenizer:
-    """The tokenizer with tokens that are cut out of any text before it is split. Raises
-    UserError for one that it has."""
+    """The tokenizer with tokens that are cut out of any text before it is split."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    twice = {token for token in tokens if tokens.count(token) > 1}
-    have = [t for t in tokens if backend.token_to_id(t) is not None]
-    if have or twice:
-        what = "is there already" if have else "is given twice"
-        raise UserError(f"--add: {(have or sorted(twice))[0]!r} {what}; leave it out")
     backend.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False)
                         for t in tokens])  # fmt: skip
     return replace(tokenizer, backend=backend, sentencepiece=None)
