@@ -199,6 +199,8 @@ def test_what_is_refused(compute, data, url, small_run, tmp_path, capsys):
     assert "project p has no zone us-west9-z" in capsys.readouterr().err
     assert main([*words, "a,b"]) == 2
     assert "is not one zone" in capsys.readouterr().err
+    assert push(data, "--dry-run", "--disk-type", "ssd", url=url) == 2
+    assert "'ssd'; choose one of pd-balanced, hyperdisk-ml, hyper" in capsys.readouterr().err
     compute.allowed = False
     assert push(data, url=url) == 2
     assert "roles/compute.instanceAdmin.v1" in capsys.readouterr().err

@@ -31,6 +31,8 @@ from lmwright.storage.bucket import Bucket, is_bucket
 
 PREFIX = "disk:"
 FILL_ROLE, VM_PREFIX = "fill", "lmwright-fill-"
+# https://cloud.google.com/tpu/docs/attach-durable-block-storage
+DISK_TYPES = ("pd-balanced", "hyperdisk-ml", "hyperdisk-balanced")
 GIB = 2**30
 LEAST_GIB = 10
 SPARE = 1.06  # for the file system's own tables
@@ -135,6 +137,10 @@ def plan_filling(source: str, target: str, settings: Settings, type: str) -> Fil
     if not ZONE.fullmatch(settings.zone):
         what = f"{settings.zone!r} is not one zone" if settings.zone else "missing"
         raise UserError(f"--zone: {what}; a disk lies in the zone of its slices, as us-central2-b")
+    if type not in DISK_TYPES:
+        raise UserError(
+            f"--disk-type: no TPU slice attaches a {type!r}; choose one of {', '.join(DISK_TYPES)}"
+        )
     cloud, root = cloud_of(settings), settings.bucket.rstrip("/")
     if is_bucket(source):
         root, url = root or "/".join(source.split("/")[:3]) + "/lmwright", source.rstrip("/")
