@@ -178,7 +178,7 @@ def test_a_bucket_without_gs_is_refused_before_anything_is_sent(tpu):
 
 
 def test_what_is_no_machine_is_told_before_the_zone_is_asked_for(tpu):
-    for place in ("local", "gpu:h100x8"):
+    for place in ("local", "gpu:h100x8", "cpu:8"):
         with pytest.raises(UserError, match=f"--on {place}: unknown machine; .* local:2x1,"):
             offers_of(place, settings_with())
 

@@ -127,7 +127,7 @@ def _refuse_shape(text: str, shape: tuple[int, ...], family: Chip) -> None:
 
 def _nearest(word: str, others: str) -> str:
     every = [name for generation in CHIPS for name in names_of(generation)]
-    close = difflib.get_close_matches(word, every, n=3, cutoff=0.4)
+    close = difflib.get_close_matches(word, every, n=3)
     if close:
         return f"nearest: {', '.join(close)}"
     return f"TPU slices look like v4-32 or v5e-8, {others}"
