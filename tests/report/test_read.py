@@ -91,6 +91,12 @@ def test_damage_is_named_by_file_and_line(tmp_path, line, problem):
 def test_missing_files(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         read_run(tmp_path / "absent")
+    (tmp_path / "my.toml").write_text('dir = "runs/a"')
+    with pytest.raises(UserError, match=r"is a run file; give the directory \(runs/a\) in which"):
+        read_run(tmp_path / "my.toml")
+    (tmp_path / "note").touch()
+    with pytest.raises(UserError, match="note: is a file; give the directory of a run"):
+        read_run(tmp_path / "note")
     folder = write_run(tmp_path / "a")
     (folder / "plan.json").unlink()
     (folder / "env.json").unlink()

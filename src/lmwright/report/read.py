@@ -87,6 +87,13 @@ def read_run(run_dir: str | Path) -> RunRecord:
     """Reads a run directory. Raises UserError naming the file and line that is missing or
     damaged."""
     run_dir = fetched(run_dir)
+    if run_dir.is_file():
+        there = _read_toml(run_dir).get("dir") if run_dir.suffix == ".toml" else None
+        if there:
+            raise UserError(
+                f"{run_dir}: is a run file; give the directory ({there}) in which it trained"
+            )
+        raise UserError(f"{run_dir}: is a file; give the directory of a run")
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such folder; give the directory of a run")
     config = _read_toml(run_dir / "run.toml")
