@@ -207,7 +207,12 @@ def _keys(error: dict[str, Any], values: Any) -> Keys:
 
 
 def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
-    cure = nearest(str(keys[-1]), fields(keys[:-1]), what="the fields here are")
+    name, names = str(keys[-1]), fields(keys[:-1])
+    cure = nearest(name, names, what="the fields here are")
+    meant = CALLED.get(name, name)
+    if not keys[:-1] and meant not in names:  # a field of a section without the section's name
+        inside = [f"{table}.{meant}" for table in names if meant in fields((table,))]
+        cure = f"did you mean {' or '.join(inside)}?" if inside else cure
     return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
 
 

@@ -72,7 +72,7 @@ def names_in(values: dict[str, Any], keys: Keys, kinds: Kinds = NO_KINDS) -> lis
         return [c.__dataclass_fields__["kind"].default for c in classes]
     inner: Any = values
     for key in keys:
-        inner = inner[key]
+        inner = inner.get(key) if isinstance(inner, dict) else inner and inner[key]
     cls = class_for(annotation_at(values, keys, kinds), inner, kinds)
     return list(field_types(cls)) if cls else []
 

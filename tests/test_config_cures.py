@@ -1,0 +1,38 @@
+"""Cures that the errors of a run file name: they are what helps there."""
+
+import pytest
+
+from lmwright.errors import UserError
+from lmwright.formats.open import load_run
+
+RUN = {
+    "name": "a",
+    "dir": "runs/a",
+    "model": {"preset": "llama-5m"},
+    "optim": {"kind": "adamw", "learning_rate": 1e-3},
+    "data": {"dir": "data"},
+    "objective": {"kind": "clm"},
+    "train": {"steps": 9, "global_batch_size": 8},
+}
+
+
+def told(tables, *overrides):
+    with pytest.raises(UserError) as caught:
+        load_run(tables, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override, cure",
+    [
+        ("num_layers=8", "did you mean model.num_layers?"),
+        ("lr=1e-3", "did you mean optim.learning_rate?"),
+        ("fsdp=8", "did you mean mesh.fsdp?"),  # of a section that the file does not have
+        ("output_dir=x", "did you mean 'dir'?"),
+        ("trian=3", "did you mean 'train'?"),
+    ],
+)
+def test_a_field_without_its_section_is_named_with_it(override, cure):
+    assert told(RUN, override) == (
+        f"command line: {override.partition('=')[0]} is not a field; {cure}"
+    )
