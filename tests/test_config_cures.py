@@ -36,3 +36,12 @@ def test_a_field_without_its_section_is_named_with_it(override, cure):
     assert told(RUN, override) == (
         f"command line: {override.partition('=')[0]} is not a field; {cure}"
     )
+
+
+def test_a_size_of_heads_follows_from_the_others():
+    """A preset would bring its own, unnoticed."""
+    sizes = {"kind": "llama", "vocab_size": 300, "embed_dim": 96, "mlp_dim": 64, "num_layers": 2}
+    run = RUN | {"model": sizes | {"num_heads": 4, "num_kv_heads": 2, "seq_len": 64}}
+    assert told(run).endswith("model.head_dim is missing; add for example head_dim = 24 in [model]")
+    assert "add for example head_dim = 64 in [model]" in told(run, "model.num_heads=10")
+    assert 'add for example preset = "llama-5m" in [model]' in told(RUN | {"model": sizes})

@@ -180,7 +180,7 @@ def _sentence(
     if kind in UNTAGGED or keys[-1:] == ("kind",):
         return _kind(keys, errors[0], where, fields)
     if kind in MISSING:
-        return _missing(keys, errors[0]["loc"], where)
+        return _missing(keys, errors[0], where)
     return _wrong(keys, errors, where)
 
 
@@ -216,7 +216,8 @@ def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
     return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
 
 
-def _missing(keys: Keys, loc: Sequence[Any], where: Callable[[Keys], str]) -> str:
+def _missing(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str]) -> str:
+    loc = error["loc"]
     section = join_keys([key for key in keys[:-1] if isinstance(key, str)])
     if section == "model" and len(loc) > 2 and loc[1] != "llama":
         return (
@@ -224,11 +225,23 @@ def _missing(keys: Keys, loc: Sequence[Any], where: Callable[[Keys], str]) -> st
             "model (`lmwright models` lists them)"
         )
     name = f"{section}.{keys[-1]}" if section else str(keys[-1])
-    fallback = MODEL_EXAMPLE if section == "model" else f"{keys[-1]} = 100"
+    fallback = f"{keys[-1]} = 100"
+    if section == "model":
+        fallback = _of_heads(str(keys[-1]), error["input"]) or MODEL_EXAMPLE
     inside = f" in [{section}]" if section else ""
     of_kind = ".".join(map(str, loc))  # which has the kind of the section
     example = EXAMPLES.get(of_kind, EXAMPLES.get(name, fallback)) + inside
     return f"{where(keys[:-1])}: {join_keys(keys)} is missing; add for example {example}"
+
+
+def _of_heads(name: str, sizes: Any) -> str:
+    """A size of the attention as it mostly follows from those that are set, which a preset's would
+    not fit; empty for other sizes."""
+    heads, width = (sizes.get(key) for key in ("num_heads", "embed_dim"))
+    if type(heads) is not int or heads < 1 or type(width) is not int:
+        return ""
+    follows = {"num_kv_heads": heads, "head_dim": 64 if width % (2 * heads) else width // heads}
+    return f"{name} = {follows[name]}" if name in follows else ""
 
 
 def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], fields: Callable) -> str:
