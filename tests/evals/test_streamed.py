@@ -246,13 +246,15 @@ def test_half_of_a_surrogate_pair_beside_a_text_is_a_bad_row(tmp_path):
     assert json.loads(good.meta) == {"pair": "\U0001f600"}
 
 
-@pytest.mark.parametrize("name", ["text", "other"])
+@pytest.mark.parametrize("name", ["text", "other", "id"])
 def test_a_column_that_no_row_of_a_jsonl_file_has_is_refused(tmp_path, name):
     """As in files with a header: errors in all lines, or texts without their pairs, help nobody."""
     path = tmp_path / "in.jsonl"
-    path.write_text('{"a": "b"}\n' * 3 if name == "text" else '{"text": "a"}\n' * 3)
-    texts = open_texts(str(path), "text", None, ("other",))
-    with pytest.raises(UserError, match=f"none of the first 3 rows has '{name}'"):
+    row = {"text": "a", "other": "b", "id": 1, "url": "c"}
+    del row[name]
+    path.write_text(f"{json.dumps(row)}\n" * 3)
+    texts = open_texts(str(path), "text", "id", ("other",))
+    with pytest.raises(UserError, match=f"none of the first 3 rows has '{name}'.*; change --"):
         write_lines(texts, lambda rows: ([] for _ in rows), Tally(), tmp_path / "out", {})
     assert os.listdir(tmp_path) == ["in.jsonl"]
     path.write_text('{"text": "a"}\n{"other": 1, "text": null}\n{"other": 1, "text": "b"}\n')

@@ -63,22 +63,24 @@ class Texts:
 def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:
     """Passes rows on; raises UserError if none of the first ones, which may be all, has a column
     that was named, as readers do for files with a header."""
-    named = dict.fromkeys((source.text_column, *source.meta_columns))
-    ahead, there = list[Row | Bad](), set[str]()
+    named = {source.text_column: "text_column"} | dict.fromkeys(source.meta_columns, "meta_columns")
+    named |= {source.id_column: "id_column"} if source.id_column else {}
+    ahead, there = list[Row | Bad](), set[str | None]()
     for row in rows:
         ahead.append(row)
         if isinstance(row, Row):
-            there |= {source.text_column, *json.loads(row.meta)}
-        elif not row.missing:  # nobody knows what it has beside
+            there |= {source.text_column, source.id_column, *json.loads(row.meta)}
+        elif row.there or row.missing:
+            there.update(row.there)
+        else:  # nobody knows what it has
             there.update(named)
         if there.issuperset(named) or len(ahead) == LOOK_ROWS:
             break
     if ahead and (name := next((name for name in named if name not in there), None)):
-        key = "text_column" if name == source.text_column else "meta_columns"
         only = f"; {ahead[0].reason}" if isinstance(ahead[0], Bad) else ""
         raise UserError(
             f"{file.path}: none of the first {len(ahead)} rows has {name!r}{only}; change "
-            f"data.sources.{key}"
+            f"data.sources.{named[name]}"
         )
     yield from ahead
     yield from rows

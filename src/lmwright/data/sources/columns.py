@@ -47,7 +47,7 @@ class Bad:
     missing: bool = False
     """True if a column that every row needs is not there at all."""
     there: tuple[str, ...] = ()
-    """Columns that are there instead."""
+    """Columns that are there, where one is not."""
 
 
 class NoColumnError(UserError):
@@ -137,9 +137,12 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             return Bad(number, str(e))
     id_ = f"{file.name}:{number}"
     if source.id_column is not None:
-        id_ = row.get(source.id_column)
+        name = source.id_column
+        id_ = row.get(name)
         if isinstance(id_, bool) or not isinstance(id_, str | int):
-            return Bad(number, f"id {source.id_column!r} is {kind_of(id_)}, not text or a number")
+            wrong = f"id {name!r} is {kind_of(id_)}, not text or a number"
+            wrong = wrong if name in row else f"no {name!r}, only {names_of(row)}"
+            return Bad(number, wrong, there=tuple(row))
     meta = {c: row[c] for c in source.meta_columns if c in row}
     return Row(number, text, str(id_), json.dumps(meta, default=str, sort_keys=True))
 
