@@ -55,6 +55,25 @@ def test_decimals_and_scores_are_amounts(column, values, objective, models, here
         assert load_run(name).objective.kind == objective
 
 
+@pytest.mark.parametrize(
+    ("values", "objective", "labels", "note"),
+    [
+        ([0, 2], "regress", (), 'if they are classes, write recipe = "finetune-classifier" and'),
+        ([0, 2, 1, -1], "classify", ("0", "1", "2"), "leave rows with the label -1 out, or add"),
+        ([1, -1], "regress", (), 'with labels = ["-1", "1"]'),
+        ([0.5, 2.0], "regress", (), ""),
+    ],
+)
+def test_what_numbers_may_be_instead_is_said(values, objective, labels, note, models, here, capsys):
+    """SNLI has the label -1 where people did not agree; a file may begin without one of them."""
+    rows = [{"premise": f"a {v}", "hypothesis": f"b {v}", "label": v} for v in values * 3]
+    words = [write(here / "a.jsonl", *rows), "--model", str(models / "encoder")]
+    assert main(["init", "my.toml", *words]) == 0
+    run, out = load_run("my.toml"), capsys.readouterr().out
+    assert run.objective.kind == objective and getattr(run.objective, "labels", ()) == labels
+    assert note in out and ("note: " in out) == bool(note)
+
+
 def test_numbers_have_the_names_beside_them(models, here, capsys):
     tagged = {"tokens": ["Ada", "slept"], "ner_tags": [1, 0]}
     labeled = [{"text": f"text {number}", "label": number} for number in (1, 0, -1)]

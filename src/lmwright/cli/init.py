@@ -373,6 +373,8 @@ def init_command(
         part.unlink(missing_ok=True)
     for found in sources:
         print(f"{found.source.path}: rows of {found.rows}")
+        if found.labels.note:
+            print(f"note: {found.labels.note}")
     trained = f"objective {run.objective.kind}, model {run.model.kind}"
     print(f"wrote {file}: {trained}; all else: lmwright config show {file}")
     print(f"next:  lmwright prepare {file}")

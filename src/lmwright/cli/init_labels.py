@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lmwright.config.rows import LABELED, TAGGED
 from lmwright.config.run import Source
+from lmwright.config.text import literal
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
 
@@ -18,6 +19,9 @@ MOST_LABELS = 200
 YES_OR_NO = {"0", "1"}
 AMOUNT = "score"
 """Name of a column whose numbers are amounts, whatever they are."""
+UNKNOWN = "-1"
+"""Label of a row without one, where labels are numbers (as in SNLI)."""
+MOST_NOTED = 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Labels:
     names: tuple[str, ...] = ()
     numbered: bool = False
     """True where the rows have the places of the names."""
+    note: str = ""
+    """Another way in which they may be meant."""
 
 
 def label_column(source: Source) -> str:
@@ -49,15 +55,18 @@ def labels_of(source: Source, rows: Iterable[Row | Bad], names: tuple[str, ...])
     named = bool(names) and all(label.removeprefix("-").isdecimal() for label in there)
     numbers = not named and source.rows == LABELED and all(map(_is_number, there))
     if numbers and not several and not _are_classes(source, set(there), decimals):
-        return Labels("finetune-regression")
-    labels = names if named else tuple(there)
+        return Labels("finetune-regression", note=_as_classes(source, [*there], decimals))
+    unknown = (named or numbers) and not several and UNKNOWN in there
+    labels = names if named else tuple(name for name in there if name != UNKNOWN or not unknown)
     if len(labels) > MOST_LABELS:
         raise UserError(
             f"{source.path}: its first rows have {len(labels)} labels; if they are plain texts, "
             "add --rows text"
         )
     recipe = "finetune-multilabel" if several else "finetune-classifier"
-    return Labels("finetune-tagger" if source.rows == TAGGED else recipe, labels, named)
+    note = f'leave rows with the label {UNKNOWN} out, or add "{UNKNOWN}" to objective.labels'
+    recipe = "finetune-tagger" if source.rows == TAGGED else recipe
+    return Labels(recipe, labels, named, note if unknown else "")
 
 
 def together(sources: Mapping[str, Labels]) -> list[str]:
@@ -80,8 +89,21 @@ def _are_classes(source: Source, numbers: set[str], decimals: bool) -> bool:
     amounts are, only for 0.0 and 1.0."""
     if decimals:
         return numbers == YES_OR_NO
-    counted = numbers == {str(number) for number in range(len(numbers))}
+    known = numbers - {UNKNOWN} if len(numbers) > 2 else numbers
+    counted = known == {str(number) for number in range(len(known))}
     return counted and label_column(source).casefold() != AMOUNT
+
+
+def _as_classes(source: Source, numbers: list[str], decimals: bool) -> str:
+    """The note that a few whole numbers, which become amounts, may be classes."""
+    whole = not decimals and all(number.removeprefix("-").isdecimal() for number in numbers)
+    if not whole or len(numbers) > MOST_NOTED or label_column(source).casefold() == AMOUNT:
+        return ""
+    labels = literal(sorted(numbers, key=int))
+    return (
+        "its labels are learned as amounts; if they are classes, write recipe = "
+        f'"finetune-classifier" and [objective] with labels = {labels}'
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -39,7 +39,7 @@ class Classes:
             raise UserError(
                 f"{visible(source, lines=False)}: {visible(row, lines=False)} has the "
                 f"{self.called} {label[:80]!r}, which is not one of objective.labels = "
-                f"{listed(self.labels)}; add it there, or correct the row"
+                f"{listed(self.labels)}; add it there, or correct the row or leave it out"
             )
         return number
 
