@@ -4,6 +4,12 @@ import pytest
 
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.models.llama import Llama
+from tests.in_memory import export_hf
+from tests.labeled_run import SIZES
+from tests.saved_run import weights_at
+
+DECODER = Llama(mlp_dim=24, **SIZES)
 
 RUN = {
     "name": "a",
@@ -45,3 +51,13 @@ def test_a_size_of_heads_follows_from_the_others():
     assert told(run).endswith("model.head_dim is missing; add for example head_dim = 24 in [model]")
     assert "add for example head_dim = 64 in [model]" in told(run, "model.num_heads=10")
     assert 'add for example preset = "llama-5m" in [model]' in told(RUN | {"model": sizes})
+
+
+def test_a_model_that_is_trained_already_is_not_to_change_its_kind(tmp_path):
+    """Its weights would not fit the other."""
+    export_hf(DECODER, weights_at(1, DECODER.spec()), None, tmp_path / "model")
+    classes = {"recipe": "finetune-classifier", "objective": {"labels": ["a", "b"]}}
+    run = {name: RUN[name] for name in ("name", "dir", "data", "train")} | classes
+    cure = "name one that does in train.init_from"
+    assert told(run, f"train.init_from={tmp_path}/model").endswith(cure)
+    assert told(run, "model.preset=llama-5m").endswith("model.kind = 'modernbert'")

@@ -364,10 +364,12 @@ def test_adapters_have_ranks_that_the_model_takes(model, rank, small, models, he
         (["my.toml", "rows.jsonl", "--model", "lama-5m"], "lama-5m"),
         (["my.toml", "rows.jsonl", "--rows", "messages"], "no 'messages'"),
         (["my.toml", "one.jsonl", "--model", "encoder"], "my.toml:6: objective.labels must be at"),
+        (["my.toml", "one.jsonl", "--model", "decoder"], "--model: decoder is a decoder (llama),"),
     ],
 )
 def test_what_cannot_be_written(words, told, here, models, capsys):
-    (here / "encoder").symlink_to(models / "encoder")
+    for name in ("encoder", "decoder"):
+        (here / name).symlink_to(models / name)
     write(here / "one.jsonl", ROWS["labeled"][0])
     write(here / "rows.jsonl", {"text": "a text"})
     write(here / "rated.jsonl", ROWS["rated"][0])

@@ -258,6 +258,11 @@ class Draft:
                 f"--model: {self.model or DEFAULT_PRESET} is a preset, whose weights are random; "
                 "name a trained model"
             )
+        if self.rows in ENCODERS and not (model := find_model(str(self.model))).both_ways:
+            raise UserError(
+                f"--model: {self.model} is a decoder ({model.kind}), and rows of {self.rows} need "
+                "an encoder (docs/encoders.md); name one, such as hf://answerdotai/ModernBERT-base"
+            )
         parts = (
             [f"recipe = {literal(self._recipe())}", f"name = {literal(self.name)}",
              f"dir = {literal(f'runs/{self.name}')}"],

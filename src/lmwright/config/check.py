@@ -88,9 +88,12 @@ def _check_direction(run: Run) -> None:
         )
     if objective.both_ways and not model.both_ways:
         kind = "'deberta'" if objective.parts else fits[objective.fills_masks][1]
+        cure = f"use model.kind = {kind}"
+        if run.train.init_from and not objective.fills_masks:  # of which no such kind can be made
+            cure = "name one that does in train.init_from"
         raise UserError(
             f"objective.kind: {objective.kind!r} needs a model that looks both ways, which "
-            f"{model.kind!r} does not; use model.kind = {kind}"
+            f"{model.kind!r} does not; {cure}"
         )
     if objective.fills_masks != model.fills_masks:
         raise UserError(
