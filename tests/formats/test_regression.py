@@ -3,13 +3,17 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+import lmwright.api as lm
 from lmwright.cli.main import main
+from lmwright.config.load import dump_toml
 from lmwright.config.run import Tokenizer
 from lmwright.core.param import walk
 from lmwright.errors import UserError
@@ -75,6 +79,35 @@ def test_the_export_gives_the_number_in_transformers(run, exported, tmp_path):
         assert 0 < sum("cut" in line for line in ours) < len(PAIRS)
     card = (load_model(exported).path / "README.md").read_text()
     assert 'classify("A text", truncation=True, function_to_apply="none")' in card
+
+
+def test_texts_without_their_pairs_are_told(run, exported, tmp_path, capsys):
+    """Of a run, which knows that it learned from pairs."""
+    moved = Path(shutil.copytree(run.dir, tmp_path / "run"))
+    source = replace(run.data.sources[0], columns={"text_pair": "passage"})
+    named = replace(run, dir=str(moved), data=replace(run.data, sources=(source,)))
+    (moved / "run.toml").write_text(dump_toml(named))
+    (tmp_path / "a.txt").write_text("a text\n")
+    note = (
+        "run learned from pairs of texts (columns.text_pair = 'passage'), and texts are read alone"
+    )
+    for model in (moved, exported):
+        found = lm.predict(model, "a text", precision="fp32")
+        assert ("second ones by pairs" in capsys.readouterr().err) == (model == moved)
+        assert main(["predict", str(model), str(tmp_path / "a.txt"), "--precision", "fp32"]) == 0
+        told = capsys.readouterr()
+        assert json.loads(told.out.splitlines()[0])["score"] == pytest.approx(found[0]["score"])
+        assert (f"{note}; give their second ones by --pair-column" in told.err) == (model == moved)
+    for name, text in (
+        ("a.csv", "text,text_pair\na,b\n"),
+        ("a.jsonl", '{"text": "a", "text_pair": "b"}'),
+    ):
+        (tmp_path / name).write_text(text)
+        assert main(["predict", exported, str(tmp_path / name), "--precision", "fp32"]) == 0
+        assert "note: there is a column 'text_pair', and texts" in capsys.readouterr().err
+    scores(moved, tmp_path)
+    lm.predict(moved, "a text", "another", precision="fp32")
+    assert "pairs" not in capsys.readouterr().err
 
 
 def test_the_export_is_a_cross_encoder(exported, tmp_path):

@@ -126,12 +126,14 @@ def predict(
     Raises UserError where the model does none of it."""
     from lmwright.evals.compute import row_compute
     from lmwright.evals.documents import Columns
-    from lmwright.evals.predict import PREDICTORS, Predictor, predict_lines
+    from lmwright.evals.predict import PREDICTORS, Predictor, predict_lines, tell_of_pairs
 
     loaded = _loaded(model, adapter)
     form = PREDICTORS.get(type(loaded.model), Predictor)
     columns = Columns(None if pairs is None else form.pair_column or "pair")
     predictor = form(loaded, row_compute(precision, kernels), columns, threshold)
+    if pairs is None and form is Predictor:
+        tell_of_pairs(loaded, "pairs")
     return [
         {name: value for name, value in json.loads(line).items() if name not in ("row", "id")}
         for lines in predict_lines(predictor, _rows(texts, pairs, columns.pair), columns)

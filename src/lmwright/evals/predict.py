@@ -7,6 +7,7 @@ interrupted command goes on where it was (`evals.streamed`).
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -32,10 +33,14 @@ from lmwright.evals.tallies import ClassTally, NumberTally, Tally, refuse_thresh
 from lmwright.evals.word_tags import WordTags
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
+from lmwright.formats.open import load_run
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.tagger import Tagger
+
+SECOND = "text_pair"
+"""Name of the column of second texts, where a run gives no other."""
 
 
 class Predictor(Reader):
@@ -79,6 +84,23 @@ def tally_of(model: Classifier, threshold: float | None) -> Tally:
         return SetTally(model.labels, threshold)
     refuse_threshold(threshold)
     return ClassTally(model.labels) if model.labels else NumberTally()
+
+
+def tell_of_pairs(loaded: LoadedModel, option: str, there: Sequence[str] = ()) -> None:
+    """Notes that second texts, which an `option` gives, are missing where a run learned from some,
+    or where columns are `there` as those of pairs are called: results are others without them."""
+    sources = load_run(loaded.path / "run.toml").data.sources if loaded.step is not None else ()
+    named = [each.columns[SECOND] for each in sources if SECOND in each.columns]
+    if named:
+        told = f"{loaded.path} learned from pairs of texts (columns.{SECOND} = {named[0]!r})"
+    elif SECOND in there:
+        told = f"there is a column {SECOND!r}"
+    else:
+        return
+    print(
+        f"note: {told}, and texts are read alone; give their second ones by {option}",
+        file=sys.stderr,
+    )
 
 
 def _logits(model: Classifier, compute: Compute, w: Tree, batch: Batch) -> Array:
@@ -153,6 +175,8 @@ def predict_command(
             "jsonl or parquet"
         )
     predictor = form(loaded, compute, columns, threshold)
+    if columns.pair is None and form is Predictor:
+        tell_of_pairs(loaded, "--pair-column", texts.columns)
     tally = predictor.tally
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:

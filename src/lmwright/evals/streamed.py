@@ -11,13 +11,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice, refuse_changed
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import LOOK_ROWS, read_rows
@@ -53,6 +53,18 @@ class Texts:
             rows = map(_whole_characters, read_rows(Slice(each), self.source))
             yield from _with_columns(rows, each, self.source)
             refuse_changed(each)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of the first row; none of plain text, or where it is no row."""
+        none = replace(self.source, text_column="\0", id_column=None, meta_columns=())
+        try:
+            first = next(read_rows(Slice(self.files[0]), none), None)
+        except NoColumnError as error:
+            return error.there
+        except UserError:
+            return ()  # it is told when the rows are read
+        return first.there if isinstance(first, Bad) else ()
 
     @property
     def stamps(self) -> list[list[Any]]:
