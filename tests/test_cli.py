@@ -320,6 +320,34 @@ def test_compiled_programs_are_kept_only_where_nobody_else_may_write(tmp_path, h
         assert taken == "None" and "compiled programs are not cached" in done.stderr
 
 
+def test_a_compiled_program_that_was_cut_off_is_written_anew(tmp_path):
+    """JAX alone would leave it, and warn of it in every command."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import pathlib, lmwright.cli.main as c
+c.main(["--version"])
+import jax
+def known(x): return x * 2 + 1
+for cut in (True, False, False):
+    jax.clear_caches()
+    assert jax.jit(known)(1) == 3
+    [path] = pathlib.Path(jax.config.jax_compilation_cache_dir).glob("jit_known-*-cache")
+    size = path.stat().st_size
+    if cut: path.write_bytes(path.read_bytes()[:99])
+print(size)
+""")
+    least = {
+        f"JAX_PERSISTENT_CACHE_MIN_{name}": "0" for name in ("COMPILE_TIME_SECS", "ENTRY_SIZE")
+    }
+    variables = {name: value for name, value in os.environ.items() if name != COMPILED} | least
+    variables |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=variables, capture_output=True, text=True
+    )
+    assert int(done.stdout.splitlines()[-1]) > 99
+    assert done.stderr.count("Error reading persistent compilation cache") == 1
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_tpu_compiler_without_a_tpu_is_not_asked_for_one(monkeypatch, tmp_path, there):
     (tmp_path / "accel0").touch()

@@ -8,15 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lmwright.guard.private import make_private
-from lmwright.hardware import driver
+from lmwright.hardware import compiled, driver
 
 CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 
 # Read when jax is imported; whatever the user has set stays.
-COMPILED = "JAX_COMPILATION_CACHE_DIR"
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's warnings would tear the live display
-    COMPILED: os.path.join(CACHE, "lmwright", "compiled"),
+    compiled.FOLDER: os.path.join(CACHE, "lmwright", "compiled"),
 }
 
 # Where none of these is, a TPU compiler that is installed must not look for a TPU.
@@ -26,13 +25,18 @@ ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*", "/dev/dr
 def set_environment() -> None:
     """Sets what jax reads when it is imported."""
     for name, value in ENVIRONMENT.items():
-        if name == COMPILED and name not in os.environ and (problem := make_private(Path(value))):
+        if (
+            name == compiled.FOLDER
+            and name not in os.environ
+            and (problem := make_private(Path(value)))
+        ):
             print(f"lmwright: compiled programs are not cached: {problem}", file=sys.stderr)
             continue  # JAX would run what it finds there
         os.environ.setdefault(name, value)
     if find_spec("libtpu") and not is_there(ACCELERATORS):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     driver.listen()
+    compiled.listen()
 
 
 def is_there(patterns: Iterable[str]) -> bool:
