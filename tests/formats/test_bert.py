@@ -153,3 +153,35 @@ def test_vectors_are_means_of_their_tokens(kind, tmp_path):
         wanted = mean.numpy()
         cosine = ours @ wanted / np.linalg.norm(ours) / np.linalg.norm(wanted)
         assert cosine == pytest.approx(1, abs=1e-5)
+
+
+def test_positions_begin_behind_padding(tmp_path, capsys):
+    """A RoBERTa of another tokenizer is told before it trains: there, positions would be others."""
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS * 30))
+    run = tmp_path / "run.toml"
+    run.write_text(f"""
+        recipe = "pretrain-encoder"
+        name = "run"
+        dir = "{tmp_path / "run"}"
+        model.kind = "roberta"
+        model.vocab_size = 300
+        model.embed_dim = 16
+        model.mlp_dim = 24
+        model.num_layers = 1
+        model.num_heads = 2
+        model.num_kv_heads = 2
+        model.head_dim = 8
+        model.seq_len = 32
+        train = {{steps = 1, global_batch_size = 2}}
+        [data]
+        dir = "{tmp_path / "data"}"
+        workers = 1
+        tokenizer.vocab_size = 290
+        sources = [{{path = "{tmp_path / "text.txt"}", documents = "line"}}]
+    """)
+    assert main(["prepare", str(run)]) == 0
+    assert main(["train", str(run)]) == 2
+    told = capsys.readouterr().err
+    assert "pads with 1" in told and "use model.kind = 'bert' with token_types = 1" in told
+    run.write_text(run.read_text().replace('"roberta"', '"bert"\n        model.token_types = 1'))
+    assert main(["train", str(run)]) == 0

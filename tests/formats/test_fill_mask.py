@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eurobert", "modernbert", "deberta"])
+@pytest.mark.parametrize("kind", ["eurobert", "modernbert", "deberta", "bert", "xlm-roberta"])
 def test_masks_are_filled_as_here(kind, tmp_path):
     curves.write_sources(tmp_path)
     train = {"train": {"steps": 6, "global_batch_size": 8}}

@@ -44,8 +44,8 @@ MODELS = {
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},
-    "roberta": DENSE | {"num_kv_heads": 4},
-    "xlm-roberta": DENSE | {"num_kv_heads": 4},
+    "roberta": DENSE | {"num_kv_heads": 4, "first_position": 356},  # behind its padding
+    "xlm-roberta": DENSE | {"num_kv_heads": 4, "first_position": 356},
     "llada": DENSE | {"predicts": "next"},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32},

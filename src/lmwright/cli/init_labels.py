@@ -89,7 +89,7 @@ def _are_classes(source: Source, numbers: set[str], decimals: bool) -> bool:
     amounts are, only for 0.0 and 1.0."""
     if decimals:
         return numbers == YES_OR_NO
-    known = numbers - {UNKNOWN} if len(numbers) > 2 else numbers
+    known = numbers - {UNKNOWN} if len(numbers) > 3 else numbers
     counted = known == {str(number) for number in range(len(known))}
     return counted and label_column(source).casefold() != AMOUNT
 

@@ -180,7 +180,10 @@ def _write_config(
             ids["mask_token_id"] = tokenizer.mask_id
     name = TORCH_NAMES[encoding.rest]
     # torch_dtype is what transformers before 4.56 reads
-    config = model.hf.config(model) | ids | {"dtype": name, "torch_dtype": name}
+    own = model.hf.config(model)
+    if (pad := own.get("pad_token_id")) is not None:  # by which positions are counted
+        ids["pad_token_id"] = pad
+    config = own | ids | {"dtype": name, "torch_dtype": name}
     write_json(folder / "config.json", config | encoding.config)
     known = {name: value for name, value in ids.items() if value is not None}
     write_json(folder / GENERATION, {**generation, **known} | _ends(ids, generation))

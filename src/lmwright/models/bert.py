@@ -125,11 +125,16 @@ class Roberta(Bert):
     """An encoder of the RoBERTa family, which differs in sizes and names alone."""
 
     kind: Literal["roberta"] = "roberta"  # type: ignore[assignment]
-    first_position: Annotated[int, Field(ge=0)] = 2
+    first_position: Annotated[int, Field(ge=1)] = 2
     """Row of the table of positions that the first token of a document has."""
     token_types: PositiveInt = 1
     """Rows of the table of types; with one row all tokens have the same."""
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+
+    @property
+    def pad_id(self) -> int:
+        """The token of padding in transformers, which begins positions behind its id."""
+        return self.first_position - 1
 
 
 @section

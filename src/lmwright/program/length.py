@@ -18,15 +18,30 @@ if TYPE_CHECKING:
 
 def completed(run: Run) -> Run:
     """Run with steps in place of epochs, and with the tokenizer's ids where the data is prepared.
-    Raises UserError for a tokenizer that does not serve the objective."""
+    Raises UserError for a tokenizer that does not serve the objective, or the model."""
     run = with_steps(run)
-    if not run.objective.reads_tokenizer:
+    padded = getattr(run.model, "pad_id", None) is not None
+    if not run.objective.reads_tokenizer and not padded:
         return run
     try:
         store = TokenStore.open(run.data.dir)
     except UserError:
         return run  # `train` says what is wrong; a plan needs no ids
+    if padded:
+        _refuse_padding(run, store)
     return with_ids(run, store)
+
+
+def _refuse_padding(run: Run, store: TokenStore) -> None:
+    """Raises UserError unless the tokenizer pads with the token that the model's table of positions
+    leaves room for: transformers counts positions by it."""
+    pad, kind = load_tokenizer(store.tokenizer_dir).pad_id, run.model.kind
+    if pad != run.model.pad_id:
+        raise UserError(
+            f"model.first_position: {run.model.first_position} is for a tokenizer that pads with "
+            f"{run.model.pad_id}, as released {kind} models do, and that of {run.data.dir} pads "
+            f"with {pad}; use model.kind = 'bert' with token_types = 1, which is the same model"
+        )
 
 
 def with_ids(run: Run, store: TokenStore) -> Run:
