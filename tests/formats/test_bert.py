@@ -172,7 +172,7 @@ def test_positions_begin_behind_padding(tmp_path, capsys):
         model.num_kv_heads = 2
         model.head_dim = 8
         model.seq_len = 32
-        train = {{steps = 1, global_batch_size = 2}}
+        train = {{steps = 1, global_batch_size = 8}}
         [data]
         dir = "{tmp_path / "data"}"
         workers = 1
