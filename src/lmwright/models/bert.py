@@ -23,7 +23,6 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, lookup
-from lmwright.errors import UserError
 from lmwright.kernels import select
 from lmwright.models.block import project
 from lmwright.models.decoder import Decoder, Head
@@ -57,13 +56,6 @@ class Bert(PostNorm):
     mlp: PlainMlp = "gelu_erf"
     """Activation of the feed-forward."""
     head: Head = "tied"
-
-    def __post_init__(self) -> None:
-        if self.num_kv_heads != self.num_heads:
-            raise UserError(
-                f"model.num_kv_heads: {self.num_kv_heads} differs from model.num_heads = "
-                f"{self.num_heads}, and each head has its own keys here; make them equal"
-            )
 
     @property
     def tells_texts_apart(self) -> bool:

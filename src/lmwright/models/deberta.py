@@ -56,11 +56,7 @@ class Deberta(PostNorm):
     head: Head = "tied"
 
     def __post_init__(self) -> None:
-        if self.num_kv_heads != self.num_heads:
-            raise UserError(
-                f"model.num_kv_heads: {self.num_kv_heads} differs from model.num_heads = "
-                f"{self.num_heads}, and distances are scored for each head; make them equal"
-            )
+        super().__post_init__()
         if self.max_distance <= self.position_buckets // 2 + 1:
             raise UserError(
                 f"model.max_distance: {self.max_distance} leaves no far distances to "

@@ -17,6 +17,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot
+from lmwright.errors import UserError
 from lmwright.models.block import feed_forward, output, with_bias
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import layers_spec
@@ -34,6 +35,13 @@ class PostNorm(Decoder):
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     mlp: PlainMlp
     head: Head
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads != self.num_heads:
+            raise UserError(
+                f"model.num_kv_heads: {self.num_kv_heads} differs from model.num_heads = "
+                f"{self.num_heads}, and each head has keys of its own here; make them equal"
+            )
 
     def spec(self) -> Tree:
         """Every weight, once."""
