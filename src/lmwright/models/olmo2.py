@@ -35,6 +35,8 @@ from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
+USUAL: tuple[LayerReach, ...] = ("local", "local", "local", "global")
+
 
 @section
 class Olmo2(Decoder):
@@ -50,16 +52,19 @@ class Olmo2(Decoder):
     """Projections that add a bias."""
     window: PositiveInt | None = None
     """Tokens that local layers look at, the query included; none in OLMo 2."""
-    layer_pattern: tuple[LayerReach, ...] = ("local", "local", "local", "global")
+    layer_pattern: tuple[LayerReach, ...] = USUAL
     """Reach of each layer where there is a window; the pattern repeats over all layers."""
     local_rope_theta: Positive | None = None
     """Theta of local layers, which are then not scaled; that of all layers if unset."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window is None and self.local_rope_theta is not None:
+        unread = {"layer_pattern": self.layer_pattern != USUAL,
+                  "local_rope_theta": self.local_rope_theta is not None}  # fmt: skip
+        if self.window is None and any(unread.values()):
+            name = next(name for name, said in unread.items() if said)
             raise UserError(
-                "model.local_rope_theta: has no effect without model.window; give the window too"
+                f"model.{name}: has no effect without model.window; give the window too"
             )
 
     @property
