@@ -30,25 +30,15 @@ def _deberta(shape: Shape, vocab_size: int = 128_100) -> Any:
     return Deberta(**sizes(shape), vocab_size=vocab_size, seq_len=512, head_dim=64)
 
 
-def _bert(shape: Shape, **fields: Any) -> Any:
-    from lmwright.models.bert import Bert
+def _bert(shape: Shape, kind: str = "bert", **fields: Any) -> Any:
+    from lmwright.models import KINDS
 
-    said = {"vocab_size": 30_522, "separator_id": 102} | fields
-    return Bert(**sizes(shape), **said, seq_len=512, head_dim=shape[0] // shape[3])
-
-
-def _roberta(shape: Shape) -> Any:
-    from lmwright.models.bert import Roberta
-
-    return Roberta(**sizes(shape), vocab_size=50_265, seq_len=512, head_dim=64)
+    return KINDS[kind](**sizes(shape), **fields, seq_len=512, head_dim=shape[0] // shape[3])
 
 
-def _xlm_roberta(shape: Shape) -> Any:
-    from lmwright.models.bert import XlmRoberta
-
-    return XlmRoberta(**sizes(shape), vocab_size=250_002, seq_len=512, head_dim=64)
-
-
+UNCASED = {"vocab_size": 30_522, "separator_id": 102}
+ROBERTAS = {"kind": "roberta", "vocab_size": 50_265}
+XLMRS = {"kind": "xlm-roberta", "vocab_size": 250_002}
 BERT = "https://arxiv.org/abs/1810.04805"
 ROBERTA = "https://arxiv.org/abs/1907.11692"
 XLMR = "https://arxiv.org/abs/1911.02116"
@@ -102,20 +92,26 @@ PRESETS = {
         f"0.279 B: mDeBERTa-v3 base with its head ({DEBERTA})",
         _deberta, (768, 3072, 12, 12, 12), vocab_size=251_000),
     "bert-base": row(
-        f"0.11 B: BERT base uncased with its head ({BERT})", _bert, (768, 3072, 12, 12, 12)),
+        f"0.11 B: BERT base uncased with its head ({BERT})",
+        _bert, (768, 3072, 12, 12, 12), **UNCASED),
     "bert-large": row(
-        f"0.335 B: BERT large uncased with its head ({BERT})", _bert, (1024, 4096, 24, 16, 16)),
+        f"0.335 B: BERT large uncased with its head ({BERT})",
+        _bert, (1024, 4096, 24, 16, 16), **UNCASED),
     "minilm-l6": row(
         "0.0227 B: the shape of all-MiniLM-L6-v2 (https://arxiv.org/abs/2002.10957)",
-        _bert, (384, 1536, 6, 12, 12)),
+        _bert, (384, 1536, 6, 12, 12), **UNCASED),
     "roberta-base": row(
-        f"0.125 B: RoBERTa base with its head ({ROBERTA})", _roberta, (768, 3072, 12, 12, 12)),
+        f"0.125 B: RoBERTa base with its head ({ROBERTA})",
+        _bert, (768, 3072, 12, 12, 12), **ROBERTAS),
     "roberta-large": row(
-        f"0.355 B: RoBERTa large with its head ({ROBERTA})", _roberta, (1024, 4096, 24, 16, 16)),
+        f"0.355 B: RoBERTa large with its head ({ROBERTA})",
+        _bert, (1024, 4096, 24, 16, 16), **ROBERTAS),
     "xlm-roberta-base": row(
-        f"0.278 B: XLM-R base with its head ({XLMR})", _xlm_roberta, (768, 3072, 12, 12, 12)),
+        f"0.278 B: XLM-R base with its head ({XLMR})",
+        _bert, (768, 3072, 12, 12, 12), **XLMRS),
     "xlm-roberta-large": row(
-        f"0.56 B: XLM-R large with its head ({XLMR})", _xlm_roberta, (1024, 4096, 24, 16, 16)),
+        f"0.56 B: XLM-R large with its head ({XLMR})",
+        _bert, (1024, 4096, 24, 16, 16), **XLMRS),
     "llada-8b": row(
         "8.02 B: LLaDA 8B, masked diffusion (https://arxiv.org/abs/2502.09992)",
         _llada, (4096, 12288, 32, 32, 32)),

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
+from lmwright.models.hf.deberta import ACT, TIED
 from lmwright.models.hf.pairs import EVEN_HEADS, Derived, Fixed, Json, Words, only_written
 from lmwright.models.hf.table import EVEN_KEYS, ClassifierForm, Table
 
-ACTS = {"gelu_erf": "gelu", "relu": "relu", "relu2": "relu2"}
-TIED = Words("head", "tie_word_embeddings", {"tied": True}, True, True)
 LAYER = {
     "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value",
     "o": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
@@ -71,6 +70,12 @@ def _write_positions(model: Any, *_: str) -> Json:
     return {"max_position_embeddings": model.seq_len + first, "pad_token_id": first - 1}
 
 
+USUAL: Json = {
+    "layer_norm_eps": 1e-12, "type_vocab_size": 2, "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512,
+}  # fmt: skip
+"""Values of both families where config.json has none."""
+KEYS = EVEN_KEYS | {"norm_eps": "layer_norm_eps", "token_types": "type_vocab_size"}
 SAME = (
     TIED,
     EVEN_HEADS,
@@ -96,18 +101,14 @@ class BertHf(Table):
     )
     answers = "qa_outputs"
     body = "BertModel"
-    keys = EVEN_KEYS | {"norm_eps": "layer_norm_eps", "token_types": "type_vocab_size"}
+    keys = KEYS
     pairs = (
-        Words("mlp", "hidden_act", ACTS, "gelu"),
+        ACT,
         *SAME,
         Derived(_read_separator, _write_separator),
         only_written(bos_token_id=None, eos_token_id=None),
     )
-    defaults: ClassVar[Json] = {
-        "layer_norm_eps": 1e-12, "type_vocab_size": 2, "vocab_size": 30_522, "hidden_size": 768,
-        "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-    }  # fmt: skip
+    defaults: ClassVar[Json] = USUAL | {"vocab_size": 30_522}
 
 
 class RobertaHf(Table):
@@ -123,7 +124,7 @@ class RobertaHf(Table):
     )
     answers = "qa_outputs"
     body = "RobertaModel"
-    keys = EVEN_KEYS | {"norm_eps": "layer_norm_eps", "token_types": "type_vocab_size"}
+    keys = KEYS
     pairs = (
         # another one than that of the head's own layer is not computed
         Words("mlp", "hidden_act", {"gelu_erf": "gelu"}, "gelu"),
@@ -131,11 +132,7 @@ class RobertaHf(Table):
         Derived(_read_positions, _write_positions),
         Derived(lambda *_: {"separator_id": None}),
     )
-    defaults: ClassVar[Json] = {
-        "layer_norm_eps": 1e-12, "type_vocab_size": 2, "vocab_size": 50_265, "hidden_size": 768,
-        "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-        "max_position_embeddings": 512, "pad_token_id": 1,
-    }  # fmt: skip
+    defaults: ClassVar[Json] = USUAL | {"vocab_size": 50_265, "pad_token_id": 1}
 
 
 class XlmRobertaHf(RobertaHf):

@@ -6,7 +6,7 @@ from lmwright.errors import UserError
 from lmwright.models.hf.pairs import GATED_ACT, Derived, Fixed, Json, Words
 from lmwright.models.hf.rope import ORIGINAL, ROPE, SIDES, sides_config, sides_fields
 from lmwright.models.hf.table import WEIGHTS, Table
-from lmwright.models.hf.window import TYPES, reach_of, window_fields
+from lmwright.models.hf.window import reach_said, window_config, window_fields
 
 NEWER = "Gemma3ForCausalLM"
 THETAS = {"rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0}
@@ -27,17 +27,10 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
     num_layers, every = fields["num_layers"], 2
     if config["architectures"][0] == NEWER:
         every = config.get("sliding_window_pattern", 6)
-    if config.get("layer_types") is not None:
-        reach = reach_of(config["layer_types"], num_layers, where)
-    else:
-        reach = ["local" if (i + 1) % every else "global" for i in range(num_layers)]
+    reach = reach_said(config, every, num_layers, where)
     window = _given(config, "sliding_window", 4096)
     local = {"window": window, "layer_pattern": ["global"]}  # where no layer is, a pattern says it
     return local | {k: v for k, v in window_fields(window, reach).items() if v is not None}
-
-
-def _write_reach(model: Any, *_: str) -> Json:
-    return {"sliding_window": model.window, "layer_types": [TYPES[kind] for kind in model.kinds]}
 
 
 def _read_scale(config: Json, fields: Json, where: str) -> Json:
@@ -106,7 +99,7 @@ class GemmaHf(Table):
         Fixed("attention_bias", False, NOT_SUPPORTED, same=(None,)),
         Fixed("use_bidirectional_attention", False, NOT_SUPPORTED, same=(None,), written=False),
         Derived(_read_qk_norm),
-        Derived(_read_reach, _write_reach),
+        Derived(_read_reach, lambda model, *_: window_config(model)),
         Derived(_read_scale, lambda m, *_: {"query_pre_attn_scalar": m.query_dim or m.head_dim}),
     )
     defaults: ClassVar = {"head_dim": 256, "rms_norm_eps": 1e-6, "num_key_value_heads": None}

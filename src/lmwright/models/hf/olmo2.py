@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json
 from lmwright.models.hf.rope import ORIGINAL, ROPE, SIDES, sides_config, sides_fields
 from lmwright.models.hf.table import WEIGHTS, Table
-from lmwright.models.hf.window import TYPES, reach_of, window_fields
+from lmwright.models.hf.window import reach_said, window_config, window_fields
 
 NEWER = "Olmo3ForCausalLM"
 THETA = 500_000.0  # where config.json says none
@@ -14,17 +14,12 @@ THETA = 500_000.0  # where config.json says none
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
     if config["architectures"][0] != NEWER:
         return {"window": None}
-    num_layers, types = fields["num_layers"], config.get("layer_types")
-    if types is None:
-        types = [TYPES["global" if i % 4 == 3 else "local"] for i in range(num_layers)]
-    reach = reach_of(types, num_layers, where)
+    reach = reach_said(config, 4, fields["num_layers"], where)
     return window_fields(config.get("sliding_window", 4096), reach)
 
 
 def _write_reach(model: Any, architecture: str, _: str) -> Json:
-    if architecture != NEWER:
-        return {}
-    return {"sliding_window": model.window, "layer_types": [TYPES[kind] for kind in model.kinds]}
+    return window_config(model) if architecture == NEWER else {}
 
 
 def _read_rope(config: Json, fields: Json, where: str) -> Json:

@@ -3,13 +3,12 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
+from lmwright.models.hf.gemma import HEAD
 from lmwright.models.hf.llama import BIAS
-from lmwright.models.hf.pairs import ACT, NO_IDS, Derived, Fixed, Json, Words
+from lmwright.models.hf.pairs import ACT, NO_IDS, Derived, Fixed, Json
 from lmwright.models.hf.rope import ROPE, usual_theta
 from lmwright.models.hf.table import Table
 from lmwright.models.hf.window import pattern_of
-
-HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False}, True)
 
 
 def _read_rotations(config: Json, fields: Json, where: str) -> Json:

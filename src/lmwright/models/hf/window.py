@@ -30,6 +30,19 @@ def reach_of(layer_types: Any, num_layers: int, where: str) -> list[LayerReach]:
     return [names[each] for each in layer_types]
 
 
+def reach_said(config: Any, every: int, num_layers: int, where: str) -> list[LayerReach]:
+    """The reach of each layer by `layer_types`; without any, the last of each `every` is global.
+    Raises UserError as `reach_of` does."""
+    if config.get("layer_types") is not None:
+        return reach_of(config["layer_types"], num_layers, where)
+    return ["local" if (i + 1) % every else "global" for i in range(num_layers)]
+
+
+def window_config(model: Any) -> dict[str, Any]:
+    """The keys of config.json that say the window and the reach of each layer."""
+    return {"sliding_window": model.window, "layer_types": [TYPES[kind] for kind in model.kinds]}
+
+
 def window_fields(window: int | None, reach: Sequence[LayerReach]) -> dict[str, Any]:
     """`window` and `layer_pattern` for layers of this reach."""
     if window is None or "local" not in reach:
