@@ -45,6 +45,12 @@ PUBLISHED = {
     "olmo2-1b": 1_484_916_736,
     "olmo3-7b": 7_298_011_136,
     "smollm3-3b": 3_075_098_624,
+    # as `transformers` counts Qwen3_5ForCausalLM of the released config.json
+    "qwen3.5-0.8b": 752_393_024,
+    "qwen3.5-2b": 1_881_825_088,
+    "qwen3.5-4b": 4_205_751_296,
+    "qwen3.5-9b": 8_953_803_264,
+    "qwen3.5-27b": 26_895_998_464,
     "bert-base": 109_514_298,
     "granite-3-3-2b": 2_533_539_840,
     "granite-3-3-8b": 8_170_864_640,
@@ -92,8 +98,8 @@ def test_windows_are_counted(name):
     machine = parse_machine("v5p-128")
     plan = on_paper(run, machine)
     t, keys = model.seq_len, 0
-    for layer in range(model.num_layers):
-        window = model.windows[layer] or t
+    for each in model.windows:
+        window = each or t
         rows = range(0, t, max(1, t // 4096))  # evenly, as the mean over all is too slow
         keys += sum(min(i + 0.5, window) for i in rows) / len(rows)
     table = model.vocab_size * model.embed_dim
@@ -110,6 +116,12 @@ def test_windows_are_counted(name):
         k, h = model.key_dim, model.head_dim
         each = 2 * (k * h + k * h + model.chunk_tokens / 2 * (k + h))
         attention = 3 * each * model.num_layers * model.num_heads
+    if model.kind == "qwen3-5":  # memories read twice and written, half a chunk met
+        count, h, chunk = model.num_layers - len(model.windows), 128, model.chunk_tokens
+        keys, values = model.linear_num_key_heads, model.linear_num_value_heads
+        met = chunk / 2 * (2 * keys * h + 2 * values * h)  # of keys and queries; of values, twice
+        inverted = values * chunk**2 / 6
+        attention += 3 * 2 * count * (3 * values * h * h + met + inverted)
     found = plan.flops_per_step / plan.tokens_per_step
     assert found == pytest.approx(6 * weights + attention, rel=3e-3, abs=6 * vectors)
     layout = Layout.of(plan)

@@ -35,6 +35,10 @@ XLSTM = {
     ),
     "hidden_size": 128, "num_heads": 4, "norm_eps": 3e-4, "use_cache": False, "chunk_size": 16,
 }  # fmt: skip
+DELTA_RULE = {
+    "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
+    "linear_value_head_dim": 9, "num_hidden_layers": 4,
+}  # fmt: skip
 OLD = {"original_max_position_embeddings": 13}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
@@ -170,6 +174,25 @@ ROWS = {
             "position_buckets": 11,
             "pos_att_type": "p2c|c2p",
             "hidden_act": "relu",
+        },
+        gradients=False,
+    ),
+    "qwen3-5": Row(
+        "Qwen3_5ForCausalLM",
+        DELTA_RULE | {"rope_parameters": rope(partial_rotary_factor=0.4)},
+        gradients=False,  # tests/parity/test_qwen3_5.py
+        generates=True,
+    ),
+    "qwen3-5-yarn": Row(
+        "Qwen3_5ForCausalLM",
+        DELTA_RULE
+        | {
+            "rope_parameters": rope("yarn", factor=6.0, partial_rotary_factor=0.6, **OLD),
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "tie_word_embeddings": True,
         },
         gradients=False,
     ),

@@ -5,7 +5,8 @@
                                                              [N * H, D], one for each layer
 
 A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everything without
-an arrow stay as they are, flattened. Every tensor is used exactly once.
+an arrow stay as they are, flattened; filters of convolutions are [numbers, 1, tokens]. Every tensor
+is used exactly once.
 """
 
 from collections.abc import Collection, Mapping
@@ -136,6 +137,8 @@ def slots(model: HfModel) -> list[Slot]:
         if stack in places:
             template = _name(model, f"{LAYERS}.{leaf}")
             shape, inside = _their_shape(param), param.shape[1 : len(param.batch)]
+            if f"{LAYERS}.{leaf}" in model.hf.convs:
+                shape = (shape[0] // param.shape[-1], 1, param.shape[-1])
             layered += [
                 (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
                 for i, number in enumerate(places[stack])

@@ -57,4 +57,6 @@ def takes_pieces(
         return False  # the kernel of long rows does not take them
     if model.mixtures or compute.mlp_chunk_tokens or compute.block_inputs != "exact":
         return False  # what they do depends on rows
+    if model.mixer != "attention":
+        return False  # layers with memories read whole rows
     return all(leaf.shape[:2] == (rows, tokens) for leaf in jax.tree.leaves(tables))

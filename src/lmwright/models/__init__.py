@@ -10,6 +10,7 @@ CLASSES = {
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3",
     "granite": "granite.Granite",
+    "qwen3-5": "qwen3_5.Qwen35",
     "phi3": "phi3.Phi3",
     "mixtral": "moe.Mixtral",
     "qwen3-moe": "moe.Qwen3Moe",

@@ -127,18 +127,22 @@ def cache_lines(model: Any) -> list[str]:
     about a state of constant size; none for a model that looks both ways and carries nothing."""
     if model.both_ways:
         return []
-    if (size := cache_bytes(model, 0)) == cache_bytes(model, model.seq_len):
-        return ["", f"state of a row of any length: {size:,} bytes, {size / 2**20:,.1f} MiB"]
+    constant = cache_bytes(model, 0)
+    if constant == cache_bytes(model, model.seq_len):
+        size = f"{constant:,} bytes, {constant / 2**20:,.1f} MiB"
+        return ["", f"state of a row of any length: {size}"]
     heads = {"this model": model.num_kv_heads, "MHA": model.num_heads, "MQA": 1}
     sizes = {
         name: cache_bytes(replace(model, num_kv_heads=count), model.seq_len)
         for name, count in heads.items()
     }
     rows = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in sizes.items())
-    token = sizes["this model"] // model.seq_len
+    token = (sizes["this model"] - constant) // model.seq_len
+    beside = f" and {constant:,} for a row" if constant else ""
     return [
         "",
-        f"kv cache in bf16: {token:,} bytes for a token; for a row of {model.seq_len:,}: {rows}",
+        f"kv cache in bf16: {token:,} bytes for a token{beside}; for a row of {model.seq_len:,}: "
+        f"{rows}",
     ]
 
 

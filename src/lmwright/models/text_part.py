@@ -34,6 +34,7 @@ class TextPart:
     in the text model alone."""
 
 
+FURTHER = {"mtp.": "layer that predicts a further token"}
 TEXT_PARTS = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": TextPart(
@@ -47,7 +48,13 @@ TEXT_PARTS = MappingProxyType(
                 "model.multi_modal_projector.": "projector of the vision tower",
             },
             modules={"model.": "model.language_model."},
-        )
+        ),
+        "Qwen3_5ForConditionalGeneration": TextPart(
+            "Qwen3_5ForCausalLM",
+            {"model.language_model.": "model.", "lm_head.": "lm_head."},
+            {"model.visual.": "vision tower", **FURTHER},
+            modules={"model.": "model.language_model."},
+        ),
     }
 )
 
@@ -80,6 +87,7 @@ USES = (
 OTHER_NAMES = MappingProxyType(
     {
         **_berts(),
+        "Qwen3_5ForCausalLM": TextPart("Qwen3_5ForCausalLM", {"": ""}, FURTHER),
         "DebertaV2ForMaskedLM": TextPart(
             "DebertaV2ForMaskedLM",
             # those of `legacy` true

@@ -12,11 +12,12 @@ from lmwright.nn.for_all import plus, times
 from lmwright.nn.mlstm import documents
 
 
-def causal_conv(x: Array, w: Array, bias: Array, ids: Array) -> Array:
-    """[B, T, ...] of x [B, T, ...], filters w [W, ...] of the token itself first, bias [...] and
-    segments `ids` [B, T], where padding (0) stands around documents, not in them."""
+def causal_conv(x: Array, w: Array, bias: Array | None, ids: Array) -> Array:
+    """[B, T, ...] of x [B, T, ...], filters w [W, ...] of the token itself first, bias [...] if any
+    and segments `ids` [B, T], where padding (0) stands around documents, not in them."""
     docs = jnp.where(ids > 0, documents(ids), 0)
-    y = plus(times(x, w[0]), bias)
+    y = times(x, w[0])
+    y = y if bias is None else plus(y, bias)
     for j in range(1, w.shape[0]):
         before = jnp.pad(docs[:, :-j], ((0, 0), (j, 0)), constant_values=-1)
         rest = ((0, 0),) * (x.ndim - 2)
@@ -26,7 +27,9 @@ def causal_conv(x: Array, w: Array, bias: Array, ids: Array) -> Array:
     return y
 
 
-def conv_from(state: Array, x: Array, w: Array, bias: Array, real: Array) -> tuple[Array, Array]:
+def conv_from(
+    state: Array, x: Array, w: Array, bias: Array | None, real: Array
+) -> tuple[Array, Array]:
     """`causal_conv` of tokens after the W - 1 of `state`, of one document, and the state after
     them; padding, where `real` [B, T] is False, is passed over wherever it stands."""
     width = w.shape[0]
@@ -40,7 +43,8 @@ def conv_from(state: Array, x: Array, w: Array, bias: Array, real: Array) -> tup
         return jnp.take_along_axis(row, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), 1)
 
     mine = number[:, width - 1 :]
-    y = bias.astype(x.dtype) + w[0].astype(x.dtype) * x
+    y = w[0].astype(x.dtype) * x
+    y = y if bias is None else bias.astype(x.dtype) + y
     for j in range(1, width):
         y += w[j].astype(x.dtype) * tokens(mine - j)
     after = tokens(number[:, -1:] - lax.iota(jnp.int32, width - 1)[::-1])

@@ -68,6 +68,15 @@ def _smollm3(shape: Shape) -> Any:
     )
 
 
+def _qwen35(shape: Shape, values: int, head: str) -> Any:
+    from lmwright.models.qwen3_5 import Qwen35
+
+    return Qwen35(
+        **sizes(shape), vocab_size=248_320, head_dim=256, seq_len=262_144, head=head,  # type: ignore[arg-type]
+        linear_num_value_heads=values,
+    )  # fmt: skip
+
+
 def _granite(shape: Shape, head_dim: int, logits_scaling: float) -> Any:
     from lmwright.models.granite import Granite
 
@@ -159,6 +168,16 @@ PRESETS = {
         (5120, 27_648, 64, 40, 8)),
     "smollm3-3b": row("3.08 B: SmolLM3 3B (https://huggingface.co/HuggingFaceTB/SmolLM3-3B)",
         _smollm3, (2048, 11_008, 36, 16, 4)),
+    "qwen3.5-0.8b": row("752 M: the text of Qwen3.5 0.8B (https://huggingface.co/Qwen/Qwen3.5-0.8B)",
+        _qwen35, (1024, 3584, 24, 8, 2), values=16, head="tied"),
+    "qwen3.5-2b": row("1.88 B: the text of Qwen3.5 2B (https://huggingface.co/Qwen/Qwen3.5-2B)",
+        _qwen35, (2048, 6144, 24, 8, 2), values=16, head="tied"),
+    "qwen3.5-4b": row("4.21 B: the text of Qwen3.5 4B (https://huggingface.co/Qwen/Qwen3.5-4B)",
+        _qwen35, (2560, 9216, 32, 16, 4), values=32, head="tied"),
+    "qwen3.5-9b": row("8.95 B: the text of Qwen3.5 9B (https://huggingface.co/Qwen/Qwen3.5-9B)",
+        _qwen35, (4096, 12_288, 32, 16, 4), values=32, head="untied"),
+    "qwen3.5-27b": row("26.9 B: the text of Qwen3.5 27B (https://huggingface.co/Qwen/Qwen3.5-27B)",
+        _qwen35, (5120, 17_408, 64, 24, 4), values=48, head="untied"),
     "granite-3.3-2b": row(
         "2.53 B: Granite 3.3 2B (https://huggingface.co/ibm-granite/granite-3.3-2b-base)",
         _granite, (2048, 8192, 40, 32, 8), head_dim=64, logits_scaling=8.0),

@@ -18,6 +18,7 @@ FEATURES = {
     "rope_scaling": "scaled rotations",
     "rotary_fraction": "partial rotation",
     "rope_pattern": "layers without rotation",
+    "mixer_pattern": "patterns of linear layers and attention",
     "local_rope_theta": "two thetas",
     "position_buckets": "rows of distances",
     "first_position": "rows of positions",

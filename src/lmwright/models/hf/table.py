@@ -81,6 +81,8 @@ class Table:
     model_types: ClassVar[dict[str, str]]
     """`model_type` of each architecture."""
     weights: ClassVar[dict[str, str]] = WEIGHTS
+    convs: ClassVar[tuple[str, ...]] = ()
+    """Paths of filters, which are [numbers, 1, tokens] there."""
     classifier: ClassVar[ClassifierForm | None] = None
     answers: ClassVar[str | None] = None
     """The layer of scores in its class for question answering."""

@@ -1,0 +1,247 @@
+"""Qwen3.5 (https://huggingface.co/collections/Qwen/qwen35): in three of four layers a gated delta
+rule (https://arxiv.org/abs/2412.06464) in the place of attention, in the others attention with a
+gate.
+
+    x --+--> norm --> linear or full --+--> norm --> mlp --+-->       norms times 1 + weight
+        +------------------------------^ +-----------------^
+
+    linear   qkv --> conv --> SiLU --> q, k of length 1, v --> delta rule --> norm of each head
+             --> times silu(output gate) --> out
+    full     q and gate, k, v --> norms of q and k, part of a head rotated --> attention
+             --> times sigmoid(gate) --> o
+
+qkv, and q with its gate, are one matrix each, as LoRA's factors and released files have them. Over
+`mesh.tensor` q, k and v of linear layers are cut apart behind the product, which moves activations.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from pydantic import Field
+
+from lmwright.config.run import Positive, PositiveInt, section
+from lmwright.core.compute import HEADS
+from lmwright.core.contract import Work
+from lmwright.core.fanout import dots
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.core.weight import before_products, dot, name_result
+from lmwright.errors import UserError
+from lmwright.models.block import (
+    attention_spec,
+    feed_forward,
+    into_stream,
+    mlp_spec,
+    output,
+    project,
+)
+from lmwright.models.decoder import Decoder, Head
+from lmwright.models.layers import Attend
+from lmwright.nn.attention import Scoring
+from lmwright.nn.causal_conv import causal_conv, conv_from
+from lmwright.nn.delta_rule import delta_rule, delta_rule_from, empty, gates, unit
+from lmwright.nn.norm import rms_norm, rms_norm_from_zero
+from lmwright.nn.rope import apply_rope
+
+Mixer = Literal["linear", "full"]
+
+
+@section
+class Qwen35(Decoder):
+    """A decoder of the Qwen3.5 family; its fields are the model."""
+
+    mixer: ClassVar[str] = "delta rule and attention"
+    mlp: ClassVar[Literal["swiglu"]] = "swiglu"  # type: ignore[misc]
+    qk_norm: ClassVar = "head"
+
+    kind: Literal["qwen3-5"] = "qwen3-5"
+    mlp_dim: PositiveInt
+    mixer_pattern: tuple[Mixer, ...] = ("linear", "linear", "linear", "full")
+    """Mixer of each layer, a linear one or full attention; the pattern repeats over all layers."""
+    linear_num_key_heads: PositiveInt = 16
+    """Heads of queries and keys in linear layers."""
+    linear_num_value_heads: PositiveInt = 32
+    """Heads of values in linear layers, each with a memory: a multiple of those of keys."""
+    linear_head_dim: PositiveInt = 128
+    """Width of all these heads."""
+    conv_tokens: Annotated[int, Field(ge=2)] = 4
+    """Tokens that a convolution sees, the token itself included."""
+    chunk_tokens: Annotated[int, Field(ge=1)] = 64
+    """Tokens that a linear layer computes together; between chunks goes a memory. The results do
+    not depend on it, but time and memory do."""
+    rotary_fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of each head that is rotated, from its first dim on."""
+    rope_theta: Positive = 10_000_000.0
+    norm_eps: Positive = 1e-6
+    head: Head = "untied"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        if values % keys:
+            raise UserError(
+                f"model.linear_num_value_heads: {values} is not a multiple of "
+                f"model.linear_num_key_heads = {keys}; use a multiple, such as "
+                f"{keys * max(1, round(values / keys))}"
+            )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer: its mixer."""
+        if not (pattern := self.mixer_pattern):
+            raise UserError(
+                'model.mixer_pattern: is empty; write ["linear", "full"] or leave it out'
+            )
+        return tuple(pattern[i % len(pattern)] for i in range(self.num_layers))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer with attention: none."""
+        return (None,) * self.kinds.count("full")
+
+    @property
+    def heads_text(self) -> str:
+        """Its heads in words."""
+        values, size = self.linear_num_value_heads, self.linear_head_dim
+        return f"{super().heads_text} or {values} memories of {size} x {size}"
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of dimensions of a head that are rotated."""
+        return int(self.head_dim * self.rotary_fraction)
+
+    @property
+    def mixed_heads(self) -> int:
+        """Heads of queries, keys and values together in linear layers."""
+        return 2 * self.linear_num_key_heads + self.linear_num_value_heads
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        return super().spec() | {"norm": _norm("norm", self.embed_dim)}
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        own = self._linear_spec() if kind == "linear" else self._full_spec()
+        norms = {f"{branch}_norm": _norm("norm", self.embed_dim) for branch in ("attention", "mlp")}
+        return own | norms | mlp_spec(self, self.mlp_dim)
+
+    def _full_spec(self) -> Tree:
+        spec, size = attention_spec(self), self.head_dim
+        spec["q"] = Param("embed -> heads head_dim", (self.embed_dim, self.num_heads, 2 * size))
+        return spec | {name: _norm("head_dim", size) for name in ("q_norm", "k_norm")}
+
+    def _linear_spec(self) -> Tree:
+        d, n, h = self.embed_dim, self.linear_num_value_heads, self.linear_head_dim
+        heads, taps, std = self.mixed_heads, self.conv_tokens, into_stream(self) * (n * h) ** -0.5
+        return {
+            "qkv": Param("embed -> heads head_dim", (d, heads, h)),
+            "conv": Param("heads head_dim blocks", (heads, h, taps), std=(3 * taps) ** -0.5),
+            "output_gate": Param("embed -> heads head_dim", (d, n, h)),
+            "write_gate": Param("embed -> heads", (d, n)),
+            "decay_gate": Param("embed -> heads", (d, n)),
+            # drawn in the paper's code; memories last from 1000 tokens to less than one
+            "a_log": Param("heads", (n,), fill=0.0, fill_to=2.77),
+            "dt_bias": Param("heads", (n,), fill=-6.9, fill_to=-2.25),
+            "memory_norm": Param("head_dim", (h,), fill=1.0),
+            "out": Param("heads head_dim -> embed", (n, h, d), std=std),
+        }
+
+    def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
+        """Shapes of what a layer carries: keys and values, or the last tokens of its convolution
+        and float32 memories, of the same size for any `length`."""
+        if kind == "full":
+            return super().state(kind, batch_size=batch_size, length=length, dtype=dtype)
+        n, h = self.linear_num_value_heads, self.linear_head_dim
+        last = (batch_size, self.conv_tokens - 1, self.mixed_heads, h)
+        memory = jax.eval_shape(lambda: empty(batch_size, n, h, h))
+        return {"conv": jax.ShapeDtypeStruct(last, dtype), "memory": memory}
+
+    def last_norm(self, w: Tree, x: Array) -> Array:
+        """The residual stream as the head sees it."""
+        return self._norm(x, w["norm"])
+
+    def _norm(self, x: Array, scale: Array) -> Array:
+        return rms_norm_from_zero(x, scale, self.norm_eps)
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after its mixer and mlp."""
+        h = self._norm(x, w["attention_norm"])
+        h = self._linear(w, h, attend) if kind == "linear" else self._full(w, h, tables, attend)
+        x = constrain(x + h, "batch stream embed")
+        h = feed_forward("swiglu", w, self._norm(x, w["mlp_norm"]), attend.mlp_chunk_tokens)
+        return constrain(x + h, "batch stream embed"), {}
+
+    def _full(self, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
+        """[B, T, D] of normed x [B, T, D]."""
+        q, k, v = project(w, x)
+        q, gate = jnp.split(q, 2, axis=-1)  # [B, T, N, H] each
+        q, k = self._norm(q, w["q_norm"]), self._norm(k, w["k_norm"])
+        q, k = (name_result(apply_rope(a, tables)) for a in (q, k))
+        h = attend(q, k, v, Scoring(self.head_dim**-0.5, None))
+        return output(w, h * jax.nn.sigmoid(gate))
+
+    def _linear(self, w: Tree, x: Array, attend: Attend) -> Array:
+        """[B, T, D] of normed x [B, T, D]."""
+        by_head, ids, size = "btd,dnh->btnh", attend.ids, self.chunk_tokens
+        x = before_products(x)
+        qkv, gate = dots(x, (by_head, w["qkv"], HEADS), (by_head, w["output_gate"]))
+        qkv = constrain(qkv, "batch seq heads head_dim")
+        narrow = (dot("btd,dn->btn", x, w[name], out_dtype=jnp.float32)
+                  for name in ("write_gate", "decay_gate"))  # fmt: skip
+        write, decay = (name_result(a, HEADS) for a in narrow)
+        rates = gates(write, decay, w["a_log"], w["dt_bias"], ids)  # [B, T, N]
+        taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
+
+        def whole() -> Array:
+            return delta_rule(*self._qkv(causal_conv(qkv, taps, None, ids)), *rates, ids, size)
+
+        def on(state: Tree) -> tuple[Array, Tree]:
+            near, conv = conv_from(state["conv"], qkv, taps, None, attend.real)
+            inputs = *self._qkv(near), *rates, ids
+            h, memory = delta_rule_from(state["memory"], *inputs, chunk_tokens=size)
+            return h, {"conv": conv, "memory": memory}
+
+        h = rms_norm(attend.carry(whole, on), w["memory_norm"], self.norm_eps)  # [B, T, N, H]
+        return dot("btnh,nhd->btd", h * jax.nn.silu(gate), w["out"])
+
+    def _qkv(self, near: Array) -> tuple[Array, Array, Array]:
+        """Queries and keys [B, T, G, H], and values [B, T, N, H], of what the convolution gives."""
+        keys = self.linear_num_key_heads
+        q, k, v = jnp.split(jax.nn.silu(near), (keys, 2 * keys), axis=2)
+        return unit(q), unit(k), constrain(v, "batch seq heads head_dim")
+
+    def work(self, seq_len: int) -> Work:
+        """Work of a token in a row of `seq_len`."""
+        return _work(self, seq_len)
+
+
+def _norm(axis: str, size: int) -> Param:
+    return Param(axis, (size,), std=0.0)
+
+
+@lru_cache(256)
+def _work(model: Qwen35, seq_len: int) -> Work:
+    work: Work = Decoder.work(model, seq_len)
+    if not (layers := model.kinds.count("linear")):
+        return work
+    keys, values = model.linear_num_key_heads, model.linear_num_value_heads
+    h, chunk = model.linear_head_dim, min(model.chunk_tokens, seq_len)
+    # the memory read twice and written; tokens before in a chunk, half of it on average, and the
+    # triangular matrix that is inverted
+    memory = values * (6.0 * h * h + 2 * chunk * h + chunk**2 / 3) + keys * 2 * chunk * h
+    more: dict[str, Any] = {} if layers < model.num_layers else {"attention": None}
+    return replace(
+        work,
+        mixing_flops=layers * (memory + 2.0 * model.conv_tokens * model.mixed_heads * h),
+        mixing_kept=layers * values * h,
+        mixing_bytes=0.0,
+        uncut=("context",),
+        **more,
+    )

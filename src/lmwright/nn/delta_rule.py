@@ -1,0 +1,197 @@
+"""The gated delta rule (https://arxiv.org/abs/2412.06464): a memory of one matrix a head, in which
+every token corrects what its key finds.
+
+    S' = e^g S       found = S'^T k       S = S' + k (b (v - found))^T       o = S^T q / sqrt(K)
+
+`delta_rule` computes a row in chunks (https://arxiv.org/abs/2406.06484): what the tokens of a chunk
+write depends on each other, by a triangular matrix that is inverted, and a memory goes from chunk
+to chunk. `step` is the recurrence above, for one token after the other. Both start afresh at each
+document, and padding changes nothing.
+
+    D_ts = e^(sum of g over s + 1 .. t)      within one document, else 0
+    A_ts = b_t k_t.k_s D_ts                  where s < t, else 0
+    new  = (I + A)^-1 b (v - D_t0 S^T k)     what the tokens write
+
+B batch, T time, G heads of queries and keys, N heads of values (each N / G of them have the same
+key), K and H dims of a key and of a value, L tokens of a chunk.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from lmwright.core.compute import ATTENTION
+from lmwright.nn.mlstm import beginnings, documents
+
+EPS = 1e-6  # of the norm of queries and keys, as in the paper's code
+
+
+def empty(batch_size: int, num_heads: int, key_dim: int, head_dim: int) -> Array:
+    """The memory before the first token, float32 [B, N, K, H]."""
+    return jnp.zeros((batch_size, num_heads, key_dim, head_dim), jnp.float32)
+
+
+def unit(x: Array) -> Array:
+    """x [..., K] at length 1, as queries and keys are."""
+    wide = x.astype(jnp.float32)
+    length = jnp.sum(wide * wide, axis=-1, keepdims=True)
+    return (wide * lax.rsqrt(length + EPS)).astype(x.dtype)
+
+
+def gates(
+    write: Array, decay: Array, log_rate: Array, bias: Array, ids: Array
+) -> tuple[Array, Array]:
+    """Strength b and log decay g of each token, float32 [B, T, N], of what goes into them; padding,
+    where `ids` [B, T] is 0, writes nothing and forgets nothing. `log_rate` and `bias` are [N]."""
+    real = (ids > 0)[..., None]
+    write, decay, log_rate, bias = (a.astype(jnp.float32) for a in (write, decay, log_rate, bias))
+    g = -jnp.exp(log_rate) * jax.nn.softplus(decay + bias)
+    return jnp.where(real, jax.nn.sigmoid(write), 0.0), jnp.where(real, g, 0.0)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def delta_rule(
+    q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array, chunk_tokens: int
+) -> Array:
+    """o [B, T, N, H] of queries and keys [B, T, G, K] of length 1, values [B, T, N, H], and
+    strengths and log decays [B, T, N], within the segments `ids` [B, T], of which 0 is padding.
+
+    The backward pass keeps these inputs alone."""
+    return _from_empty(chunk_tokens, q, k, v, b, g, ids)
+
+
+def _from_empty(chunk_tokens: int, *inputs: Array) -> Array:
+    q, v = inputs[0], inputs[2]
+    first = empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
+    return delta_rule_from(first, *inputs, chunk_tokens=chunk_tokens)[0]
+
+
+def _fwd(
+    q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array, chunk_tokens: int
+) -> tuple[Array, tuple[Array, ...]]:
+    o = checkpoint_name(_from_empty(chunk_tokens, q, k, v, b, g, ids), ATTENTION)
+    return o, (q, k, v, b, g, ids)
+
+
+def _bwd(chunk_tokens: int, inputs: tuple[Array, ...], grad: Array) -> tuple[Array | None, ...]:
+    *arrays, ids = inputs
+    run = lambda *arrays: _from_empty(chunk_tokens, *arrays, ids)  # noqa: E731
+    return *jax.vjp(run, *arrays)[1](grad), None
+
+
+delta_rule.defvjp(_fwd, _bwd)
+
+
+def delta_rule_from(
+    memory: Array, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array,
+    *, chunk_tokens: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """`delta_rule` of tokens after those of a memory [B, N, K, H], and the memory after them."""
+    length = q.shape[1]
+    if length == 1:
+        return step(memory, q, k, v, b, g)
+    size, heads = min(chunk_tokens, length), q.shape[2]
+    docs = documents(ids)
+    begins = beginnings(docs)
+    # the heads that share a key are apart: [B, T, G, N / G, H or 1]
+    grouped = [a.reshape(*a.shape[:2], heads, v.shape[2] // heads, -1) for a in (v, b, g)]
+    arrays = [_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, *grouped)]
+    arrays += [_rows_by_chunk(docs, size, "edge"), _rows_by_chunk(begins, size, "constant")]
+    first = memory.reshape(len(memory), heads, -1, *memory.shape[2:])
+    last, o = lax.scan(jax.checkpoint(_chunk, prevent_cse=False), first, tuple(arrays))
+    o = jnp.moveaxis(o, (0, 4), (1, 2))  # [B, chunks, L, G, N / G, H]
+    o = o.reshape(len(o), -1, *v.shape[2:])[:, :length]
+    return o.astype(v.dtype), last.reshape(memory.shape)
+
+
+def step(memory: Array, q: Array, k: Array, v: Array, b: Array, g: Array) -> tuple[Array, Array]:
+    """The recurrence for one token: arrays as in `delta_rule_from`, with T = 1."""
+    times = v.shape[2] // q.shape[2]
+    q, k, v32, b, g = (a[:, 0].astype(jnp.float32) for a in (q, k, v, b, g))
+    q, k = (jnp.repeat(a, times, axis=1) for a in (q * q.shape[-1] ** -0.5, k))
+    memory = memory * jnp.exp(g)[..., None, None]
+    found = jnp.einsum("bnk,bnkh->bnh", k, memory, preferred_element_type=jnp.float32)
+    memory += k[..., :, None] * (b[..., None] * (v32 - found))[..., None, :]
+    o = jnp.einsum("bnk,bnkh->bnh", q, memory, preferred_element_type=jnp.float32)
+    return o[:, None].astype(v.dtype), memory
+
+
+def _by_chunk(a: Array, size: int) -> Array:
+    """[chunks, B, ..., L, H] of [B, T, ..., H]."""
+    a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % size), *((0, 0),) * (a.ndim - 2)))
+    a = a.reshape(len(a), -1, size, *a.shape[2:])
+    return jnp.moveaxis(a, (1, 2), (0, -2))
+
+
+def _rows_by_chunk(a: Array, size: int, mode: str) -> Array:
+    """[chunks, B, L] of [B, T]."""
+    a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % size)), mode=mode)
+    return jnp.moveaxis(a.reshape(a.shape[0], -1, size), 1, 0)
+
+
+def _chunk(memory: Array, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
+    """The memory [B, G, N / G, K, H] after a chunk, and float32 o [B, G, N / G, L, H]."""
+    q, k, v, b, g, docs, begins = arrays
+    fresh = (jnp.cumsum(begins, axis=1) > 0)[:, None, None]  # [B, 1, 1, L]: a document began
+    same = jnp.tril(docs[:, :, None] == docs[:, None, :])  # [B, L, L]
+    since = jnp.einsum(
+        "bts,bgrs->bgrt", same.astype(jnp.float32), g[..., 0], precision=lax.Precision.HIGHEST
+    )
+    together = same[:, None, None]
+    decay = jnp.exp(jnp.where(together, since[..., :, None] - since[..., None, :], -jnp.inf))
+    carried = jnp.where(fresh, 0.0, jnp.exp(since))[..., None]  # [B, G, N / G, L, 1]
+
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    keys = wide("bgtk,bgsk->bgts", k, k)[:, :, None]
+    depends = jnp.where(jnp.tri(k.shape[2], k=-1, dtype=bool), b * keys * decay, 0.0)
+    inverse = inverted(depends, _precision(q)).astype(v.dtype)
+    held = memory.astype(q.dtype)
+    found = wide("bgtk,bgrkh->bgrth", k, held)
+    new = b * (v - carried * found)
+    new = wide("bgrts,bgrsh->bgrth", inverse, new.astype(v.dtype)).astype(v.dtype)
+
+    scores = wide("bgtk,bgsk->bgts", q, k)[:, :, None] * decay
+    o = wide("bgrts,bgrsh->bgrth", scores.astype(v.dtype), new)
+    o += carried * wide("bgtk,bgrkh->bgrth", q, held)
+    written = (new * decay[..., -1, :, None]).astype(v.dtype)
+    memory = carried[..., -1:, :] * memory + wide("bgsk,bgrsh->bgrkh", k, written)
+    return memory, o
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def inverted(a: Array, precision: lax.Precision) -> Array:
+    """(I + a)^-1 of float32 a [..., L, L] that is 0 on and above the diagonal: blocks of one, two,
+    four ... numbers, each from two of half its size, so that no power of `a` is ever large."""
+    size = a.shape[-1]
+    at = jnp.arange(size)
+    product = partial(jnp.matmul, precision=precision)
+    inverse, half = jnp.eye(size, dtype=a.dtype), 1
+    while half < size:
+        below = (at // half)[:, None] == (at // half) + 1
+        mine = below & ((at // (2 * half))[:, None] == at // (2 * half))
+        part = jnp.where(mine, a, 0.0)
+        change = part if half == 1 else product(product(inverse, part), inverse)
+        inverse, half = inverse - change, 2 * half
+    return jnp.broadcast_to(inverse, a.shape)
+
+
+def _inverted_fwd(a: Array, precision: lax.Precision) -> tuple[Array, Array]:
+    inverse = inverted(a, precision)
+    return inverse, inverse
+
+
+def _inverted_bwd(precision: lax.Precision, inverse: Array, grad: Array) -> tuple[Array]:
+    turned = jnp.swapaxes(inverse, -1, -2)
+    product = partial(jnp.matmul, precision=precision)
+    return (-jnp.tril(product(product(turned, grad), turned), -1),)
+
+
+inverted.defvjp(_inverted_fwd, _inverted_bwd)
+
+
+def _precision(q: Array) -> lax.Precision:
+    """Of products of float32: three passes of bfloat16 on a TPU are enough beside others of it."""
+    return lax.Precision.HIGHEST if q.dtype == jnp.float32 else lax.Precision.HIGH
