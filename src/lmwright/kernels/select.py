@@ -43,6 +43,7 @@ KERNELS = Registry(
         "disentangled attention": "disentangled_attention.attend_by",
         "mlstm": "mlstm_by.mix_by",
         "tpu mlstm": "tpu_mlstm.mlstm",
+        "delta rule": "delta_rule_by.delta_rule",
         "mlp by chunks": "mlp_chunks.by_chunks",
         "relu product": "relu_signs.relu_dot",
     },

@@ -32,6 +32,7 @@ from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
 from lmwright.errors import UserError
+from lmwright.kernels.select import KERNELS
 from lmwright.models.block import (
     attention_spec,
     feed_forward,
@@ -44,7 +45,7 @@ from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.causal_conv import causal_conv, conv_from
-from lmwright.nn.delta_rule import delta_rule, delta_rule_from, empty, gates, unit
+from lmwright.nn.delta_rule import delta_rule_from, empty, gates, unit
 from lmwright.nn.norm import rms_norm, rms_norm_from_zero
 from lmwright.nn.rope import apply_rope
 
@@ -200,7 +201,8 @@ class Qwen35(Decoder):
         taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
 
         def whole() -> Array:
-            return delta_rule(*self._qkv(causal_conv(qkv, taps, None, ids)), *rates, ids, size)
+            mixed = self._qkv(causal_conv(qkv, taps, None, ids))
+            return KERNELS["delta rule"](*mixed, *rates, ids, size)
 
         def on(state: Tree) -> tuple[Array, Tree]:
             near, conv = conv_from(state["conv"], qkv, taps, None, attend.real)

@@ -15,7 +15,8 @@ as they turn. Costs of one instruction:
 
 A collective that the program does not split into `-start` and `-done` runs where the schedule
 lets it: from when what it sends is there until the first product or kernel that needs its
-result, or the end of the loop's turn.
+result, or the end of the loop's turn. One that begins before a loop may go on in the fusions inside
+of it, turn by turn, and end behind it; it is counted where it begins.
 
     ready ---- product ---- product ---- first use      hidden: what fits between
       '---- bytes on the links ----'
@@ -129,6 +130,9 @@ class _Transfer:
     kind: str = EXPOSED
 
 
+_PASSING = _Transfer(OTHER, 0.0, 0.0)  # inside a loop, a transfer that began before it
+
+
 @dataclass
 class _Clocks:
     """Clocks of a walk through one computation; the clock of the core is `estimate.step_s`."""
@@ -138,6 +142,8 @@ class _Clocks:
     """Times at which the links, and the network in either direction, are idle again."""
     under_way: dict[str, _Transfer] = field(default_factory=dict)
     """Transfers under way, by the name of the instruction that handed them on last."""
+    parts: dict[tuple[str, int], _Transfer] = field(default_factory=dict)
+    """Transfers under way, by the name and the place of a loop's, or a computation's, tuple."""
     ready_s: dict[str, float] = field(default_factory=dict)
     """Earliest times of results, by name: vector work waits for its operands alone, since the
     schedule may move it; products and kernels wait for their turn."""
@@ -146,14 +152,19 @@ class _Clocks:
     awaited: set[_Transfer] = field(default_factory=set)
 
     def source(self, step: Instruction, holder: Computation) -> _Transfer | None:
-        """The transfer that an instruction takes over, seen through parts of tuples."""
-        for name in step.operands:
-            operand = holder.by_name.get(name)
-            while operand is not None and operand.opcode == "get-tuple-element":
-                operand = holder.by_name.get(operand.operands[0])
-            if operand is not None and operand.name in self.under_way:
-                return self.under_way[operand.name]
-        return None
+        """The transfer that an instruction takes over, rather one that began here."""
+        found = [t for name in step.operands if (t := self.holds(name, holder))]
+        return next((t for t in found if t is not _PASSING), found[0] if found else None)
+
+    def holds(self, name: str, holder: Computation) -> _Transfer | None:
+        """The transfer of which a value is a part, seen through parts of tuples."""
+        step = holder.by_name.get(name)
+        while step is not None and step.opcode == "get-tuple-element":
+            whole, place = step.operands[0], int(step.attribute("index") or 0)
+            if (whole, place) in self.parts:
+                return self.parts[whole, place]
+            step = holder.by_name.get(whole)
+        return None if step is None else self.under_way.get(step.name)
 
     def begin(
         self, part: str, cost_s: float, way: str = "links", ready_s: float | None = None,
@@ -207,16 +218,19 @@ class _Walk:
         self.frames = read_frames(program.text)
         self.products = Products(program, where.family.int8_units)
 
-    def run(self, computation: Computation) -> Estimate:
-        """The estimate of one execution, starting with idle links."""
+    def run(self, computation: Computation, passing: Iterable[int] = ()) -> Estimate:
+        """The estimate of one execution, starting with idle links; `passing` are the places in its
+        tuple of transfers that began before."""
         clocks = _Clocks()
         took = clocks.estimate
+        whole = [i.name for i in computation.instructions if i.opcode == "parameter"]
+        clocks.parts = {(name, place): _PASSING for name in whole for place in passing}
         for step in computation.instructions:
             if step.opcode in FREE:
                 clocks.hand_on(step)
             elif step.opcode in ("while", "call", "conditional"):
                 clocks.settle_operands(step)
-                self._inner(took, step, computation)
+                self._inner(clocks, step, computation)
                 clocks.ready_s[step.name] = took.step_s
             elif step.opcode in NETWORK:
                 cost = step.nbytes / self.network_bytes_per_s
@@ -244,6 +258,8 @@ class _Walk:
     def _move(self, clocks: _Clocks, step, holder, kind, inner, inner_holder) -> None:
         """Handles a collective, or a fusion that starts one, computes while it runs, or ends it."""
         transfer = clocks.source(step, holder)
+        if transfer is _PASSING and ("done" in step.name or "start" in step.name):
+            transfer = None  # of a turn's own
         carries = transfer is not None and "done" not in step.name
         computes = carries or self.products.of(step, holder).flops > 0
         whole = transfer is None and not computes and "start" not in step.name
@@ -265,8 +281,9 @@ class _Walk:
         else:
             clocks.wait(transfer)
 
-    def _inner(self, total: Estimate, step: Instruction, holder: Computation) -> None:
+    def _inner(self, clocks: _Clocks, step: Instruction, holder: Computation) -> None:
         """Handles a loop, as often as it iterates, or the longest of several branches."""
+        total = clocks.estimate
         if step.opcode != "while":
             branches = [self.run(self.program.computations[c]) for c in step.called]
             total.add(max(branches, key=lambda b: b.step_s), 1)
@@ -275,7 +292,10 @@ class _Walk:
         if trips is None:
             total.unknown_loops += 1
         body = self.program.computations[step.callee("body")]
-        total.add(self.run(body), 1 if trips is None else trips)
+        given = holder.by_name[step.operands[0]].operands
+        passing = {i: t for i, name in enumerate(given) if (t := clocks.holds(name, holder))}
+        clocks.parts |= {(step.name, place): transfer for place, transfer in passing.items()}
+        total.add(self.run(body, passing), 1 if trips is None else trips)
 
     def collective(
         self, step: Instruction, holder: Computation
