@@ -17,7 +17,7 @@ from lmwright.models import cached
 from lmwright.models.counts import cache_bytes, params_report
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
-from tests.parity.compare import make_batch
+from tests.parity.compare import assert_near, make_batch
 from tests.parity.test_families import TOKENS, problem
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -77,7 +77,7 @@ def test_packed_documents_are_apart():
     for row, document in [(0, 1), (0, 2), (1, 1), (1, 2)]:
         mine = ids[row] == document
         alone = hidden(model, w, TOKENS[row : row + 1, mine], np.ones((1, mine.sum()), int))
-        np.testing.assert_allclose(packed[row, mine], alone[0], atol=2e-5)
+        assert_near(packed[row, mine], alone[0], f"{row}, {document}")
 
 
 def test_a_state_goes_on():
@@ -90,7 +90,7 @@ def test_a_state_goes_on():
         h, cache = cached.extend(model, w, some, jnp.ones(some.shape, bool), cache, compute)
         parts.append(h)
     whole = hidden(model, w, TOKENS, np.ones_like(TOKENS))
-    np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=2e-5)
+    assert_near(np.concatenate(parts, 1), whole, "pieces")
 
 
 def test_sizes_of_the_state():

@@ -13,13 +13,15 @@ document, and padding changes nothing.
     new  = (I + A)^-1 b (v - D_t0 S^T k)     what the tokens write
 
 B batch, T time, G heads of queries and keys, N heads of values (each N / G of them have the same
-key), K and H dims of a key and of a value, L tokens of a chunk.
+key), K and H dims of a key and of a value, C chunks of L
+tokens.
 """
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -95,14 +97,15 @@ def delta_rule_from(
         return step(memory, q, k, v, b, g)
     size, heads = min(chunk_tokens, length), q.shape[2]
     docs = documents(ids)
-    begins = beginnings(docs)
+    places = _rows_by_chunk(docs, size, "edge"), _rows_by_chunk(beginnings(docs), size, "constant")
     # the heads that share a key are apart: [B, T, G, N / G, H or 1]
     grouped = [a.reshape(*a.shape[:2], heads, v.shape[2] // heads, -1) for a in (v, b, g)]
-    arrays = [_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, *grouped)]
-    arrays += [_rows_by_chunk(docs, size, "edge"), _rows_by_chunk(begins, size, "constant")]
+    q, k, *rest = (_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, *grouped))
+    chunks = _chunks(q, k, *rest, *places)
     first = memory.reshape(len(memory), heads, -1, *memory.shape[2:])
-    last, o = lax.scan(jax.checkpoint(_chunk, prevent_cse=False), first, tuple(arrays))
-    o = jnp.moveaxis(o, (0, 4), (1, 2))  # [B, chunks, L, G, N / G, H]
+    last, (held, new) = lax.scan(_go_on, first, (k, *chunks[:4]))
+    o = _read(q, held, new, *chunks[3:])
+    o = jnp.moveaxis(o, (0, 4), (1, 2))  # [B, C, L, G, N / G, H]
     o = o.reshape(len(o), -1, *v.shape[2:])[:, :length]
     return o.astype(v.dtype), last.reshape(memory.shape)
 
@@ -132,33 +135,48 @@ def _rows_by_chunk(a: Array, size: int, mode: str) -> Array:
     return jnp.moveaxis(a.reshape(a.shape[0], -1, size), 1, 0)
 
 
-def _chunk(memory: Array, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
-    """The memory [B, G, N / G, K, H] after a chunk, and float32 o [B, G, N / G, L, H]."""
-    q, k, v, b, g, docs, begins = arrays
-    fresh = (jnp.cumsum(begins, axis=1) > 0)[:, None, None]  # [B, 1, 1, L]: a document began
-    same = jnp.tril(docs[:, :, None] == docs[:, None, :])  # [B, L, L]
-    since = jnp.einsum(
-        "bts,bgrs->bgrt", same.astype(jnp.float32), g[..., 0], precision=lax.Precision.HIGHEST
-    )
-    together = same[:, None, None]
-    decay = jnp.exp(jnp.where(together, since[..., :, None] - since[..., None, :], -jnp.inf))
-    carried = jnp.where(fresh, 0.0, jnp.exp(since))[..., None]  # [B, G, N / G, L, 1]
+def _chunks(
+    q: Array, k: Array, v: Array, b: Array, g: Array, docs: Array, begins: Array
+) -> tuple[Array, ...]:
+    """What chunks need of themselves, [C, B, G, N / G, L, ...]: what their tokens write on an empty
+    memory, and less for what keys read in it; the decay until the end of the chunk and that since
+    its beginning; scores of queries and keys."""
+    fresh = (jnp.cumsum(begins, axis=-1) > 0)[:, :, None, None]  # since a document began
+    same = jnp.tril(docs[..., :, None] == docs[..., None, :])  # [C, B, L, L]
+    exact = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+    since = exact("cbts,cbgrs->cbgrt", same.astype(jnp.float32), g[..., 0])
+    apart = since[..., :, None] - since[..., None, :]
+    decay = jnp.exp(jnp.where(same[:, :, None, None], apart, -jnp.inf))
+    carried = jnp.where(fresh, 0.0, jnp.exp(since))[..., None]
 
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    keys = wide("bgtk,bgsk->bgts", k, k)[:, :, None]
-    depends = jnp.where(jnp.tri(k.shape[2], k=-1, dtype=bool), b * keys * decay, 0.0)
+    keys = wide("cbgtk,cbgsk->cbgts", k, k)[:, :, :, None]
+    depends = jnp.where(np.tri(k.shape[-2], k=-1, dtype=bool), b * keys * decay, 0.0)
     inverse = inverted(depends, _precision(q)).astype(v.dtype)
-    held = memory.astype(q.dtype)
-    found = wide("bgtk,bgrkh->bgrth", k, held)
-    new = b * (v - carried * found)
-    new = wide("bgrts,bgrsh->bgrth", inverse, new.astype(v.dtype)).astype(v.dtype)
+    written = wide("cbgrts,cbgrsh->cbgrth", inverse, (b * v).astype(v.dtype)).astype(v.dtype)
+    ours = (b * carried * k[:, :, :, None]).astype(v.dtype)
+    reads = wide("cbgrts,cbgrsk->cbgrtk", inverse, ours).astype(v.dtype)
+    scores = wide("cbgtk,cbgsk->cbgts", q, k)[:, :, :, None] * decay
+    return written, reads, decay[..., -1, :, None], carried, scores.astype(v.dtype)
 
-    scores = wide("bgtk,bgsk->bgts", q, k)[:, :, None] * decay
-    o = wide("bgrts,bgrsh->bgrth", scores.astype(v.dtype), new)
-    o += carried * wide("bgtk,bgrkh->bgrth", q, held)
-    written = (new * decay[..., -1, :, None]).astype(v.dtype)
-    memory = carried[..., -1:, :] * memory + wide("bgsk,bgrsh->bgrkh", k, written)
-    return memory, o
+
+def _go_on(memory: Array, chunk: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+    """The memory [B, G, N / G, K, H] after a chunk, and the one before it and what tokens write, as
+    products read them."""
+    k, written, reads, until, carried = chunk
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    held = memory.astype(k.dtype)
+    new = written - wide("bgrtk,bgrkh->bgrth", reads, held)
+    kept = (new * until).astype(k.dtype)
+    memory = carried[..., -1:, :] * memory + wide("bgsk,bgrsh->bgrkh", k, kept)
+    return memory, (held, new.astype(k.dtype))
+
+
+def _read(q: Array, held: Array, new: Array, carried: Array, scores: Array) -> Array:
+    """float32 [C, B, G, N / G, L, H]: what queries find."""
+    wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    before = carried * wide("cbgtk,cbgrkh->cbgrth", q, held)
+    return before + wide("cbgrts,cbgrsh->cbgrth", scores, new)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -166,13 +184,12 @@ def inverted(a: Array, precision: lax.Precision) -> Array:
     """(I + a)^-1 of float32 a [..., L, L] that is 0 on and above the diagonal: blocks of one, two,
     four ... numbers, each from two of half its size, so that no power of `a` is ever large."""
     size = a.shape[-1]
-    at = jnp.arange(size)
+    at, half = np.arange(size), 1
     product = partial(jnp.matmul, precision=precision)
-    inverse, half = jnp.eye(size, dtype=a.dtype), 1
+    inverse = jnp.eye(size, dtype=a.dtype)
     while half < size:
-        below = (at // half)[:, None] == (at // half) + 1
-        mine = below & ((at // (2 * half))[:, None] == at // (2 * half))
-        part = jnp.where(mine, a, 0.0)
+        below = (at // half)[:, None] == at // half + 1
+        part = jnp.where(below & ((at // (2 * half))[:, None] == at // (2 * half)), a, 0.0)
         change = part if half == 1 else product(product(inverse, part), inverse)
         inverse, half = inverse - change, 2 * half
     return jnp.broadcast_to(inverse, a.shape)
