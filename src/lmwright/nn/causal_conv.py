@@ -5,26 +5,69 @@
 W tokens of a window, B batch, T time; the other axes belong to the numbers of a token.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.nn.for_all import plus, times
 from lmwright.nn.mlstm import documents
 
 
+@jax.custom_vjp
 def causal_conv(x: Array, w: Array, bias: Array | None, ids: Array) -> Array:
     """[B, T, ...] of x [B, T, ...], filters w [W, ...] of the token itself first, bias [...] if any
-    and segments `ids` [B, T], where padding (0) stands around documents, not in them."""
-    docs = jnp.where(ids > 0, documents(ids), 0)
-    y = times(x, w[0])
-    y = y if bias is None else plus(y, bias)
+    and segments `ids` [B, T], where padding (0) stands around documents, not in them. Gradients of
+    filters and bias are summed in float32."""
+    y = x * w[0].astype(x.dtype)
     for j in range(1, w.shape[0]):
-        before = jnp.pad(docs[:, :-j], ((0, 0), (j, 0)), constant_values=-1)
-        rest = ((0, 0),) * (x.ndim - 2)
-        earlier = jnp.pad(x[:, :-j], ((0, 0), (j, 0), *rest))[:, : x.shape[1]]
-        mine = (before[:, : x.shape[1]] == docs).reshape(*docs.shape, *(1,) * (x.ndim - 2))
-        y += times(jnp.where(mine, earlier, 0), w[j])
-    return y
+        y += _later(x, j, ids) * w[j].astype(x.dtype)
+    return y if bias is None else y + bias.astype(x.dtype)
+
+
+def _fwd(
+    x: Array, w: Array, bias: Array | None, ids: Array
+) -> tuple[Array, tuple[Array, Array, Array | None, Array]]:
+    return causal_conv(x, w, bias, ids), (x, w, bias, ids)
+
+
+def _bwd(
+    kept: tuple[Array, Array, Array | None, Array], g: Array
+) -> tuple[Array, Array, Array | None, None]:
+    x, w, bias, ids = kept
+    change, wide = g * w[0].astype(g.dtype), g.astype(jnp.float32)
+    for j in range(1, w.shape[0]):
+        change += _sooner(g, j, ids) * w[j].astype(g.dtype)
+    along = [x if j == 0 else _later(x, j, ids) for j in range(w.shape[0])]
+    of_filters = jnp.stack([jnp.sum(wide * a.astype(jnp.float32), (0, 1)) for a in along])
+    of_bias = None if bias is None else jnp.sum(wide, (0, 1)).astype(bias.dtype)
+    return change, of_filters.astype(w.dtype), of_bias, None
+
+
+causal_conv.defvjp(_fwd, _bwd)
+
+
+def _later(x: Array, steps: int, ids: Array) -> Array:
+    """x [B, T, ...] of the token `steps` before each, 0 where that is of another document."""
+    return jnp.where(_same(ids, steps, x), _moved(x, steps), 0)
+
+
+def _sooner(x: Array, steps: int, ids: Array) -> Array:
+    """x [B, T, ...] of the token `steps` after each, 0 where that is of another document."""
+    return jnp.where(_same(ids, -steps, x), _moved(x, -steps), 0)
+
+
+def _same(ids: Array, steps: int, like: Array) -> Array:
+    """bool [B, T, 1, ...]: where a token is of the same document as the one `steps` before it."""
+    docs = jnp.where(ids > 0, documents(ids), 0)
+    mine = _moved(docs, steps, fill=-1) == docs
+    return mine.reshape(*docs.shape, *(1,) * (like.ndim - 2))
+
+
+def _moved(a: Array, steps: int, fill: int = 0) -> Array:
+    """a [B, T, ...] of the token `steps` before each, or after where it is negative."""
+    sides = (max(steps, 0), max(-steps, 0))
+    padded = jnp.pad(a, ((0, 0), sides, *((0, 0),) * (a.ndim - 2)), constant_values=fill)
+    start = max(-steps, 0)
+    return padded[:, start : start + a.shape[1]]
 
 
 def conv_from(

@@ -103,8 +103,8 @@ def delta_rule_from(
     q, k, *rest = (_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, *grouped))
     chunks = _chunks(q, k, *rest, *places)
     first = memory.reshape(len(memory), heads, -1, *memory.shape[2:])
-    last, (held, new) = lax.scan(_go_on, first, (k, *chunks[:4]))
-    o = _read(q, held, new, *chunks[3:])
+    last, (held, new) = lax.scan(_go_on, first, chunks[:4])
+    o = _read(q, held, new, *chunks[4:])
     o = jnp.moveaxis(o, (0, 4), (1, 2))  # [B, C, L, G, N / G, H]
     o = o.reshape(len(o), -1, *v.shape[2:])[:, :length]
     return o.astype(v.dtype), last.reshape(memory.shape)
@@ -139,8 +139,8 @@ def _chunks(
     q: Array, k: Array, v: Array, b: Array, g: Array, docs: Array, begins: Array
 ) -> tuple[Array, ...]:
     """What chunks need of themselves, [C, B, G, N / G, L, ...]: what their tokens write on an empty
-    memory, and less for what keys read in it; the decay until the end of the chunk and that since
-    its beginning; scores of queries and keys."""
+    memory, and less for what keys read in it; keys as they are left in the memory, and its decay;
+    the decay since the beginning, and scores of queries and keys."""
     fresh = (jnp.cumsum(begins, axis=-1) > 0)[:, :, None, None]  # since a document began
     same = jnp.tril(docs[..., :, None] == docs[..., None, :])  # [C, B, L, L]
     exact = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -157,19 +157,18 @@ def _chunks(
     ours = (b * carried * k[:, :, :, None]).astype(v.dtype)
     reads = wide("cbgrts,cbgrsk->cbgrtk", inverse, ours).astype(v.dtype)
     scores = wide("cbgtk,cbgsk->cbgts", q, k)[:, :, :, None] * decay
-    return written, reads, decay[..., -1, :, None], carried, scores.astype(v.dtype)
+    left = (k[:, :, :, None] * decay[..., -1, :, None]).astype(v.dtype)
+    return written, reads, left, carried[..., -1:, :], carried, scores.astype(v.dtype)
 
 
 def _go_on(memory: Array, chunk: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
     """The memory [B, G, N / G, K, H] after a chunk, and the one before it and what tokens write, as
     products read them."""
-    k, written, reads, until, carried = chunk
+    written, reads, left, decay = chunk
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    held = memory.astype(k.dtype)
-    new = written - wide("bgrtk,bgrkh->bgrth", reads, held)
-    kept = (new * until).astype(k.dtype)
-    memory = carried[..., -1:, :] * memory + wide("bgsk,bgrsh->bgrkh", k, kept)
-    return memory, (held, new.astype(k.dtype))
+    held = memory.astype(left.dtype)
+    new = (written - wide("bgrtk,bgrkh->bgrth", reads, held)).astype(left.dtype)
+    return decay * memory + wide("bgrsk,bgrsh->bgrkh", left, new), (held, new)
 
 
 def _read(q: Array, held: Array, new: Array, carried: Array, scores: Array) -> Array:
