@@ -219,3 +219,48 @@ def test_bad_tensors_are_refused(case, folder, tmp_path):
 def test_a_config_without_text():
     with pytest.raises(UserError, match="without a text_config"):
         model_from_config({"architectures": [WHOLE]}, "config.json")
+
+
+QWEN_TEXT = {
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 3e-4,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "max_position_embeddings": 192, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+    },
+}  # fmt: skip
+QWEN_SIGHT = {
+    "depth": 1, "hidden_size": 24, "intermediate_size": 40, "num_heads": 4, "out_hidden_size": 48,
+    "num_position_embeddings": 16, "patch_size": 4,
+}  # fmt: skip
+
+
+def test_the_text_of_a_qwen_is_taken_as_released(tmp_path, capsys):
+    """With its vision tower, and the layer that predicts a further token, which transformers
+    does not read."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3_5Config(
+        text_config=QWEN_TEXT, vision_config=QWEN_SIGHT, tie_word_embeddings=True
+    )  # both of which released files say
+    torch.manual_seed(0)
+    theirs = transformers.Qwen3_5ForConditionalGeneration(config)
+    theirs.save_pretrained(tmp_path / "source")
+    further = {"mtp.fc.weight": np.zeros((48, 96), "f4"), "mtp.norm.weight": np.zeros(48, "f4")}
+    set_tensors(tmp_path / "source", lambda tensors: tensors | further)
+    proof = import_command(tmp_path / "source", tmp_path / "out")
+    for against in (proof.source_to_transformers, proof.folder_to_transformers):
+        assert against.max_abs_diff < 1e-5 * max(against.max_abs_logit, 1.0)
+    said = capsys.readouterr().out
+    assert "not taken: vision tower" in said
+    assert "not taken: layer that predicts a further token, 2 tensors" in said
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["Qwen3_5ForCausalLM"]
+    assert written["tie_word_embeddings"] is True
+    ids = torch.arange(20)[None] % 97
+    with torch.no_grad():
+        wanted = theirs(input_ids=ids).logits
+        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids)
+    assert torch.allclose(found.logits, wanted, atol=1e-5)
