@@ -18,6 +18,7 @@ tokens.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,25 +63,25 @@ def delta_rule(
     strengths and log decays [B, T, N], within the segments `ids` [B, T], of which 0 is padding.
 
     The backward pass keeps these inputs alone."""
-    return _from_empty(chunk_tokens, q, k, v, b, g, ids)
+    return from_empty(q, k, v, b, g, ids, chunk_tokens)
 
 
-def _from_empty(chunk_tokens: int, *inputs: Array) -> Array:
-    q, v = inputs[0], inputs[2]
-    first = empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
-    return delta_rule_from(first, *inputs, chunk_tokens=chunk_tokens)[0]
-
-
-def _fwd(
+def from_empty(
     q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array, chunk_tokens: int
-) -> tuple[Array, tuple[Array, ...]]:
-    o = checkpoint_name(_from_empty(chunk_tokens, q, k, v, b, g, ids), ATTENTION)
-    return o, (q, k, v, b, g, ids)
+) -> Array:
+    """`delta_rule`, whose backward pass keeps what it needs of all steps."""
+    first = empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
+    o, _ = delta_rule_from(first, q, k, v, b, g, ids, chunk_tokens=chunk_tokens)
+    return checkpoint_name(o, ATTENTION)
+
+
+def _fwd(*inputs: Any) -> tuple[Array, tuple[Any, ...]]:
+    return from_empty(*inputs), inputs[:-1]
 
 
 def _bwd(chunk_tokens: int, inputs: tuple[Array, ...], grad: Array) -> tuple[Array | None, ...]:
     *arrays, ids = inputs
-    run = lambda *arrays: _from_empty(chunk_tokens, *arrays, ids)  # noqa: E731
+    run = lambda *arrays: from_empty(*arrays, ids, chunk_tokens)  # noqa: E731
     return *jax.vjp(run, *arrays)[1](grad), None
 
 
