@@ -139,8 +139,8 @@ def _rows_by_chunk(a: Array, size: int, mode: str) -> Array:
 def _chunks(
     q: Array, k: Array, v: Array, b: Array, g: Array, docs: Array, begins: Array
 ) -> tuple[Array, ...]:
-    """What chunks need of themselves, [C, B, G, N / G, L, ...]: what their tokens write on an empty
-    memory, and less for what keys read in it; keys as they are left in the memory, and its decay;
+    """Arrays of all chunks, [C, B, G, N / G, L, ...]: values that their tokens write on an empty
+    memory, and keys that read what is taken off these; keys that write, and the memory's decay;
     the decay since the beginning, and scores of queries and keys."""
     fresh = (jnp.cumsum(begins, axis=-1) > 0)[:, :, None, None]  # since a document began
     same = jnp.tril(docs[..., :, None] == docs[..., None, :])  # [C, B, L, L]
