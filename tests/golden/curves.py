@@ -42,7 +42,11 @@ MODELS = {
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
     "qwen3-5": DENSE | {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2,
                         "linear_num_value_heads": 4, "linear_head_dim": 12, "chunk_tokens": 32,
-                        "rotary_fraction": 0.5},
+                        "rotary_fraction": 0.5, "norm_eps": 0.05},  # less of rounding
+    "qwen3-5-moe": SIZES | {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2,
+                            "linear_num_value_heads": 4, "linear_head_dim": 12, "chunk_tokens": 32,
+                            "rotary_fraction": 0.5, "norm_eps": 0.05,
+                            "experts": EXPERTS | {"shared_dim": 40, "shared_gate": "sigmoid"}},
     "eurobert": DENSE,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},

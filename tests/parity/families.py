@@ -38,6 +38,7 @@ XLSTM = {
 DELTA_RULE = {
     "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
     "linear_value_head_dim": 9, "num_hidden_layers": 4,
+    "rms_norm_eps": 0.05,  # less makes rounding large where a query and a key are at right angles
 }  # fmt: skip
 OLD = {"original_max_position_embeddings": 13}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"

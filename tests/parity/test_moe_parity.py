@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lmwright.core.compute import Compute
 from lmwright.core.ternary import cast_as_trained
+from lmwright.errors import UserError
 from lmwright.formats import proof
 from lmwright.formats.encoding import stored_dtype
 from lmwright.formats.hf_read import import_hf
@@ -56,6 +58,18 @@ ROWS = {
             "router_aux_loss_coef": 0.3,
         },
     ),
+    "qwen3-5-moe": (
+        "Qwen3_5MoeForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "shared_expert_intermediate_size": 44, "router_aux_loss_coef": 0.3,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
+            "linear_value_head_dim": 9, "num_hidden_layers": 4, "rms_norm_eps": 0.05,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.4,
+            },
+        },
+    ),
     "dots1": (
         "Dots1ForCausalLM",
         {
@@ -66,6 +80,8 @@ ROWS = {
         },
     ),
 }  # fmt: skip
+DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")  # theirs are rounded: test_qwen3_5.py
+NOT_COMPARED = ("correction_bias", *DECAYS)
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
 TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
@@ -141,11 +157,40 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
     holder.save_pretrained(tmp_path)
     wanted, ours = TensorFiles(tmp_path), to_hf(model, grads)
     assert set(ours) == set(wanted)
-    names = [path for path in ours if not path.endswith("correction_bias")]
+    names = [path for path in ours if not path.endswith(NOT_COMPARED)]
     chosen = [n for n in names if np.asarray(wanted[n]).any()]  # of an unused expert: none
     assert len(chosen) > 0.9 * len(names) and not any(ours[n].any() for n in set(names) - {*chosen})
     found = max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in chosen)
     record_property("gradients", float(found))
+
+
+def test_experts_that_are_stacked_as_released(folders, tmp_path):
+    """Beside a vision tower and a layer for a further token; other rows than they ought to have
+    are refused."""
+    _, folder, model, w = problem("qwen3-5-moe", folders)
+    tensors = {k: np.asarray(v) for k, v in TensorFiles(folder).items()}
+    for layer in range(4):
+        at = f"model.layers.{layer}.mlp.experts."
+        each = [
+            {n: tensors.pop(f"{at}{i}.{n}_proj.weight") for n in ("gate", "up", "down")}
+            for i in range(7)
+        ]
+        wide = [np.concatenate([one["gate"], one["up"]]) for one in each]
+        tensors[f"{at}gate_up_proj"] = np.stack(wide)
+        tensors[f"{at}down_proj"] = np.stack([one["down"] for one in each])
+    named = {n.replace("model.", "model.language_model."): a for n, a in tensors.items()}
+    beside = {"model.visual.norm.weight": np.ones(3, "f4"), "mtp.fc.weight": np.ones((3, 3), "f4")}
+    config = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    save_file(named | beside, tmp_path / "model.safetensors")
+    again, weights, _ = import_hf(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, weights, w)
+    config["num_experts"] = 8
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match=r"down_proj has 336 rows, config\.json implies 384"):
+        import_hf(tmp_path)
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -1,5 +1,5 @@
-"""Qwen3.5 beside transformers in float64, whose decays' gradients float32 rounds too much for
-`test_families.py`; its state, and the folder of the model with images."""
+"""Qwen3.5 beside transformers in float64: in float32 its gradients of decays are off by up to 6e-4
+of the largest; documents and states, and what is refused."""
 
 import copy
 from dataclasses import replace
@@ -17,14 +17,13 @@ from lmwright.models import cached
 from lmwright.models.counts import cache_bytes, params_report
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
-from tests.parity.compare import assert_near, make_batch
+from tests.parity.compare import TOLERANCE, assert_near, make_batch
 from tests.parity.test_families import TOKENS, problem
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 modeling = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
 
 NAMES = ["qwen3-5", "qwen3-5-yarn"]
-DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")
 
 
 class InDoubles:
@@ -37,7 +36,7 @@ class InDoubles:
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients(name, monkeypatch, record_property):
     _, theirs, model, w = problem(name)
-    model, theirs = replace(model, chunk_tokens=8), copy.deepcopy(theirs).double()
+    model, theirs = replace(model, chunk_tokens=16), copy.deepcopy(theirs).double()
     monkeypatch.setattr(modeling, "torch", InDoubles())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     ids = torch.tensor(TOKENS)
@@ -52,11 +51,8 @@ def test_gradients(name, monkeypatch, record_property):
     wanted = {path: p.grad.numpy() for path, p in theirs.named_parameters()}
     assert ours.keys() == wanted.keys()
     off = {path: np.abs(ours[path] - g).max() / np.abs(g).max() for path, g in wanted.items()}
-    of_decays = {path: share for path, share in off.items() if path.endswith(DECAYS)}
     record_property("gradients", float(max(off.values())))
-    assert max(of_decays.values()) < 5e-5, of_decays  # theirs in float32: up to 9e-5
-    rest = {path: share for path, share in off.items() if path not in of_decays}
-    assert max(rest.values()) < 1e-5, rest
+    assert max(off.values()) < TOLERANCE, off
 
 
 def hidden(model, w, tokens, ids):

@@ -63,7 +63,7 @@ MODELS = {
     "fanformer": Fanformer(**SIZES),
     "qwen3-5": Qwen35(
         **SIZES, mixer_pattern=("linear", "full"), linear_num_key_heads=8, linear_head_dim=10,
-        linear_num_value_heads=16, chunk_tokens=8, rotary_fraction=0.67,
+        linear_num_value_heads=16, chunk_tokens=8, rotary_fraction=0.67, norm_eps=0.05,
     ),
     "xlstm": Xlstm(
         **{k: v for k, v in SIZES.items() if k != "num_kv_heads"}, key_dim=4, chunk_tokens=8,
@@ -80,9 +80,6 @@ MODELS = {
     ),
 }  # fmt: skip
 RECURRENT = ("qwen3-5", "xlstm", "xlstm-blocks")  # whose rows are not cut
-# Norms of heads of four cells make rounding larger; so do those of what a document's first token
-# reads, which is near 0 where its query and key are at right angles.
-ROUNDED = {"xlstm-blocks": 3e-5, "qwen3-5": 1e-4}
 ROWS_WHOLE = {"data": 2, "fsdp": 2, "tensor": 2}
 MESH = {"fsdp": 2, "context": 2, "tensor": 2}
 STAGES = {"stage": 2, "fsdp": 2, "tensor": 2}
@@ -108,7 +105,8 @@ def alone(name):
 
 
 def check(name, axes, **train):
-    share = ROUNDED.get(name, 1e-5)
+    # norms of heads of four cells make rounding larger
+    share = 3e-5 if name == "xlstm-blocks" else 1e-5
     assert_same(gradients(run_of(name, axes, **train)), alone(name), share)
 
 

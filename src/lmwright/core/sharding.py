@@ -57,6 +57,7 @@ WEIGHTS: dict[str, Entry] = {
     "norm": None,
     "layers": "stage",
     "blocks": None,
+    "gates": None,
     "rank": None,
 }
 

@@ -1,5 +1,6 @@
 """Tensors of a checkpoint in which several matrices are one, under the names of each alone."""
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -8,25 +9,29 @@ import numpy as np
 from lmwright.errors import UserError
 from lmwright.formats.safetensors import Tensors, described
 
+WHOLE = slice(None)
 Parts = Mapping[str, tuple[tuple[str, int], ...]]
 """Parts of a fused tensor by the ending of its name: their endings and rows, in order."""
 
 
 class FusedTensors(Tensors):
-    """Parts of fused tensors, each read when it is asked for; other tensors as they are. Raises
-    UserError for a fused tensor with other rows than its parts have."""
+    """Parts of fused tensors, whose rows are all but their last axis; other tensors as they are.
+    One is read when a part of it is asked for, and kept until another is. Raises UserError for a
+    fused tensor with other rows than its parts have."""
 
     def __init__(self, stored: Mapping[str, np.ndarray], parts: Parts, where: str):
         self._stored = stored
+        self.not_taken = getattr(stored, "not_taken", ())
+        self._read: tuple[str, np.ndarray] = "", np.empty(0)
         self._part_of: dict[str, tuple[str, slice]] = {}
         super().__init__(self._part_of)
         for name in stored:
             ending = next((ending for ending in parts if name.endswith(ending)), None)
             if ending is None:
-                self._part_of[name] = name, slice(None)
+                self._part_of[name] = name, WHOLE
                 continue
             sizes = [rows for _, rows in parts[ending]]
-            if (found := described(stored, name)[1][0]) != sum(sizes):
+            if (found := math.prod(described(stored, name)[1][:-1])) != sum(sizes):
                 raise UserError(
                     f"{where}: {name} has {found} rows, config.json implies {sum(sizes)}; they are "
                     "not of one model"
@@ -38,9 +43,17 @@ class FusedTensors(Tensors):
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape) of a tensor, which is not read."""
         source, rows = self._part_of[name]
-        dtype, (first, *rest) = described(self._stored, source)
-        return dtype, (len(range(*rows.indices(first))), *rest)
+        dtype, shape = described(self._stored, source)
+        if rows == WHOLE:
+            return dtype, shape
+        return dtype, (rows.stop - rows.start, *shape[-1:])
 
     def __getitem__(self, name: str) -> np.ndarray:
         source, rows = self._part_of[name]
-        return self._stored[source][rows]
+        if rows == WHOLE:
+            return self._stored[source]
+        read = self._read
+        if read[0] != source:
+            array = self._stored[source]
+            read = self._read = source, array.reshape(-1, *array.shape[max(1, array.ndim - 1) :])
+        return read[1][rows]

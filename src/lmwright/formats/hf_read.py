@@ -28,6 +28,7 @@ from lmwright.models.embedder import Embedder
 from lmwright.models.hf.bitnet import QUANTIZATION, is_packed
 from lmwright.models.hf.detector import DETECTOR, HEAD_PREFIX
 from lmwright.models.hf.embedder import EMBEDDER, VECTORS
+from lmwright.models.hf.qwen3_5 import stacked_experts
 from lmwright.models.hf.xlstm import fused_parts
 from lmwright.models.mask_decoder import MaskDecoder
 from lmwright.models.tagger import Tagger
@@ -139,9 +140,9 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
         return PackedTernary(files)
     if is_compressed(config):
         files = PackedIntegers(files, config, where)
-    if fused := fused_parts(config, where):
-        return FusedTensors(files, fused, str(folder))
-    return files if part is None else TextTensors(files, part, str(folder))
+    named = files if part is None else TextTensors(files, part, str(folder))
+    fused = fused_parts(config, where) | stacked_experts(text_config(config, where))
+    return FusedTensors(named, fused, str(folder)) if fused else named
 
 
 def import_hf(folder: str | Path) -> tuple[Any, Tree, Path | None]:

@@ -11,6 +11,7 @@ CLASSES = {
     "smollm3": "smollm3.SmolLm3",
     "granite": "granite.Granite",
     "qwen3-5": "qwen3_5.Qwen35",
+    "qwen3-5-moe": "qwen3_5.Qwen35Moe",
     "phi3": "phi3.Phi3",
     "mixtral": "moe.Mixtral",
     "qwen3-moe": "moe.Qwen3Moe",

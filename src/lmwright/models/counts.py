@@ -38,7 +38,7 @@ def part_of(param: Param) -> str:
         return "embedding"
     if "vocab" in param.outputs:
         return "head"
-    if "experts" in param.batch + param.outputs:
+    if {"experts", "gates"} & set(param.batch + param.outputs):
         return "experts" if "experts" in param.batch else "router"
     axes = param.inputs + param.outputs
     return "attention" if {"heads", "kv_heads", "distances"} & set(axes) else "mlp"

@@ -47,6 +47,8 @@ class Experts:
     """Groups that a token's experts come from."""
     shared_dim: PositiveInt | None = None
     """Width of the shared experts together, which see every token; none if unset."""
+    shared_gate: Literal["none", "sigmoid"] = "none"
+    """Whether a token says by a sigmoid how much of the shared experts it takes."""
     bias_rate: NonNegative | None = None
     """Step of a bias that balances the choice without a loss; no bias if unset."""
     balance_loss: NonNegative = 0.0
@@ -63,6 +65,11 @@ class Experts:
             raise UserError(
                 f"model.experts.num_groups: {self.num_groups} does not divide the "
                 f"{self.num_experts} of model.experts.num_experts; choose one that does"
+            )
+        if self.shared_gate != "none" and self.shared_dim is None:
+            raise UserError(
+                "model.experts.shared_gate: there are no shared experts; set "
+                "model.experts.shared_dim, or leave it out"
             )
         within = self.groups_per_token * (self.num_experts // self.num_groups)
         if self.groups_per_token > self.num_groups or within < self.experts_per_token:
@@ -101,6 +108,8 @@ class Experts:
             spec |= {f"{SHARED}{name}": Param("embed -> mlp", (d, width)) for name in inputs}
             std = into_stream * width**-0.5
             spec[f"{SHARED}down"] = Param("mlp -> embed", (width, d), std=std)
+            if self.shared_gate == "sigmoid":
+                spec[f"{ROUTER}_shared"] = Param("embed -> gates", (d, 1))
         return spec
 
     def run(
@@ -114,9 +123,16 @@ class Experts:
         dispatch = Dispatch(self.num_experts, mlp, self.capacity_factor)
         y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
         if self.shared_dim is not None:
-            y = y + feed_forward(mlp, part(w, SHARED), h, chunk_tokens)
+            y = y + self._shared(mlp, w, h, chunk_tokens)
         sums = router_sums(choice, logits, real, dropped, bias)
         return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}
+
+    def _shared(self, mlp: Mlp, w: Tree, h: Array, chunk_tokens: int | None) -> Array:
+        """[B, T, D] of the shared experts."""
+        y = feed_forward(mlp, part(w, SHARED), h, chunk_tokens)
+        if self.shared_gate == "none":
+            return y
+        return y * jax.nn.sigmoid(dot("btd,de->bte", h, w[f"{ROUTER}_shared"]))
 
     def penalty(self, aux: Aux, prefix: str) -> tuple[Array, dict[str, tuple[Array, Array]]]:
         """Losses of `balance_loss` and `z_loss`, added to the mean loss of a token, and metrics as

@@ -34,8 +34,6 @@ class Attend:
     """int32 [B, T]: segments, 0 at padding; of whole rows, also where q, k and v are pieces."""
     mlp_chunk_tokens: int | None = None
     """Tokens of a row that an mlp takes at a time; all if unset."""
-    recomputed: bool = False
-    """True if the backward pass computes the layer again."""
     state: Tree | None = None
     """State that the layer has carried from the tokens before; None for whole rows."""
     put: Callable[[Tree], None] | None = None
@@ -117,7 +115,7 @@ def run_layers(
     """x [B, T, D] after all layers, and the sums of what they return beside it. `tables` are arrays
     [B, ...] that every layer sees, such as rotations; without rows if there are no stages. `kernel`
     takes q, k, v, what else a layer gives it, segment ids and the scoring."""
-    settings = compute.mlp_chunk_tokens, compute.remat != "none"
+    chunk = compute.mlp_chunk_tokens
 
     def block(kind: LayerKind, w: Tree, x: Array, tables: Tree, ids: Array) -> LayerResult:
         def attend(q: Array, k: Array, v: Array, setting: Any, *more: Array) -> Array:
@@ -125,7 +123,7 @@ def run_layers(
             return kernel(q, k, v, *more, ids, setting)
 
         x = name_result(x, BLOCK_INPUT)
-        return kind.run(layer, w, x, tables, Attend(attend, ids, *settings))
+        return kind.run(layer, w, x, tables, Attend(attend, ids, chunk))
 
     total: Aux = {}
     for span in spans:

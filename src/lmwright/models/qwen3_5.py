@@ -42,6 +42,7 @@ from lmwright.models.block import (
     project,
 )
 from lmwright.models.decoder import Decoder, Head
+from lmwright.models.experts import Experts
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.causal_conv import causal_conv, conv_from
@@ -49,22 +50,20 @@ from lmwright.nn.delta_rule import delta_rule_from, empty, gates, unit
 from lmwright.nn.norm import rms_norm, rms_norm_from_zero
 from lmwright.nn.rope import apply_rope
 
-# how often a chunk's memory, keys and values, and what convolutions read are moved in a forward
-# pass, by what the TPU compiler says: its small products cost what moving takes
-MOVES = (12.5, 26.0, 4.8)
+# how often a chunk's memory, keys and values, its matrix that is inverted, and what convolutions
+# read are moved in a forward pass, by what the TPU compiler says: its small products take as long
+MOVES = (27.0, 13.0, 0.12, 4.8)
 Mixer = Literal["linear", "full"]
 
 
 @section
-class Qwen35(Decoder):
-    """A decoder of the Qwen3.5 family; its fields are the model."""
+class Hybrid(Decoder):
+    """All of the family but the feed-forward of its layers."""
 
     mixer: ClassVar[str] = "delta rule and attention"
     mlp: ClassVar[Literal["swiglu"]] = "swiglu"  # type: ignore[misc]
     qk_norm: ClassVar = "head"
 
-    kind: Literal["qwen3-5"] = "qwen3-5"
-    mlp_dim: PositiveInt
     mixer_pattern: tuple[Mixer, ...] = ("linear", "linear", "linear", "full")
     """Mixer of each layer, a linear one or full attention; the pattern repeats over all layers."""
     linear_num_key_heads: PositiveInt = 16
@@ -132,7 +131,15 @@ class Qwen35(Decoder):
         """The weights of a layer."""
         own = self._linear_spec() if kind == "linear" else self._full_spec()
         norms = {f"{branch}_norm": _norm("norm", self.embed_dim) for branch in ("attention", "mlp")}
-        return own | norms | mlp_spec(self, self.mlp_dim)
+        return own | norms | self.ffn_spec()
+
+    def ffn_spec(self) -> Tree:
+        """Weights of a layer's feed-forward."""
+        raise NotImplementedError
+
+    def ffn(self, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D], and sums over real tokens."""
+        raise NotImplementedError
 
     def _full_spec(self) -> Tree:
         spec, size = attention_spec(self), self.head_dim
@@ -175,12 +182,12 @@ class Qwen35(Decoder):
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
-        """x [B, T, D] after its mixer and mlp."""
+        """x [B, T, D] after its mixer and feed-forward."""
         h = self._norm(x, w["attention_norm"])
         h = self._linear(w, h, attend) if kind == "linear" else self._full(w, h, tables, attend)
         x = constrain(x + h, "batch stream embed")
-        h = feed_forward("swiglu", w, self._norm(x, w["mlp_norm"]), attend.mlp_chunk_tokens)
-        return constrain(x + h, "batch stream embed"), {}
+        h, aux = self.ffn(w, self._norm(x, w["mlp_norm"]), attend)
+        return constrain(x + h, "batch stream embed"), aux
 
     def _full(self, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
         """[B, T, D] of normed x [B, T, D]."""
@@ -205,8 +212,7 @@ class Qwen35(Decoder):
 
         def whole() -> Array:
             mixed = self._qkv(causal_conv(qkv, taps, None, ids))
-            again = attend.recomputed
-            return KERNELS["delta rule"](*mixed, *rates, ids, size, recomputed=again)
+            return KERNELS["delta rule"](*mixed, *rates, ids, size)
 
         def on(state: Tree) -> tuple[Array, Tree]:
             near, conv = conv_from(state["conv"], qkv, taps, None, attend.real)
@@ -228,12 +234,49 @@ class Qwen35(Decoder):
         return _work(self, seq_len)
 
 
+@section
+class Qwen35(Hybrid):
+    """A decoder of the Qwen3.5 family; its fields are the model."""
+
+    kind: Literal["qwen3-5"] = "qwen3-5"
+    mlp_dim: PositiveInt
+
+    def ffn_spec(self) -> Tree:
+        """Weights of the mlp."""
+        return mlp_spec(self, self.mlp_dim)
+
+    def ffn(self, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D]."""
+        return feed_forward("swiglu", w, h, attend.mlp_chunk_tokens), {}
+
+
+@section
+class Qwen35Moe(Hybrid):
+    """Qwen3.5 with experts, and shared ones of which a token takes a part, in every layer."""
+
+    kind: Literal["qwen3-5-moe"] = "qwen3-5-moe"
+    experts: Annotated[Experts, Field(description="Feed-forward of the layers.")]
+
+    @property
+    def mixtures(self) -> dict[str, Experts]:
+        """Experts of the layers, by prefix of their statistics."""
+        return {"router": self.experts, **super().mixtures}
+
+    def ffn_spec(self) -> Tree:
+        """Weights of the experts."""
+        return self.experts.spec("swiglu", self.embed_dim, into_stream(self))
+
+    def ffn(self, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
+        """[B, T, D] of h [B, T, D], and what the router did."""
+        return self.experts.run("swiglu", w, h, attend.real, attend.mlp_chunk_tokens)
+
+
 def _norm(axis: str, size: int) -> Param:
     return Param(axis, (size,), std=0.0)
 
 
 @lru_cache(256)
-def _work(model: Qwen35, seq_len: int) -> Work:
+def _work(model: Hybrid, seq_len: int) -> Work:
     work: Work = Decoder.work(model, seq_len)
     if not (layers := model.kinds.count("linear")):
         return work
@@ -242,8 +285,8 @@ def _work(model: Qwen35, seq_len: int) -> Work:
     # the memory read twice and written; tokens before in a chunk, half of it on average, and the
     # triangular matrix that is inverted
     memory = values * (6.0 * h * h + 2 * chunk * h + chunk**2 / 3) + keys * 2 * chunk * h
-    moved = values * (MOVES[0] * h * h / chunk + MOVES[1] * 2 * h)
-    moved += MOVES[2] * model.mixed_heads * h
+    moved = values * (MOVES[0] * h * h / chunk + MOVES[1] * 2 * h + MOVES[2] * chunk**2)
+    moved += MOVES[3] * model.mixed_heads * h
     more: dict[str, Any] = {} if layers < model.num_layers else {"attention": None}
     return replace(
         work,

@@ -37,6 +37,15 @@ class TextPart:
 FURTHER = {"mtp.": "layer that predicts a further token"}
 TEXT_PARTS = MappingProxyType(
     {
+        **{
+            f"Qwen3_5{kind}ForConditionalGeneration": TextPart(
+                f"Qwen3_5{kind}ForCausalLM",
+                {"model.language_model.": "model.", "lm_head.": "lm_head."},
+                {"model.visual.": "vision tower", **FURTHER},
+                modules={"model.": "model.language_model."},
+            )
+            for kind in ("", "Moe")
+        },
         "Gemma3ForConditionalGeneration": TextPart(
             "Gemma3ForCausalLM",
             # the second forms are those within transformers, which some tools write
@@ -47,12 +56,6 @@ TEXT_PARTS = MappingProxyType(
                 "multi_modal_projector.": "projector of the vision tower",
                 "model.multi_modal_projector.": "projector of the vision tower",
             },
-            modules={"model.": "model.language_model."},
-        ),
-        "Qwen3_5ForConditionalGeneration": TextPart(
-            "Qwen3_5ForCausalLM",
-            {"model.language_model.": "model.", "lm_head.": "lm_head."},
-            {"model.visual.": "vision tower", **FURTHER},
             modules={"model.": "model.language_model."},
         ),
     }
@@ -87,7 +90,10 @@ USES = (
 OTHER_NAMES = MappingProxyType(
     {
         **_berts(),
-        "Qwen3_5ForCausalLM": TextPart("Qwen3_5ForCausalLM", {"": ""}, FURTHER),
+        **{
+            name: TextPart(name, {"": ""}, FURTHER)
+            for name in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+        },
         "DebertaV2ForMaskedLM": TextPart(
             "DebertaV2ForMaskedLM",
             # those of `legacy` true

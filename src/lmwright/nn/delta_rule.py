@@ -63,25 +63,24 @@ def delta_rule(
     strengths and log decays [B, T, N], within the segments `ids` [B, T], of which 0 is padding.
 
     The backward pass keeps these inputs alone."""
-    return from_empty(q, k, v, b, g, ids, chunk_tokens)
+    return _from_empty(q, k, v, b, g, ids, chunk_tokens)
 
 
-def from_empty(
+def _from_empty(
     q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array, chunk_tokens: int
 ) -> Array:
-    """`delta_rule`, whose backward pass keeps what it needs of all steps."""
     first = empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
     o, _ = delta_rule_from(first, q, k, v, b, g, ids, chunk_tokens=chunk_tokens)
-    return checkpoint_name(o, ATTENTION)
+    return o
 
 
 def _fwd(*inputs: Any) -> tuple[Array, tuple[Any, ...]]:
-    return from_empty(*inputs), inputs[:-1]
+    return checkpoint_name(_from_empty(*inputs), ATTENTION), inputs[:-1]
 
 
 def _bwd(chunk_tokens: int, inputs: tuple[Array, ...], grad: Array) -> tuple[Array | None, ...]:
     *arrays, ids = inputs
-    run = lambda *arrays: from_empty(*arrays, ids, chunk_tokens)  # noqa: E731
+    run = lambda *arrays: _from_empty(*arrays, ids, chunk_tokens)  # noqa: E731
     return *jax.vjp(run, *arrays)[1](grad), None
 
 
@@ -96,18 +95,24 @@ def delta_rule_from(
     length = q.shape[1]
     if length == 1:
         return step(memory, q, k, v, b, g)
-    size, heads = min(chunk_tokens, length), q.shape[2]
+    size, (rows, _, heads, _) = min(chunk_tokens, length), q.shape
     docs = documents(ids)
-    places = _rows_by_chunk(docs, size, "edge"), _rows_by_chunk(beginnings(docs), size, "constant")
+    begins = _by_chunk(beginnings(docs)[..., None, None], size)[..., 0]  # [C, B, 1, L]
+    docs = _by_chunk(docs[..., None, None], size, "edge")[..., 0]
     # the heads that share a key are apart: [B, T, G, N / G, H or 1]
     grouped = [a.reshape(*a.shape[:2], heads, v.shape[2] // heads, -1) for a in (v, b, g)]
     q, k, *rest = (_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, *grouped))
-    chunks = _chunks(q, k, *rest, *places)
-    first = memory.reshape(len(memory), heads, -1, *memory.shape[2:])
-    last, (held, new) = lax.scan(_go_on, first, chunks[:4])
-    o = _read(q, held, new, *chunks[4:])
+    places = (jnp.broadcast_to(a, k.shape[:4]) for a in (docs, begins))
+    count, *arrays = len(k), q, k, *rest, *places
+    chunks = _chunks(*(a.reshape(-1, *a.shape[3:]) for a in arrays))
+    along = [a.reshape(count, -1, *a.shape[1:]) for a in chunks[:4]]
+    first = memory.reshape(rows * heads, -1, *memory.shape[2:])
+    last, found = lax.scan(_go_on, first, tuple(along))
+    held, new = (a.reshape(-1, *a.shape[2:]) for a in found)
+    o = _read(arrays[0].reshape(-1, *q.shape[3:]), held, new, *chunks[4:])
+    o = o.reshape(count, rows, heads, *o.shape[1:])
     o = jnp.moveaxis(o, (0, 4), (1, 2))  # [B, C, L, G, N / G, H]
-    o = o.reshape(len(o), -1, *v.shape[2:])[:, :length]
+    o = o.reshape(rows, -1, *v.shape[2:])[:, :length]
     return o.astype(v.dtype), last.reshape(memory.shape)
 
 
@@ -123,60 +128,56 @@ def step(memory: Array, q: Array, k: Array, v: Array, b: Array, g: Array) -> tup
     return o[:, None].astype(v.dtype), memory
 
 
-def _by_chunk(a: Array, size: int) -> Array:
-    """[chunks, B, ..., L, H] of [B, T, ..., H]."""
-    a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % size), *((0, 0),) * (a.ndim - 2)))
+def _by_chunk(a: Array, size: int, beyond: str = "constant") -> Array:
+    """[C, B, ..., L, H] of [B, T, ..., H], and `beyond` the last token, as `jnp.pad` has it."""
+    a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % size), *((0, 0),) * (a.ndim - 2)), mode=beyond)
     a = a.reshape(len(a), -1, size, *a.shape[2:])
     return jnp.moveaxis(a, (1, 2), (0, -2))
-
-
-def _rows_by_chunk(a: Array, size: int, mode: str) -> Array:
-    """[chunks, B, L] of [B, T]."""
-    a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % size)), mode=mode)
-    return jnp.moveaxis(a.reshape(a.shape[0], -1, size), 1, 0)
 
 
 def _chunks(
     q: Array, k: Array, v: Array, b: Array, g: Array, docs: Array, begins: Array
 ) -> tuple[Array, ...]:
-    """Arrays of all chunks, [C, B, G, N / G, L, ...]: values that their tokens write on an empty
-    memory, and keys that read what is taken off these; keys that write, and the memory's decay;
-    the decay since the beginning, and scores of queries and keys."""
-    fresh = (jnp.cumsum(begins, axis=-1) > 0)[:, :, None, None]  # since a document began
-    same = jnp.tril(docs[..., :, None] == docs[..., None, :])  # [C, B, L, L]
+    """Arrays of all chunks of all rows and keys [S, N / G, L, ...]: values that their tokens write
+    on an empty memory, and keys that read what is taken off these; keys that write, and the
+    memory's decay; the decay since the beginning, and scores of queries and keys. q and k are
+    [S, L, K], v, b and g [S, N / G, L, H or 1], `docs` and `begins` [S, L]."""
+    fresh = (jnp.cumsum(begins, axis=-1) > 0)[:, None]  # since a document began
+    same = jnp.tril(docs[:, :, None] == docs[:, None, :])  # [S, L, L]
     exact = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-    since = exact("cbts,cbgrs->cbgrt", same.astype(jnp.float32), g[..., 0])
+    since = exact("bts,brs->brt", same.astype(jnp.float32), g[..., 0])
     apart = since[..., :, None] - since[..., None, :]
-    decay = jnp.exp(jnp.where(same[:, :, None, None], apart, -jnp.inf))
+    before = jnp.tril(same, -1)[:, None]  # a token itself has no decay, nor its gradient
+    decay = jnp.exp(jnp.where(before, apart, -jnp.inf)) + jnp.eye(k.shape[-2])
     carried = jnp.where(fresh, 0.0, jnp.exp(since))[..., None]
 
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    keys = wide("cbgtk,cbgsk->cbgts", k, k)[:, :, :, None]
+    keys = wide("btk,bsk->bts", k, k)[:, None]
     depends = jnp.where(np.tri(k.shape[-2], k=-1, dtype=bool), b * keys * decay, 0.0)
     inverse = inverted(depends, _precision(q)).astype(v.dtype)
-    written = wide("cbgrts,cbgrsh->cbgrth", inverse, (b * v).astype(v.dtype)).astype(v.dtype)
-    ours = (b * carried * k[:, :, :, None]).astype(v.dtype)
-    reads = wide("cbgrts,cbgrsk->cbgrtk", inverse, ours).astype(v.dtype)
-    scores = wide("cbgtk,cbgsk->cbgts", q, k)[:, :, :, None] * decay
-    left = (k[:, :, :, None] * decay[..., -1, :, None]).astype(v.dtype)
+    written = wide("brts,brsh->brth", inverse, (b * v).astype(v.dtype)).astype(v.dtype)
+    ours = (b * carried * k[:, None]).astype(v.dtype)
+    reads = wide("brts,brsk->brtk", inverse, ours).astype(v.dtype)
+    scores = wide("btk,bsk->bts", q, k)[:, None] * decay
+    left = (k[:, None] * decay[..., -1, :, None]).astype(v.dtype)
     return written, reads, left, carried[..., -1:, :], carried, scores.astype(v.dtype)
 
 
 def _go_on(memory: Array, chunk: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-    """The memory [B, G, N / G, K, H] after a chunk, and the one before it and what tokens write, as
+    """The memory [B G, N / G, K, H] after a chunk, and the one before it and what tokens write, as
     products read them."""
     written, reads, left, decay = chunk
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
     held = memory.astype(left.dtype)
-    new = (written - wide("bgrtk,bgrkh->bgrth", reads, held)).astype(left.dtype)
-    return decay * memory + wide("bgrsk,bgrsh->bgrkh", left, new), (held, new)
+    new = (written - wide("brtk,brkh->brth", reads, held)).astype(left.dtype)
+    return decay * memory + wide("brsk,brsh->brkh", left, new), (held, new)
 
 
 def _read(q: Array, held: Array, new: Array, carried: Array, scores: Array) -> Array:
-    """float32 [C, B, G, N / G, L, H]: what queries find."""
+    """float32 [S, N / G, L, H]: what queries find."""
     wide = partial(jnp.einsum, preferred_element_type=jnp.float32)
-    before = carried * wide("cbgtk,cbgrkh->cbgrth", q, held)
-    return before + wide("cbgrts,cbgrsh->cbgrth", scores, new)
+    before = carried * wide("btk,brkh->brth", q, held)
+    return before + wide("brts,brsh->brth", scores, new)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -3,7 +3,8 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json
+from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Experts
+from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
 from lmwright.models.hf.rope import rope_config, rope_fields
 from lmwright.models.hf.table import KEYS, WEIGHTS, Table
 from lmwright.models.hf.window import pattern_of
@@ -46,11 +47,9 @@ def _write_rope(model: Any, *_: str) -> Json:
     return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
 
 
-class Qwen35Hf(Table):
-    """Both directions of the family's Hugging Face form."""
+class HybridHf(Table):
+    """All of the family's Hugging Face form but the feed-forward of its layers."""
 
-    name = "Qwen3.5"
-    model_types: ClassVar = {"Qwen3_5ForCausalLM": "qwen3_5_text"}
     weights = WEIGHTS | {
         "layers.qkv": f"{LINEAR}in_proj_qkv.weight",
         "layers.conv": f"{LINEAR}conv1d.weight",
@@ -63,12 +62,12 @@ class Qwen35Hf(Table):
         "layers.out": f"{LINEAR}out_proj.weight",
     }
     convs = ("layers.conv",)
-    keys = KEYS | {
+    keys = NO_PLAIN | {
         "linear_num_key_heads": "linear_num_key_heads",
         "linear_num_value_heads": "linear_num_value_heads",
         "conv_tokens": "linear_conv_kernel_dim",
     }
-    pairs = (
+    pairs: ClassVar[tuple[Pair, ...]] = (
         HEAD,
         Derived(lambda config, _, where: rope_fields(config, where, partial=True), _write_rope),
         Derived(_read_size, lambda model, *_: dict.fromkeys(SIZES, model.linear_head_dim)),
@@ -83,3 +82,54 @@ class Qwen35Hf(Table):
         "linear_num_key_heads": 16, "linear_num_value_heads": 32,
         **dict.fromkeys(SIZES, 128),
     }  # fmt: skip
+
+
+class Qwen35Hf(HybridHf):
+    """Both directions of the family's Hugging Face form."""
+
+    name = "Qwen3.5"
+    model_types: ClassVar = {"Qwen3_5ForCausalLM": "qwen3_5_text"}
+    keys = HybridHf.keys | {"mlp_dim": KEYS["mlp_dim"]}
+
+
+class Qwen35MoeHf(HybridHf):
+    """Both directions of the Hugging Face form with experts."""
+
+    name = "Qwen3.5 MoE"
+    model_types: ClassVar = {"Qwen3_5MoeForCausalLM": "qwen3_5_moe_text"}
+    weights = HybridHf.weights | EXPERTS | {
+        "layers.router_shared": f"{BLOCK}.shared_expert_gate.weight",
+        **{f"layers.shared_{name}": f"{BLOCK}.shared_expert.{name}_proj.weight"
+           for name in ("gate", "up", "down")},
+    }  # fmt: skip
+    pairs = (
+        *HybridHf.pairs,
+        Experts(
+            COMMON
+            | {"mlp_dim": "moe_intermediate_size", "shared_dim": "shared_expert_intermediate_size"},
+            {n: v for n, v in SOFTMAX.items() if n != "shared_dim"}
+            | {"shares": "chosen", "shared_gate": "sigmoid"},
+            (),
+        ),
+    )
+    defaults = HybridHf.defaults | {
+        "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "router_aux_loss_coef": 0.001,
+    }  # fmt: skip
+
+
+def stacked_experts(config: Json) -> dict[str, tuple[tuple[str, int], ...]]:
+    """The tensors of a folder in which the experts of a layer are one, as released: the ending of
+    the name of each, and those of its parts with their rows."""
+    if config["architectures"][0] not in Qwen35MoeHf.model_types:
+        return {}
+    config = Qwen35MoeHf.defaults | config
+    wide, numbers = config["moe_intermediate_size"], range(config["num_experts"])
+    names = [("gate", wide), ("up", wide)], [("down", config.get("hidden_size", 2048))]
+    return {
+        f"mlp.experts.{ending}": tuple(
+            (f"mlp.experts.{i}.{name}_proj.weight", rows) for i in numbers for name, rows in parts
+        )
+        for ending, parts in zip(("gate_up_proj", "down_proj"), names, strict=True)
+    }
