@@ -21,6 +21,7 @@ OF_LLAMA = [name for name, make in MODELS.items() if make().kind == "llama"]
 WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
+    "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
     "mixtral-8x7b": (46_702_792_704, 12.9e9),
     "moe-6m": (None, 3.7e6),
 }

@@ -33,6 +33,9 @@ SIZES = {"vocab_size": 384, "embed_dim": 48, "num_layers": 2, "num_heads": 4, "n
 DENSE = SIZES | {"mlp_dim": 80}
 EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 40, "balance_loss": 0.01,
            "z_loss": 0.001}  # fmt: skip
+SHARED = EXPERTS | {"shared_dim": 40}
+HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
+          "linear_num_value_heads": 4, "norm_eps": 0.05}  # fmt: skip  # less rounds more
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
@@ -40,13 +43,8 @@ MODELS = {
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]},
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
-    "qwen3-5": DENSE | {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2,
-                        "linear_num_value_heads": 4, "linear_head_dim": 12, "chunk_tokens": 32,
-                        "rotary_fraction": 0.5, "norm_eps": 0.05},  # less of rounding
-    "qwen3-5-moe": SIZES | {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2,
-                            "linear_num_value_heads": 4, "linear_head_dim": 12, "chunk_tokens": 32,
-                            "rotary_fraction": 0.5, "norm_eps": 0.05,
-                            "experts": EXPERTS | {"shared_dim": 40, "shared_gate": "sigmoid"}},
+    "qwen3-5": DENSE | HYBRID,
+    "qwen3-5-moe": SIZES | HYBRID | {"experts": SHARED | {"shared_gate": "sigmoid"}},
     "eurobert": DENSE,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
@@ -64,8 +62,8 @@ MODELS = {
     "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
-    "dots1": DENSE | {"dense_layers": [0], "experts": EXPERTS | {
-        "score": "sigmoid", "num_groups": 2, "shared_dim": 40, "bias_rate": 0.001}},
+    "dots1": DENSE | {"dense_layers": [0], "experts": SHARED | {
+        "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}},
 }  # fmt: skip
 
 ENCODERS = ("eurobert", "modernbert", "deberta", "bert", "roberta", "xlm-roberta")
@@ -154,10 +152,8 @@ def write_sources(folder: Path) -> None:
     rows["scored"] = [{"text": row["prompt"], "text_pair": row["chosen"], "label": i % 5 / 4}
                       for i, row in enumerate(rows["pairs"])]  # fmt: skip
     rows["numbered"] = [row | {"label": i % 9 / 4} for i, row in enumerate(rows["text"])]
-    rows["related"] = [
-        {"anchor": row["prompt"], "positive": row["chosen"], "negative": row["rejected"]}
-        for row in rows["pairs"]
-    ]
+    triples = {"anchor": "prompt", "positive": "chosen", "negative": "rejected"}
+    rows["related"] = [{k: row[of] for k, of in triples.items()} for row in rows["pairs"]]
     rows["tagged"] = [{"tokens": words, "tags": tags_of(words)} for words in
                       (row["text"].split() for row in rows["text"])]  # fmt: skip
     rows["answered"] = [

@@ -77,18 +77,6 @@ def _qwen35(shape: Shape, values: int, head: str) -> Any:
     )  # fmt: skip
 
 
-def _qwen35_moe(shape: Shape, num_experts: int, mlp_dim: int) -> Any:
-    from lmwright.models.experts import Experts
-    from lmwright.models.qwen3_5 import Qwen35Moe
-
-    fields = {name: value for name, value in sizes(shape).items() if name != "mlp_dim"}
-    experts = Experts(
-        num_experts=num_experts, experts_per_token=8, mlp_dim=mlp_dim, shared_dim=shape[1],
-        shared_gate="sigmoid", balance_loss=0.001,
-    )  # fmt: skip
-    return Qwen35Moe(**fields, vocab_size=248_320, head_dim=256, seq_len=262_144, experts=experts)
-
-
 def _granite(shape: Shape, head_dim: int, logits_scaling: float) -> Any:
     from lmwright.models.granite import Granite
 
@@ -190,9 +178,6 @@ PRESETS = {
         _qwen35, (4096, 12_288, 32, 16, 4), values=32, head="untied"),
     "qwen3.5-27b": row("26.9 B: the text of Qwen3.5 27B (https://huggingface.co/Qwen/Qwen3.5-27B)",
         _qwen35, (5120, 17_408, 64, 24, 4), values=48, head="untied"),
-    "qwen3.5-35b-a3b": row("34.7 B, 3.5 B of them active: the text of Qwen3.5 35B-A3B "
-        "(https://huggingface.co/Qwen/Qwen3.5-35B-A3B)", _qwen35_moe, (2048, 512, 40, 16, 2),
-        num_experts=256, mlp_dim=512),
     "granite-3.3-2b": row(
         "2.53 B: Granite 3.3 2B (https://huggingface.co/ibm-granite/granite-3.3-2b-base)",
         _granite, (2048, 8192, 40, 32, 8), head_dim=64, logits_scaling=8.0),

@@ -34,6 +34,13 @@ PRESETS = {
                                 balance_loss=0.001),
         vocab_size=151_936, embed_dim=2048, mlp_dim=6144, num_layers=48, num_heads=32,
         num_kv_heads=4, head_dim=128, seq_len=40_960),
+    "qwen3.5-35b-a3b": row(
+        "34.7 B, 3.45 B active: the text of Qwen3.5 35B-A3B "
+        "(https://huggingface.co/Qwen/Qwen3.5-35B-A3B)",
+        _moe, "qwen3-5-moe", dict(num_experts=256, experts_per_token=8, mlp_dim=512,
+                                  shared_dim=512, shared_gate="sigmoid", balance_loss=0.001),
+        vocab_size=248_320, embed_dim=2048, num_layers=40, num_heads=16, num_kv_heads=2,
+        head_dim=256, seq_len=262_144),
     "mixtral-8x7b": row(
         "46.7 B, 12.9 B active: Mixtral 8x7B (https://arxiv.org/abs/2401.04088)",
         _moe, "mixtral", dict(num_experts=8, experts_per_token=2, mlp_dim=14_336,
