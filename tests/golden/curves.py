@@ -35,7 +35,7 @@ EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 40, "balance_los
            "z_loss": 0.001}  # fmt: skip
 SHARED = EXPERTS | {"shared_dim": 40}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
-          "linear_num_value_heads": 4, "norm_eps": 0.05}  # fmt: skip  # less rounds more
+          "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
