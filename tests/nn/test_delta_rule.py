@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from lmwright.nn import delta_rule as ours
+from tests.nn.test_mlstm import LENGTH, ROWS, segment_ids
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 theirs = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
 
-ROWS, LENGTH, KEYS, HEADS, KEY, HEAD = 2, 150, 2, 6, 8, 12
+KEYS, HEADS, KEY, HEAD = 2, 6, 8, 12
 NEAR = 1e-5  # of the largest value
 ALONE = jnp.ones((ROWS, LENGTH), jnp.int32)
 
@@ -70,15 +71,6 @@ def test_memory_goes_on():
     out, last, _ = reference()
     assert_near(jnp.concatenate(parts, 1), out, 2 * NEAR)
     assert_near(memory, last, 2 * NEAR)
-
-
-def segment_ids():
-    """A row that ends in padding, one that begins with it and has some inside; documents begin
-    inside chunks and with them."""
-    ids = np.ones((ROWS, LENGTH), np.int32)
-    ids[0, 50:], ids[0, 128:], ids[0, 140:] = 2, 3, 0
-    ids[1, :7], ids[1, 20:30], ids[1, 64:] = 0, 0, 2
-    return ids
 
 
 def of_padding(array, ids):
