@@ -20,7 +20,8 @@ TWO = (Adapter(name="a", rank=2), Adapter(name="b", rank=3))
 
 
 @pytest.mark.parametrize(
-    "name", [n if n == "phi3" else pytest.param(n, marks=pytest.mark.slow) for n in ROWS]
+    "name",
+    [n if n in ("phi3", "qwen3-5") else pytest.param(n, marks=pytest.mark.slow) for n in ROWS],
 )
 def test_every_matrix_of_the_layers_takes_an_adapter(name):
     row = ROWS[name]
@@ -31,7 +32,7 @@ def test_every_matrix_of_the_layers_takes_an_adapter(name):
             name="x", dir="x", model=model, objective=Clm(),
             optim=KINDS["adamw"](learning_rate=1e-2),
             data=Data(dir="x", pack=Pack(seq_len=16)),
-            lora=LowRank(base="int8", rank=4, adapters=adapters),
+            lora=LowRank(base="int8", rank=3, adapters=adapters),
             train=Train(steps=9, global_batch_size=4, precision="bf16"),
         )  # fmt: skip
         plan = resolve(run, jax.devices()[:1])

@@ -235,7 +235,7 @@ def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
     def storage(param: Param) -> Storage:
         if param.balance_rate is not None:  # rounded, it would send tokens to other experts
             return "fp32"
-        return kind if part_of(param) in NARROW else small
+        return kind if param.is_matrix and part_of(param) in NARROW else small
 
     return [(path, param, storage(param)) for path, param in walk(frozen_spec(run))]
 
