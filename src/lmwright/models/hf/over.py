@@ -56,6 +56,7 @@ class OverTable:
         table = model.encoder.hf
         self.form, self.name = form, table.name
         self.weights: Mapping[str, str] = form.weights(table)
+        self.convs: tuple[str, ...] = table.convs
 
     def config(self, model: Any) -> Json:
         """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot
