@@ -15,6 +15,7 @@ from lmwright.formats.grow import grow_command, source_layer, wrapped
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
+from lmwright.models.qwen3_5 import Qwen35
 from tests.in_memory import export_hf
 
 SIZES = {"vocab_size": 40, "embed_dim": 32, "mlp_dim": 20, "num_heads": 4, "head_dim": 8,
@@ -123,6 +124,21 @@ def test_grouped_heads_go_with_their_keys(tmp_path):
             and np.array_equal(pair[1], old["layers.k"][0, :, n // 2].T)
         ]  # fmt: skip
         assert len(match) == 1
+
+
+def test_layers_are_made_from_the_nearest_of_their_kind(tmp_path):
+    """Layer 3 of 8 has attention, so it is made from layer 3 of 4 and not from layer 2."""
+    model = Qwen35(**SIZES, num_layers=4, num_kv_heads=2, linear_num_key_heads=2,
+                   linear_num_value_heads=4, linear_head_dim=6)  # fmt: skip
+    w = init_weights(model.spec(), jax.random.key(0))
+    export_hf(model, w, None, tmp_path / "small")
+    grow_command(str(tmp_path / "small"), tmp_path / "deep", ["num_layers=8"])
+    old, new = (load_file(tmp_path / n / "model.safetensors") for n in ("small", "deep"))
+    for layer, source in enumerate((0, 0, 1, 3, 2, 2, 2, 3)):
+        theirs = {n.split(".", 3)[3]: a for n, a in old.items() if f".layers.{source}." in n}
+        ours = {n.split(".", 3)[3]: a for n, a in new.items() if f".layers.{layer}." in n}
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(a, theirs[n]) for n, a in ours.items())
 
 
 @pytest.mark.parametrize(

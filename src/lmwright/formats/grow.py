@@ -133,6 +133,27 @@ def source_layer(layer: int, was: int, now: int) -> int:
     return min(round(layer * was / now), was - 1)
 
 
+def _sources(small: HfModel, large: HfModel) -> dict[int, int]:
+    """The layer of the smaller model that each one of the larger is made from: of its kind, if
+    there are any, the nearest."""
+    has, needs = (_names_by_layer(model, fresh) for model, fresh in ((small, True), (large, False)))
+    sources = {}
+    for layer, names in needs.items():
+        at = source_layer(layer, small.num_layers, large.num_layers)
+        able = [n for n in has if names <= has[n]]
+        sources[layer] = min(able, key=lambda n: abs(n - at), default=at)
+    return sources
+
+
+def _names_by_layer(model: HfModel, fresh: bool) -> dict[int, set[str]]:
+    """Names of the weights of each layer, with those that may begin `fresh` or without."""
+    names: dict[int, set[str]] = {n: set() for n in range(model.num_layers)}
+    for (leaf, layer, _), slot in _by_key(model):
+        if layer >= 0 and (fresh or slot.param.fill is None):
+            names[layer].add(leaf)
+    return names
+
+
 class TiledTensors(Tensors):
     """Tensors of the larger model by Hugging Face name, made of those of the smaller one when they
     are asked for. Raises UserError for weights that differ in what cannot grow."""
@@ -141,9 +162,9 @@ class TiledTensors(Tensors):
         theirs = {key: slot for key, slot in _by_key(small)}
         self._tensors, self._models = tensors, (small, large)
         self._slots: dict[str, tuple[Slot, Slot | None]] = {}
+        sources = {-1: -1} | _sources(small, large)
         for (leaf, layer, inside), slot in _by_key(large):
-            at = source_layer(layer, small.num_layers, large.num_layers) if layer >= 0 else layer
-            self._slots[slot.name] = slot, theirs.get((leaf, at, inside))
+            self._slots[slot.name] = slot, theirs.get((leaf, sources[layer], inside))
             self._refuse(*self._slots[slot.name])
         super().__init__(self._slots)
 
