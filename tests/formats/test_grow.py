@@ -141,6 +141,16 @@ def test_layers_are_made_from_the_nearest_of_their_kind(tmp_path):
         assert all(np.array_equal(a, theirs[n]) for n, a in ours.items())
 
 
+def test_heads_of_linear_layers_do_not_grow(tmp_path):
+    """Theirs are queries, keys and values in one, in other shares than those of attention."""
+    model = Qwen35(**SIZES, num_layers=4, num_kv_heads=2, linear_num_key_heads=2,
+                   linear_num_value_heads=4, linear_head_dim=6)  # fmt: skip
+    export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "small")
+    words = ["embed_dim=48", "linear_num_value_heads=8"]
+    with pytest.raises(UserError, match=r"linear_num_value_heads: 8 is not the 4 .* what grows is"):
+        grow_command(str(tmp_path / "small"), tmp_path / "large", words)
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

@@ -8,7 +8,7 @@ Gopher's (https://arxiv.org/abs/2112.11446). Heads stay whole, each query with i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ def refuse_growth(small: Any, large: Any) -> None:
             f"grow: a {small.kind!r} model has no keys and values to grow by; give a decoder with "
             "attention"
         )
+    _refuse_other_sizes(small, large)
     changes = _changes(small, large)
     if not changes:
         raise UserError("grow: nothing is larger; give sizes such as num_layers=28, or --like")
@@ -121,6 +122,22 @@ def refuse_growth(small: Any, large: Any) -> None:
             f"num_kv_heads: {large.num_heads} heads on {large.num_kv_heads} are other groups than "
             f"the model's {small.num_heads} on {small.num_kv_heads}; keep {groups[0]:g} to one"
         )
+
+
+def _refuse_other_sizes(small: Any, large: Any) -> None:
+    """Raises UserError where weights change by a field that does not grow, as
+    `linear_num_value_heads`: their axes mean something else than those of attention."""
+    like = {n: getattr(small, n) for n in (*SIZES, "vocab_size") if hasattr(small, n)}
+    named = [{slot.name: slot.shape for slot in slots(m)} for m in (small, replace(large, **like))]
+    if named[0] == named[1]:
+        return
+    for field in fields(small):
+        was, now = (getattr(model, field.name) for model in (small, large))
+        if was != now and field.name not in like:
+            raise UserError(
+                f"{field.name}: {now} is not the {was} of the model; what grows is "
+                f"{', '.join(n for n in SIZES if hasattr(small, n) and n != 'head_dim')}"
+            )
 
 
 def wrapped(was: int, now: int) -> np.ndarray:
