@@ -228,7 +228,7 @@ class Dots1Hf(_MoeHf):
     }  # fmt: skip
     pairs = (
         *(ACT, HEAD, BIAS, ROPE, FIRST_DENSE, NO_WINDOW),
-        Experts(DOTS_KEYS, {"score": "sigmoid", "capacity_factor": None}),
+        Experts(DOTS_KEYS, {"score": "sigmoid", "capacity_factor": None, "shared_gate": "none"}),
         Derived(_read_shared, _write_shared),
     )
     defaults: ClassVar = {

@@ -124,7 +124,7 @@ def stacked_experts(config: Json) -> dict[str, tuple[tuple[str, int], ...]]:
     the name of each, and those of its parts with their rows."""
     if config["architectures"][0] not in Qwen35MoeHf.model_types:
         return {}
-    config = Qwen35MoeHf.defaults | config
+    config = Qwen35MoeHf.defaults | {k: v for k, v in config.items() if v is not None}
     wide, numbers = config["moe_intermediate_size"], range(config["num_experts"])
     names = [("gate", wide), ("up", wide)], [("down", config.get("hidden_size", 2048))]
     return {
