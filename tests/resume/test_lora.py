@@ -176,7 +176,14 @@ def test_another_base_or_other_settings_are_refused(runs, together):
     "changes, message",
     [
         ({"targets": ("q_prj",)}, r"'q_prj' matches no weight; there are: all, attention, mlp"),
-        ({"rank": 33, "adapters": ()}, r"lora.rank: 33 is larger than layers.down \(48 x 32\)"),
+        (
+            {"rank": 33, "adapters": ()},
+            r"33 is more than the 32 dimensions of layers.down, .* nothing; use at most 16$",
+        ),
+        (
+            {"rank": 9, "ranks": {"down": 33}, "adapters": ()},
+            r"lora.rank: 33 is more .*; set lora.ranks.down = 32, or use at most 32 for all",
+        ),
         ({"ranks": {"experts": 2}}, r"lora.ranks.experts: matches no target"),
         ({"init_from": "x"}, r"lora.init_from: has no effect"),
         (

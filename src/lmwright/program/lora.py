@@ -120,19 +120,31 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
     modules = []
+    _refuse_large(ranks, {t.path: min(t.param.matrix_shape) for t in targets})
     for target in targets:
         rank, alpha = ranks[target.path], alphas[target.path]
-        fan_in, fan_out = target.param.matrix_shape
-        if rank > min(fan_in, fan_out):
-            raise UserError(
-                f"lora.rank: {rank} is larger than {target.path} ({fan_in} x {fan_out}) has "
-                f"dimensions, so that it saves nothing; use at most {min(fan_in, fan_out)}"
-            )
         if lora.variant == "dora" and "vocab" in target.param.axes:
             raise UserError(f'lora.variant: "dora" is not for {target.path}; target the layers')
         scale = alpha / (rank if lora.scaling == "rank" else rank**0.5)
         modules.append(Module(target.path, target.param, rank, alpha, scale))
     return tuple(modules)
+
+
+def _refuse_large(ranks: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+    """Raises UserError for ranks above the smaller dimension of their matrices, by path."""
+    narrow = {path: size for path, size in sizes.items() if ranks[path] > size}
+    if not narrow:
+        return
+    path, size = next(iter(narrow.items()))
+    cure = f"use at most {min(narrow.values())}"
+    if len(narrow) < len(sizes):
+        own = {path.rpartition(".")[2]: size for path, size in narrow.items()}
+        alone = " and ".join(f"lora.ranks.{name} = {size}" for name, size in own.items())
+        cure = f"set {alone}, or {cure} for all"
+    raise UserError(
+        f"lora.rank: {ranks[path]} is more than the {size} dimensions of {path}, so that it saves "
+        f"nothing; {cure}"
+    )
 
 
 def refuse_ternary(run: Run, adapter: Adapter) -> None:
