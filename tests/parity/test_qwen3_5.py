@@ -112,3 +112,11 @@ def test_what_is_not_computed_is_refused(said, message):
     config = row.said | {"architectures": [row.architecture]} | said
     with pytest.raises(UserError, match=message):
         model_from_config(config, "config.json")
+
+
+def test_rotations_for_images_are_those_of_text():
+    """A text has the same position in all three of their parts."""
+    row, _, model, _ = problem("qwen3-5-yarn")
+    rope = row.said["rope_parameters"] | {"mrope_section": [1, 1, 1], "mrope_interleaved": True}
+    config = row.said | {"architectures": [row.architecture], "rope_parameters": rope}
+    assert model_from_config(config, "config.json") == model

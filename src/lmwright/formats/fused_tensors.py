@@ -31,7 +31,8 @@ class FusedTensors(Tensors):
                 self._part_of[name] = name, WHOLE
                 continue
             sizes = [rows for _, rows in parts[ending]]
-            if (found := math.prod(described(stored, name)[1][:-1])) != sum(sizes):
+            shape = described(stored, name)[1]
+            if (found := math.prod(shape[:-1] or shape)) != sum(sizes):
                 raise UserError(
                     f"{where}: {name} has {found} rows, config.json implies {sum(sizes)}; they are "
                     "not of one model"
@@ -46,7 +47,7 @@ class FusedTensors(Tensors):
         dtype, shape = described(self._stored, source)
         if rows == WHOLE:
             return dtype, shape
-        return dtype, (rows.stop - rows.start, *shape[-1:])
+        return dtype, (rows.stop - rows.start, *shape[max(1, len(shape) - 1) :])
 
     def __getitem__(self, name: str) -> np.ndarray:
         source, rows = self._part_of[name]
@@ -55,5 +56,6 @@ class FusedTensors(Tensors):
         read = self._read
         if read[0] != source:
             array = self._stored[source]
-            read = self._read = source, array.reshape(-1, *array.shape[max(1, array.ndim - 1) :])
+            last = array.shape[max(1, array.ndim - 1) :]
+            read = self._read = source, array.reshape(-1, *last)
         return read[1][rows]

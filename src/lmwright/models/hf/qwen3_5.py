@@ -43,6 +43,15 @@ def _write_pattern(model: Any, *_: str) -> Json:
     return {"layer_types": [TYPES[kind] for kind in model.kinds]}
 
 
+def _read_rope(config: Json, _: Json, where: str) -> Json:
+    names = ("rope_parameters", "rope_scaling")
+    said = {name: dict(config[name]) for name in names if isinstance(config.get(name), dict)}
+    for rope in said.values():
+        for of_images in ("mrope_section", "mrope_interleaved"):  # a text has one position a token
+            rope.pop(of_images, None)
+    return rope_fields(config | said, where, partial=True)
+
+
 def _write_rope(model: Any, *_: str) -> Json:
     return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
 
@@ -69,7 +78,7 @@ class HybridHf(Table):
     }
     pairs: ClassVar[tuple[Pair, ...]] = (
         HEAD,
-        Derived(lambda config, _, where: rope_fields(config, where, partial=True), _write_rope),
+        Derived(_read_rope, _write_rope),
         Derived(_read_size, lambda model, *_: dict.fromkeys(SIZES, model.linear_head_dim)),
         Derived(_read_pattern, _write_pattern),
         Fixed("hidden_act", "silu", REFUSAL),

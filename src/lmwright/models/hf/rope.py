@@ -26,7 +26,6 @@ ORIGINAL = "original_max_position_embeddings"
 BESIDE = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate", ORIGINAL,
     "finetuned",  # whether training went on with it: nothing that is computed
-    "mrope_section", "mrope_interleaved",  # of images, and the same for all tokens of a text
 }  # fmt: skip
 
 
