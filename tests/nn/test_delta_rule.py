@@ -30,16 +30,20 @@ def inputs():
     return q, k, normal(HEADS, HEAD), strength, -np.exp(2 * normal(HEADS) - 2)
 
 
-@cache
-def reference():
+def recurrence(arrays, weight):
     """Results, the memory after them and the gradients of their sum times `weight`."""
-    q, k, v, b, g = (torch.tensor(np.asarray(a), requires_grad=True) for a in inputs())
+    q, k, v, b, g = (torch.tensor(np.asarray(a), requires_grad=True) for a in arrays)
     wide = [a.repeat_interleave(HEADS // KEYS, 2) for a in (q, k)]
     out, last = theirs.torch_recurrent_gated_delta_rule(
         *wide, v, g=g, beta=b, output_final_state=True
     )
-    (out * torch.tensor(weight())).sum().backward()
+    (out * torch.tensor(weight)).sum().backward()
     return out.detach().numpy(), last.detach().numpy(), [a.grad.numpy() for a in (q, k, v, b, g)]
+
+
+@cache
+def reference():
+    return recurrence(inputs(), weight())
 
 
 def weight():
@@ -82,21 +86,22 @@ def test_documents_are_apart():
     ids = segment_ids()
     q, k, v, b, g = inputs()
     b, g = of_padding(b, ids), of_padding(g, ids)
-    run = lambda *a: ours.delta_rule(*a, ids, 16)  # noqa: E731
-    mixed = jax.jit(run)(q, k, v, b, g)
-    grads = jax.grad(lambda *a: jnp.sum(run(*a) * weight() * (ids > 0)[..., None, None]),
-                     argnums=(0, 1, 2))(q, k, v, b, g)  # fmt: skip
+    own = weight() * (ids > 0)[..., None, None]
+
+    def total(*arrays):
+        out = ours.delta_rule(*arrays, ids, 16)
+        return jnp.sum(out * own), out
+
+    both = jax.value_and_grad(total, argnums=range(5), has_aux=True)
+    (_, mixed), grads = jax.jit(both)(q, k, v, b, g)
     for row in range(ROWS):
         for document in set(ids[row]) - {0}:
             mine = ids[row] == document
-            some = [a[row : row + 1, mine] for a in (q, k, v, b, g)]
-            count = jnp.ones((1, int(mine.sum())), jnp.int32)
-            alone = lambda *a: ours.delta_rule(*a, count, 16)  # noqa: E731, B023
-            assert_near(mixed[row, mine], np.asarray(alone(*some))[0])
-            own = weight()[row : row + 1, mine]
-            wanted = jax.grad(lambda *a: jnp.sum(alone(*a) * own), argnums=(0, 1, 2))(*some)  # noqa: B023
+            some = [np.asarray(a)[row : row + 1, mine] for a in (q, k, v, b, g)]
+            out, _, wanted = recurrence(some, own[row : row + 1, mine])
+            assert_near(mixed[row, mine], out[0])
             for one, other in zip(grads, wanted, strict=True):
-                assert_near(one[row, mine], np.asarray(other)[0])
+                assert_near(one[row, mine], other[0], 2 * NEAR)
 
 
 def test_padding_has_no_gates():
