@@ -17,9 +17,9 @@ def causal_conv(x: Array, w: Array, bias: Array | None, ids: Array) -> Array:
     """[B, T, ...] of x [B, T, ...], filters w [W, ...] of the token itself first, bias [...] if any
     and segments `ids` [B, T], where padding (0) stands around documents, not in them. Gradients of
     filters and bias are summed in float32."""
-    y = x * w[0].astype(x.dtype)
+    docs, y = _documents(ids), x * w[0].astype(x.dtype)
     for j in range(1, w.shape[0]):
-        y += _later(x, j, ids) * w[j].astype(x.dtype)
+        y += _near(x, j, docs) * w[j].astype(x.dtype)
     return y if bias is None else y + bias.astype(x.dtype)
 
 
@@ -33,10 +33,11 @@ def _bwd(
     kept: tuple[Array, Array, Array | None, Array], g: Array
 ) -> tuple[Array, Array, Array | None, None]:
     x, w, bias, ids = kept
-    change, wide = g * w[0].astype(g.dtype), g.astype(jnp.float32)
+    docs, change, wide = _documents(ids), g * w[0].astype(g.dtype), g.astype(jnp.float32)
+    along = [x]
     for j in range(1, w.shape[0]):
-        change += _sooner(g, j, ids) * w[j].astype(g.dtype)
-    along = [x if j == 0 else _later(x, j, ids) for j in range(w.shape[0])]
+        change += _near(g, -j, docs) * w[j].astype(g.dtype)
+        along.append(_near(x, j, docs))
     of_filters = jnp.stack([jnp.sum(wide * a.astype(jnp.float32), (0, 1)) for a in along])
     of_bias = None if bias is None else jnp.sum(wide, (0, 1)).astype(bias.dtype)
     return change, of_filters.astype(w.dtype), of_bias, None
@@ -45,29 +46,23 @@ def _bwd(
 causal_conv.defvjp(_fwd, _bwd)
 
 
-def _later(x: Array, steps: int, ids: Array) -> Array:
-    """x [B, T, ...] of the token `steps` before each, 0 where that is of another document."""
-    return jnp.where(_same(ids, steps, x), _moved(x, steps), 0)
+def _documents(ids: Array) -> Array:
+    """int [B, T]: the document of each token; 0 for padding."""
+    return jnp.where(ids > 0, documents(ids), 0)
 
 
-def _sooner(x: Array, steps: int, ids: Array) -> Array:
-    """x [B, T, ...] of the token `steps` after each, 0 where that is of another document."""
-    return jnp.where(_same(ids, -steps, x), _moved(x, -steps), 0)
-
-
-def _same(ids: Array, steps: int, like: Array) -> Array:
-    """bool [B, T, 1, ...]: where a token is of the same document as the one `steps` before it."""
-    docs = jnp.where(ids > 0, documents(ids), 0)
+def _near(x: Array, steps: int, docs: Array) -> Array:
+    """x [B, T, ...] of the token `steps` before each, or behind it where `steps` is negative; 0
+    where that is of another document."""
     mine = _moved(docs, steps, fill=-1) == docs
-    return mine.reshape(*docs.shape, *(1,) * (like.ndim - 2))
+    return jnp.where(mine.reshape(*docs.shape, *(1,) * (x.ndim - 2)), _moved(x, steps), 0)
 
 
 def _moved(a: Array, steps: int, fill: int = 0) -> Array:
-    """a [B, T, ...] of the token `steps` before each, or after where it is negative."""
-    sides = (max(steps, 0), max(-steps, 0))
-    padded = jnp.pad(a, ((0, 0), sides, *((0, 0),) * (a.ndim - 2)), constant_values=fill)
-    start = max(-steps, 0)
-    return padded[:, start : start + a.shape[1]]
+    """a [B, T, ...] of the token `steps` before each; `fill` where there is none."""
+    before, behind = max(steps, 0), max(-steps, 0)
+    around = ((0, 0), (before, behind), *((0, 0),) * (a.ndim - 2))
+    return jnp.pad(a, around, constant_values=fill)[:, behind : behind + a.shape[1]]
 
 
 def conv_from(

@@ -13,20 +13,17 @@ document, and padding changes nothing.
     new  = (I + A)^-1 b (v - D_t0 S^T k)     what the tokens write
 
 B batch, T time, G heads of queries and keys, N heads of values (each N / G of them have the same
-key), K and H dims of a key and of a value, C chunks of L
-tokens.
+key), K and H dims of a key and of a value, C chunks of L tokens.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION
+from lmwright.nn.kept_inputs import keeps_inputs
 from lmwright.nn.mlstm import beginnings, documents
 
 EPS = 1e-6  # of the norm of queries and keys, as in the paper's code
@@ -55,36 +52,14 @@ def gates(
     return jnp.where(real, jax.nn.sigmoid(write), 0.0), jnp.where(real, g, 0.0)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
+@keeps_inputs
 def delta_rule(
     q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array, chunk_tokens: int
 ) -> Array:
     """o [B, T, N, H] of queries and keys [B, T, G, K] of length 1, values [B, T, N, H], and
-    strengths and log decays [B, T, N], within the segments `ids` [B, T], of which 0 is padding.
-
-    The backward pass keeps these inputs alone."""
-    return _from_empty(q, k, v, b, g, ids, chunk_tokens)
-
-
-def _from_empty(
-    q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array, chunk_tokens: int
-) -> Array:
+    strengths and log decays [B, T, N], within the segments `ids` [B, T], of which 0 is padding."""
     first = empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3])
-    o, _ = delta_rule_from(first, q, k, v, b, g, ids, chunk_tokens=chunk_tokens)
-    return o
-
-
-def _fwd(*inputs: Any) -> tuple[Array, tuple[Any, ...]]:
-    return checkpoint_name(_from_empty(*inputs), ATTENTION), inputs[:-1]
-
-
-def _bwd(chunk_tokens: int, inputs: tuple[Array, ...], grad: Array) -> tuple[Array | None, ...]:
-    *arrays, ids = inputs
-    run = lambda *arrays: _from_empty(*arrays, ids, chunk_tokens)  # noqa: E731
-    return *jax.vjp(run, *arrays)[1](grad), None
-
-
-delta_rule.defvjp(_fwd, _bwd)
+    return delta_rule_from(first, q, k, v, b, g, ids, chunk_tokens=chunk_tokens)[0]
 
 
 def delta_rule_from(
@@ -96,21 +71,17 @@ def delta_rule_from(
     if length == 1:
         return step(memory, q, k, v, b, g)
     size, (rows, _, heads, _) = min(chunk_tokens, length), q.shape
-    docs = documents(ids)
-    begins = _by_chunk(beginnings(docs)[..., None, None], size)[..., 0]  # [C, B, 1, L]
-    docs = _by_chunk(docs[..., None, None], size, "edge")[..., 0]
     # the heads that share a key are apart: [B, T, G, N / G, H or 1]
     grouped = [a.reshape(*a.shape[:2], heads, v.shape[2] // heads, -1) for a in (v, b, g)]
-    q, k, *rest = (_by_chunk(a, size) for a in (q * q.shape[-1] ** -0.5, k, *grouped))
-    places = (jnp.broadcast_to(a, k.shape[:4]) for a in (docs, begins))
-    count, *arrays = len(k), q, k, *rest, *places
-    chunks = _chunks(*(a.reshape(-1, *a.shape[3:]) for a in arrays))
-    along = [a.reshape(count, -1, *a.shape[1:]) for a in chunks[:4]]
-    first = memory.reshape(rows * heads, -1, *memory.shape[2:])
-    last, found = lax.scan(_go_on, first, tuple(along))
-    held, new = (a.reshape(-1, *a.shape[2:]) for a in found)
-    o = _read(arrays[0].reshape(-1, *q.shape[3:]), held, new, *chunks[4:])
-    o = o.reshape(count, rows, heads, *o.shape[1:])
+    docs = documents(ids)
+    of_heads = lambda a: jnp.broadcast_to(a[..., None, None], (*k.shape[:3], 1))  # noqa: E731
+    arrays = q * q.shape[-1] ** -0.5, k, *grouped, of_heads(beginnings(docs))
+    q, *rest = (_by_chunk(a, size) for a in arrays)
+    chunks = _chunks(q, *rest, _by_chunk(of_heads(docs), size, "edge"))
+    along = tuple(a.reshape(-1, rows * heads, *a.shape[1:]) for a in chunks[:4])
+    last, found = lax.scan(_go_on, memory.reshape(rows * heads, -1, *memory.shape[2:]), along)
+    o = _read(q, *(a.reshape(-1, *a.shape[2:]) for a in found), *chunks[4:])
+    o = o.reshape(-1, rows, heads, *o.shape[1:])
     o = jnp.moveaxis(o, (0, 4), (1, 2))  # [B, C, L, G, N / G, H]
     o = o.reshape(rows, -1, *v.shape[2:])[:, :length]
     return o.astype(v.dtype), last.reshape(memory.shape)
@@ -129,21 +100,22 @@ def step(memory: Array, q: Array, k: Array, v: Array, b: Array, g: Array) -> tup
 
 
 def _by_chunk(a: Array, size: int, beyond: str = "constant") -> Array:
-    """[C, B, ..., L, H] of [B, T, ..., H], and `beyond` the last token, as `jnp.pad` has it."""
+    """[C B G, ..., L, H] of [B, T, G, ..., H], and `beyond` the last token, as `jnp.pad` has it."""
     a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % size), *((0, 0),) * (a.ndim - 2)), mode=beyond)
     a = a.reshape(len(a), -1, size, *a.shape[2:])
-    return jnp.moveaxis(a, (1, 2), (0, -2))
+    a = jnp.moveaxis(a, (1, 2), (0, -2))  # [C, B, G, ..., L, H]
+    return a.reshape(-1, *a.shape[3:])
 
 
 def _chunks(
-    q: Array, k: Array, v: Array, b: Array, g: Array, docs: Array, begins: Array
+    q: Array, k: Array, v: Array, b: Array, g: Array, begins: Array, docs: Array
 ) -> tuple[Array, ...]:
     """Arrays of all chunks of all rows and keys [S, N / G, L, ...]: values that their tokens write
     on an empty memory, and keys that read what is taken off these; keys that write, and the
     memory's decay; the decay since the beginning, and scores of queries and keys. q and k are
-    [S, L, K], v, b and g [S, N / G, L, H or 1], `docs` and `begins` [S, L]."""
-    fresh = (jnp.cumsum(begins, axis=-1) > 0)[:, None]  # since a document began
-    same = jnp.tril(docs[:, :, None] == docs[:, None, :])  # [S, L, L]
+    [S, L, K], v, b and g [S, N / G, L, H or 1], `begins` and `docs` [S, L, 1]."""
+    fresh = (jnp.cumsum(begins[..., 0], axis=-1) > 0)[:, None]  # since a document began
+    same = jnp.tril(docs == docs[:, None, :, 0])  # [S, L, L]
     exact = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
     since = exact("bts,brs->brt", same.astype(jnp.float32), g[..., 0])
     apart = since[..., :, None] - since[..., None, :]

@@ -22,9 +22,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from lmwright.core.compute import ATTENTION
+from lmwright.nn.kept_inputs import keeps_inputs
 
 EPS = 1e-6  # of the denominator, as in the papers' code
 
@@ -44,35 +43,12 @@ def empty(batch_size: int, num_heads: int, key_dim: int, head_dim: int) -> Memor
     return Memory(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
+@keeps_inputs
 def mlstm(q: Array, k: Array, v: Array, i: Array, f: Array, ids: Array, chunk_tokens: int) -> Array:
     """h [B, T, N, H] of queries and keys [B, T, N, K], values [B, T, N, H] and what goes into the
-    gates [B, T, N], within the segments `ids` [B, T], of which 0 is padding.
-
-    The backward pass keeps these inputs alone."""
-    return _from_empty(chunk_tokens, q, k, v, i, f, ids)
-
-
-def _from_empty(chunk_tokens: int, *inputs: Array) -> Array:
-    q, v = inputs[0], inputs[2]
+    gates [B, T, N], within the segments `ids` [B, T], of which 0 is padding."""
     first = empty(q.shape[0], q.shape[2], q.shape[3], v.shape[3])
-    return mlstm_from(first, *inputs, chunk_tokens=chunk_tokens)[0]
-
-
-def _fwd(
-    q: Array, k: Array, v: Array, i: Array, f: Array, ids: Array, chunk_tokens: int
-) -> tuple[Array, tuple[Array, ...]]:
-    h = checkpoint_name(_from_empty(chunk_tokens, q, k, v, i, f, ids), ATTENTION)
-    return h, (q, k, v, i, f, ids)
-
-
-def _bwd(chunk_tokens: int, inputs: tuple[Array, ...], g: Array) -> tuple[Array | None, ...]:
-    *arrays, ids = inputs
-    run = lambda *arrays: _from_empty(chunk_tokens, *arrays, ids)  # noqa: E731
-    return *jax.vjp(run, *arrays)[1](g), None
-
-
-mlstm.defvjp(_fwd, _bwd)
+    return mlstm_from(first, q, k, v, i, f, ids, chunk_tokens=chunk_tokens)[0]
 
 
 def mlstm_from(
