@@ -102,7 +102,11 @@ def test_sizes_of_the_state():
     [
         ({"linear_value_head_dim": 7}, "linear_value_head_dim = 7 differ, which is not supported"),
         ({"linear_num_value_heads": 8}, "8 is not a multiple of model.linear_num_key_heads = 3"),
-        ({"layer_types": ["full_attention"]}, "does not name linear_attention or full_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types does not name the type of 4 layers"),
+        (
+            {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+            "holds 'sliding_attention'; supported are linear_attention, full_attention",
+        ),
         ({"attention_bias": True}, "attention_bias = True is not supported; it is False"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; it is 'silu'"),
     ],

@@ -8,10 +8,9 @@ import numpy as np
 
 from lmwright.errors import UserError
 from lmwright.formats.safetensors import Tensors, described
+from lmwright.models.hf.table import Fused
 
 WHOLE = slice(None)
-Parts = Mapping[str, tuple[tuple[str, int], ...]]
-"""Parts of a fused tensor by the ending of its name: their endings and rows, in order."""
 
 
 class FusedTensors(Tensors):
@@ -19,7 +18,7 @@ class FusedTensors(Tensors):
     One is read when a part of it is asked for, and kept until another is. Raises UserError for a
     fused tensor with other rows than its parts have."""
 
-    def __init__(self, stored: Mapping[str, np.ndarray], parts: Parts, where: str):
+    def __init__(self, stored: Mapping[str, np.ndarray], parts: Fused, where: str):
         self._stored = stored
         self.not_taken = getattr(stored, "not_taken", ())
         self._read: tuple[str, np.ndarray] = "", np.empty(0)

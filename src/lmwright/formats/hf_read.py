@@ -28,8 +28,6 @@ from lmwright.models.embedder import Embedder
 from lmwright.models.hf.bitnet import QUANTIZATION, is_packed
 from lmwright.models.hf.detector import DETECTOR, HEAD_PREFIX
 from lmwright.models.hf.embedder import EMBEDDER, VECTORS
-from lmwright.models.hf.qwen3_5 import stacked_experts
-from lmwright.models.hf.xlstm import fused_parts
 from lmwright.models.mask_decoder import MaskDecoder
 from lmwright.models.tagger import Tagger
 from lmwright.models.text_part import NONE, TEXT_PARTS, architecture_of, text_config, text_part_of
@@ -76,12 +74,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     for kind in OVER:
         if (alone := kind.hf.of_encoder(config, where)) is not None:
             return kind(**kind.hf.fields(config, model_from_config(alone, where), where))
-    known = {
-        name: kind
-        for kind, table in TABLES.items()
-        if not table.mark or config.get(table.mark) is not None
-        for name in table().architectures
-    }
+    known = _kinds(config)
     if architecture not in known:
         close = get_close_matches(architecture, [*known, *TEXT_PARTS], n=2, cutoff=0.7)
         near = f"the nearest: {' and '.join(close)}; " if close else ""
@@ -108,6 +101,16 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
             f"{where}: a value has the wrong type ({error}); take config.json from the source again"
         ) from None
     return validate(kind, fields, f"{where}: ")
+
+
+def _kinds(config: dict[str, Any]) -> dict[str, str]:
+    """The kind of model of each architecture that a config.json may name."""
+    return {
+        name: kind
+        for kind, table in TABLES.items()
+        if not table.mark or config.get(table.mark) is not None
+        for name in table().architectures
+    }
 
 
 def _refuse_quantized(config: dict[str, Any], kind: str, where: str) -> None:
@@ -141,7 +144,9 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     if is_compressed(config):
         files = PackedIntegers(files, config, where)
     named = files if part is None else TextTensors(files, part, str(folder))
-    fused = fused_parts(config, where) | stacked_experts(text_config(config, where))
+    own = text_config(config, where)
+    kind = _kinds(own).get(architecture_of(own))
+    fused = TABLES[kind]().fused(own, where) if kind else {}
     return FusedTensors(named, fused, str(folder)) if fused else named
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ ReasoningSection = Annotated[
     Field(description="Small experts beside the decoder's own layers, after every few of them."),
 ]
 QkNorm = Literal["none", "head", "all"]
+Named = TypeVar("Named", bound=str)
 LayerReach = Literal["local", "global"]
 """Keys of a layer: those in the model's window, or the whole row."""
 
@@ -212,8 +213,16 @@ class Decoder:
 
 def reaches(pattern: Sequence[LayerReach], num_layers: int) -> tuple[LayerReach, ...]:
     """The reach of each layer, from the repeated pattern. Raises UserError for an empty one."""
+    return repeated("layer_pattern", pattern, num_layers, '["local", "global"]')
+
+
+def repeated(
+    name: str, pattern: Sequence[Named], num_layers: int, example: str
+) -> tuple[Named, ...]:
+    """The kind of each layer, from the repeated pattern in the field `name`. Raises UserError for
+    an empty one."""
     if not pattern:
-        raise UserError('model.layer_pattern: is empty; write ["local", "global"] or leave it out')
+        raise UserError(f"model.{name}: is empty; write {example} or leave it out")
     return tuple(pattern[i % len(pattern)] for i in range(num_layers))
 
 

@@ -16,22 +16,22 @@ from jax import Array
 
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.param import Param, Tree
+from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
 from lmwright.models.block import OutNorm, attention_spec, feed_forward, mlp_spec, output, project
 from lmwright.models.by_reach import tables_by_reach
-from lmwright.models.decoder import AnyMlp, Decoder, Head, LayerReach
+from lmwright.models.decoder import AnyMlp, Head, LayerReach
+from lmwright.models.from_zero import FromZero, norm_from_zero
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
-from lmwright.nn.norm import rms_norm_from_zero
 from lmwright.nn.rope import apply_rope
 from lmwright.nn.soft_cap import soft_capped
 
 
 @section
-class Gemma(Decoder):
+class Gemma(FromZero):
     """A decoder of the Gemma family; its fields are the model."""
 
     kind: Literal["gemma"] = "gemma"
@@ -60,18 +60,16 @@ class Gemma(Decoder):
         """The window of local layers, and the pattern of local and global ones."""
         return self.window, self.layer_pattern
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        return super().spec() | {"norm": _norm("norm", self.embed_dim)}
-
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         layer = attention_spec(self) | mlp_spec(self, self.mlp_dim)
         for branch in ("attention", "mlp"):
-            layer[f"{branch}_norm"] = _norm("norm", self.embed_dim)
-            layer[f"{branch}_out_norm"] = _norm("norm", self.embed_dim)
+            layer[f"{branch}_norm"] = norm_from_zero("norm", self.embed_dim)
+            layer[f"{branch}_out_norm"] = norm_from_zero("norm", self.embed_dim)
         if self.qk_norm == "head":
-            layer |= {name: _norm("head_dim", self.head_dim) for name in ("q_norm", "k_norm")}
+            layer |= {
+                name: norm_from_zero("head_dim", self.head_dim) for name in ("q_norm", "k_norm")
+            }
         return layer
 
     def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
@@ -83,17 +81,10 @@ class Gemma(Decoder):
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""
         return tables_by_reach(self, self.local_rope_theta, positions, length)
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return self._norm(x, w["norm"])
-
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
         logits, cap = super().logits(w, hidden), self.logits_soft_cap
         return logits if cap is None else soft_capped(logits, cap)
-
-    def _norm(self, x: Array, scale: Array) -> Array:
-        return rms_norm_from_zero(x, scale, self.norm_eps)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -112,7 +103,3 @@ class Gemma(Decoder):
         out_norm = OutNorm("mlp_out_norm", self._norm)
         h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, out_norm)
         return constrain(x + h, "batch stream embed"), {}
-
-
-def _norm(axis: str, size: int) -> Param:
-    return Param(axis, (size,), std=0.0)

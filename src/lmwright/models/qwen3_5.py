@@ -41,13 +41,14 @@ from lmwright.models.block import (
     output,
     project,
 )
-from lmwright.models.decoder import Decoder, Head
+from lmwright.models.decoder import Decoder, Head, repeated
 from lmwright.models.experts import Experts
+from lmwright.models.from_zero import FromZero, norm_from_zero
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.causal_conv import causal_conv, conv_from
 from lmwright.nn.delta_rule import delta_rule_from, empty, gates, unit
-from lmwright.nn.norm import rms_norm, rms_norm_from_zero
+from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 # how often a chunk's memory, keys and values, its matrix that is inverted, and what convolutions
@@ -57,7 +58,7 @@ Mixer = Literal["linear", "full"]
 
 
 @section
-class Hybrid(Decoder):
+class Hybrid(FromZero):
     """All of the family but the feed-forward of its layers."""
 
     mixer: ClassVar[str] = "delta rule and attention"
@@ -96,11 +97,7 @@ class Hybrid(Decoder):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kind of each layer: its mixer."""
-        if not (pattern := self.mixer_pattern):
-            raise UserError(
-                'model.mixer_pattern: is empty; write ["linear", "full"] or leave it out'
-            )
-        return tuple(pattern[i % len(pattern)] for i in range(self.num_layers))
+        return repeated("mixer_pattern", self.mixer_pattern, self.num_layers, '["linear", "full"]')
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -123,14 +120,13 @@ class Hybrid(Decoder):
         """Heads of queries, keys and values together in linear layers."""
         return 2 * self.linear_num_key_heads + self.linear_num_value_heads
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        return super().spec() | {"norm": _norm("norm", self.embed_dim)}
-
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         own = self._linear_spec() if kind == "linear" else self._full_spec()
-        norms = {f"{branch}_norm": _norm("norm", self.embed_dim) for branch in ("attention", "mlp")}
+        norms = {
+            f"{branch}_norm": norm_from_zero("norm", self.embed_dim)
+            for branch in ("attention", "mlp")
+        }
         return own | norms | self.ffn_spec()
 
     def ffn_spec(self) -> Tree:
@@ -144,7 +140,7 @@ class Hybrid(Decoder):
     def _full_spec(self) -> Tree:
         spec, size = attention_spec(self), self.head_dim
         spec["q"] = Param("embed -> heads head_dim", (self.embed_dim, self.num_heads, 2 * size))
-        return spec | {name: _norm("head_dim", size) for name in ("q_norm", "k_norm")}
+        return spec | {name: norm_from_zero("head_dim", size) for name in ("q_norm", "k_norm")}
 
     def _linear_spec(self) -> Tree:
         d, n, h = self.embed_dim, self.linear_num_value_heads, self.linear_head_dim
@@ -155,7 +151,7 @@ class Hybrid(Decoder):
             "output_gate": Param("embed -> heads head_dim", (d, n, h)),
             "write_gate": Param("embed -> heads", (d, n)),
             "decay_gate": Param("embed -> heads", (d, n)),
-            # drawn in the paper's code; memories last from 1000 tokens to less than one
+            # steps over what the paper's code draws from: memories of 1000 tokens to less than one
             "a_log": Param("heads", (n,), fill=0.0, fill_to=2.77),
             "dt_bias": Param("heads", (n,), fill=-6.9, fill_to=-2.25),
             "memory_norm": Param("head_dim", (h,), fill=1.0),
@@ -171,13 +167,6 @@ class Hybrid(Decoder):
         last = (batch_size, self.conv_tokens - 1, self.mixed_heads, h)
         memory = jax.eval_shape(lambda: empty(batch_size, n, h, h))
         return {"conv": jax.ShapeDtypeStruct(last, dtype), "memory": memory}
-
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return self._norm(x, w["norm"])
-
-    def _norm(self, x: Array, scale: Array) -> Array:
-        return rms_norm_from_zero(x, scale, self.norm_eps)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -269,10 +258,6 @@ class Qwen35Moe(Hybrid):
     def ffn(self, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and what the router did."""
         return self.experts.run("swiglu", w, h, attend.real, attend.mlp_chunk_tokens)
-
-
-def _norm(axis: str, size: int) -> Param:
-    return Param(axis, (size,), std=0.0)
 
 
 @lru_cache(256)

@@ -9,8 +9,7 @@ from jax import Array
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
-from lmwright.errors import UserError
-from lmwright.models.decoder import Head
+from lmwright.models.decoder import Head, repeated
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
 
@@ -34,9 +33,7 @@ class SmolLm3(PreNorm):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kind of each layer: whether it rotates."""
-        if not (pattern := self.rope_pattern):
-            raise UserError('model.rope_pattern: is empty; write ["rope"] or leave it out')
-        return tuple(pattern[i % len(pattern)] for i in range(self.num_layers))
+        return repeated("rope_pattern", self.rope_pattern, self.num_layers, '["rope"]')
 
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the kind of a layer: of no

@@ -4,7 +4,7 @@
 the same shape from the beginning. A model is imported when it is made, so that listing is cheap.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from lmwright.presets.rows import Shape, llama, row, sizes
 
@@ -68,11 +68,11 @@ def _smollm3(shape: Shape) -> Any:
     )
 
 
-def _qwen35(shape: Shape, values: int, head: str) -> Any:
+def _qwen35(shape: Shape, values: int, head: Literal["tied", "untied"]) -> Any:
     from lmwright.models.qwen3_5 import Qwen35
 
     return Qwen35(
-        **sizes(shape), vocab_size=248_320, head_dim=256, seq_len=262_144, head=head,  # type: ignore[arg-type]
+        **sizes(shape), vocab_size=248_320, head_dim=256, seq_len=262_144, head=head,
         linear_num_value_heads=values,
     )  # fmt: skip
 

@@ -6,11 +6,12 @@ from lmwright.errors import UserError
 from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Experts
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
 from lmwright.models.hf.rope import rope_config, rope_fields
-from lmwright.models.hf.table import KEYS, WEIGHTS, Table
-from lmwright.models.hf.window import pattern_of
+from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table
+from lmwright.models.hf.window import kinds_said, pattern_of
+from lmwright.models.qwen3_5 import Mixer
 
 LINEAR = "model.layers.{i}.linear_attn."
-TYPES = {"linear": "linear_attention", "full": "full_attention"}
+TYPES: dict[Mixer, str] = {"linear": "linear_attention", "full": "full_attention"}
 SIZES = ("linear_key_head_dim", "linear_value_head_dim")
 REFUSAL = "{key} = {said} is not supported; it is {value} in released models"
 
@@ -26,17 +27,10 @@ def _read_size(config: Json, _: Json, where: str) -> Json:
 
 
 def _read_pattern(config: Json, fields: Json, where: str) -> Json:
-    num_layers, types = fields["num_layers"], config.get("layer_types")
-    if types is None:
-        every = config.get("full_attention_interval", 4)
-        types = [TYPES["linear" if (i + 1) % every else "full"] for i in range(num_layers)]
-    names = {theirs: ours for ours, theirs in TYPES.items()}
-    if not isinstance(types, list) or len(types) != num_layers or set(types) - names.keys():
-        raise UserError(
-            f"{where}: layer_types does not name {' or '.join(names)} for each of {num_layers} "
-            "layers; take config.json from the source again"
-        )
-    return {"mixer_pattern": pattern_of([names[each] for each in types])}
+    every = config.get("full_attention_interval", 4)
+    return {
+        "mixer_pattern": pattern_of(kinds_said(config, TYPES, every, fields["num_layers"], where))
+    }
 
 
 def _write_pattern(model: Any, *_: str) -> Json:
@@ -127,18 +121,11 @@ class Qwen35MoeHf(HybridHf):
         "router_aux_loss_coef": 0.001,
     }  # fmt: skip
 
-
-def stacked_experts(config: Json) -> dict[str, tuple[tuple[str, int], ...]]:
-    """The tensors of a folder in which the experts of a layer are one, as released: the ending of
-    the name of each, and those of its parts with their rows."""
-    if config["architectures"][0] not in Qwen35MoeHf.model_types:
-        return {}
-    config = Qwen35MoeHf.defaults | {k: v for k, v in config.items() if v is not None}
-    wide, numbers = config["moe_intermediate_size"], range(config["num_experts"])
-    names = [("gate", wide), ("up", wide)], [("down", config.get("hidden_size", 2048))]
-    return {
-        f"mlp.experts.{ending}": tuple(
-            (f"mlp.experts.{i}.{name}_proj.weight", rows) for i in numbers for name, rows in parts
-        )
-        for ending, parts in zip(("gate_up_proj", "down_proj"), names, strict=True)
-    }
+    def fused(self, config: Json, where: str) -> Fused:
+        """The stacked experts of a layer, as released."""
+        fields = self.fields(config, where)
+        wide, numbers = fields["experts"]["mlp_dim"], range(fields["experts"]["num_experts"])
+        name = "mlp.experts.{}.{}_proj.weight".format
+        inputs = tuple((name(i, part), wide) for i in numbers for part in ("gate", "up"))
+        outputs = tuple((name(i, "down"), fields["embed_dim"]) for i in numbers)
+        return {"mlp.experts.gate_up_proj": inputs, "mlp.experts.down_proj": outputs}

@@ -71,6 +71,11 @@ class ClassifierForm:
         }
 
 
+Fused = Mapping[str, tuple[tuple[str, int], ...]]
+"""Tensors in which several are one, by the ending of their names: the endings of the parts' names
+and their rows, in order."""
+
+
 class Table:
     """Both directions of a family's Hugging Face form."""
 
@@ -125,6 +130,10 @@ class Table:
             config["initializer_range"] = model.embed_std
         named = {"architectures": [architecture], "model_type": self.model_types[architecture]}
         return config | named
+
+    def fused(self, config: Json, where: str) -> Fused:
+        """Tensors of a folder with this config.json at `where` in which several are one."""
+        return {}
 
     def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that

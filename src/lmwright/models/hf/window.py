@@ -1,6 +1,6 @@
 """Windows of attention in Hugging Face's config.json: `layer_types` and what preceded it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from lmwright.errors import UserError
@@ -19,7 +19,15 @@ def pattern_of(kinds: Sequence[Kind]) -> list[Kind]:
 
 def reach_of(layer_types: Any, num_layers: int, where: str) -> list[LayerReach]:
     """The reach of each layer. Raises UserError where a type is unknown or one is missing."""
-    names = {theirs: ours for ours, theirs in TYPES.items()}
+    return kinds_of(layer_types, TYPES, num_layers, where)
+
+
+def kinds_of(
+    layer_types: Any, types: Mapping[Kind, str], num_layers: int, where: str
+) -> list[Kind]:
+    """The kind of each layer by `layer_types`, whose words are `types`. Raises UserError where a
+    type is unknown or one is missing."""
+    names = {theirs: ours for ours, theirs in types.items()}
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise UserError(f"{where}: layer_types does not name the type of {num_layers} layers")
     if unknown := sorted(set(layer_types) - set(names)):
@@ -33,9 +41,18 @@ def reach_of(layer_types: Any, num_layers: int, where: str) -> list[LayerReach]:
 def reach_said(config: Any, every: int, num_layers: int, where: str) -> list[LayerReach]:
     """The reach of each layer by `layer_types`; without any, the last of each `every` is global.
     Raises UserError as `reach_of` does."""
+    return kinds_said(config, TYPES, every, num_layers, where)
+
+
+def kinds_said(
+    config: Any, types: Mapping[Kind, str], every: int, num_layers: int, where: str
+) -> list[Kind]:
+    """The kind of each layer by `layer_types`; without any, the last of each `every` is of the
+    second of two `types`. Raises UserError as `kinds_of` does."""
     if config.get("layer_types") is not None:
-        return reach_of(config["layer_types"], num_layers, where)
-    return ["local" if (i + 1) % every else "global" for i in range(num_layers)]
+        return kinds_of(config["layer_types"], types, num_layers, where)
+    usual, last = types
+    return [usual if (i + 1) % every else last for i in range(num_layers)]
 
 
 def window_config(model: Any) -> dict[str, Any]:

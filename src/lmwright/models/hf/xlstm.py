@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import Derived, Fixed, Json, Words
-from lmwright.models.hf.table import Table
+from lmwright.models.hf.table import Fused, Table
 
 BLOCK = "backbone.blocks.{i}."
 ROUNDED = 64  # of the mlp's width, unless config.json says another
@@ -123,22 +123,19 @@ class XlstmHf(Table):
         "ffn_round_up_to_multiple_of": ROUNDED, "tie_word_embeddings": False,
     }  # fmt: skip
 
-
-def fused_parts(config: Json, where: str) -> dict[str, tuple[tuple[str, int], ...]]:
-    """The tensors of a folder with `weight_mode` fused: the ending of the name of each, and those
-    of its parts with their rows. Nothing for any other folder."""
-    table = XlstmHf()
-    if config.get("weight_mode") != FUSED or config["architectures"][0] not in table.model_types:
-        return {}
-    fields = table.fields(config, where)
-    heads, mlp = fields["num_heads"], fields["mlp_dim"]
-    keys, values = heads * fields["key_dim"], heads * fields["head_dim"]
-    qkvo = (("q", keys), ("k", keys), ("v", values), ("ogate_preact", values))
-    gates = (("igate_preact", heads), ("fgate_preact", heads))
-    wide = (("proj_up_gate", mlp), ("proj_up", mlp))
-    fused = {"qkv_opreact.weight": qkvo, "ifgate_preact.weight": gates, "ifgate_preact.bias": gates,
-             "proj_up_gate_z.weight": wide}  # fmt: skip
-    return {
-        name: tuple((f"{own}.{name.rpartition('.')[2]}", rows) for own, rows in parts)
-        for name, parts in fused.items()
-    }
+    def fused(self, config: Json, where: str) -> Fused:
+        """Tensors of a folder with `weight_mode` fused."""
+        if config.get("weight_mode") != FUSED:
+            return {}
+        fields = self.fields(config, where)
+        heads, mlp = fields["num_heads"], fields["mlp_dim"]
+        keys, values = heads * fields["key_dim"], heads * fields["head_dim"]
+        qkvo = (("q", keys), ("k", keys), ("v", values), ("ogate_preact", values))
+        gates = (("igate_preact", heads), ("fgate_preact", heads))
+        wide = (("proj_up_gate", mlp), ("proj_up", mlp))
+        fused = {"qkv_opreact.weight": qkvo, "ifgate_preact.weight": gates,
+                 "ifgate_preact.bias": gates, "proj_up_gate_z.weight": wide}  # fmt: skip
+        return {
+            name: tuple((f"{own}.{name.rpartition('.')[2]}", rows) for own, rows in parts)
+            for name, parts in fused.items()
+        }
