@@ -1,5 +1,5 @@
-"""Qwen3.5 beside transformers in float64: in float32 its gradients of decays are off by up to 6e-4
-of the largest; documents and states, and what is refused."""
+"""Qwen3.5 beside transformers in float64, whose own gradients of decays are less exact in float32;
+documents and states, and what is refused."""
 
 import copy
 from dataclasses import replace
