@@ -44,6 +44,7 @@ KERNELS = Registry(
         "mlstm": "mlstm_by.mix_by",
         "tpu mlstm": "tpu_mlstm.mlstm",
         "delta rule": "delta_rule_by.delta_rule",
+        "tpu delta rule": "tpu_delta_rule.delta_rule",
         "mlp by chunks": "mlp_chunks.by_chunks",
         "relu product": "relu_signs.relu_dot",
     },

@@ -16,32 +16,37 @@ and the scale m drops out but for the epsilon of the denominator, whose part goe
 scales. Formulas of chunks: https://arxiv.org/abs/2503.14376.
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from lmwright.core.compute import ATTENTION, LANES
 from lmwright.core.sharding import by_shard
 from lmwright.kernels import mlstm_marks
+from lmwright.kernels.tpu_chunks import (
+    CARRIED,
+    INPUT,
+    LAST,
+    MORE,
+    MOST,
+    SCALE,
+    SHORTEST,
+    TILE,
+    TOTAL,
+    Call,
+    Chunk,
+    like,
+    start,
+)
 from lmwright.kernels.tpu_row_attention import VECTOR_MEMORY, Ref, dot
 from lmwright.nn import mlstm as reference
 from lmwright.nn.mlstm import EPS
 
 FORWARD, STATES, BACKWARD = "mlstm_fwd", "mlstm_states", "mlstm_bwd"
-SHORTEST = 64  # tokens of a chunk
-TILE = 16  # sublanes in bfloat16
-TOTAL, INPUT, SCALE, CARRIED, LAST, FIRST, MORE, MOST = range(8)
-"""Rows of the marks. The last two are e^-m forward, and backward one over the denominator, and the
-derivative by n q."""
 
 
 def fits(length: int, size: int, key_dim: int, head_dim: int, itemsize: int) -> bool:
@@ -61,35 +66,10 @@ def _vector_memory(size: int, key_dim: int, head_dim: int, itemsize: int) -> int
     return blocks + 2 * 4 * key_dim * head_dim + made
 
 
-class Chunk:
-    """The marks of a chunk, as rows [1, L] and as columns [L, 1]."""
-
-    def __init__(self, marks: Ref):
-        self.rows = marks[...]
-        self.size = self.rows.shape[1]
-        self.columns = self.rows.T
-
-    def row(self, which: int) -> Array:
-        """[1, L]."""
-        return self.rows[which : which + 1, :]
-
-    def column(self, which: int) -> Array:
-        """[L, 1]."""
-        return self.columns[:, which : which + 1]
-
-    @property
-    def keep(self) -> Array:
-        """[1, 1]: the share of the memory before the chunk that is left after it."""
-        return self.rows[CARRIED : CARRIED + 1, self.size - 1 :]
-
-    def weights(self) -> Array:
-        """float32 [reader, read]: of tokens for each other."""
-        exponent = self.column(TOTAL) - self.row(TOTAL) + (self.row(INPUT) - self.column(SCALE))
-        reader, read = (
-            lax.broadcasted_iota(jnp.int32, (self.size, self.size), axis) for axis in (0, 1)
-        )
-        seen = (read <= reader) & (read >= self.column(FIRST).astype(jnp.int32))
-        return jnp.exp(jnp.where(seen, exponent, mlstm_marks.NEVER))
+def weights(chunk: Chunk) -> Array:
+    """float32 [reader, read]: of tokens for each other."""
+    exponent = chunk.column(TOTAL) - chunk.row(TOTAL) + (chunk.row(INPUT) - chunk.column(SCALE))
+    return jnp.exp(jnp.where(chunk.seen(), exponent, mlstm_marks.NEVER))
 
 
 def as_row(column: Array) -> Array:
@@ -109,18 +89,11 @@ def _add_chunk(chunk: Chunk, k: Ref, v: Ref, memory: Ref, norm: Ref) -> None:
     norm[...] = chunk.keep * norm[...] + jnp.sum(written, axis=0, keepdims=True)
 
 
-def _start(*sums: Ref) -> None:
-    @pl.when(pl.program_id(2) == 0)
-    def _():
-        for each in sums:
-            each[...] = jnp.zeros_like(each)
-
-
 def _forward_kernel(marks: Ref, q: Ref, k: Ref, v: Ref, out: Ref, along: Ref, *state: Ref) -> None:
-    _start(*state)
+    start(*state)
     memory, norm = state
-    chunk, queries = Chunk(marks), q[...]
-    scores = dot(queries, k[...], over=(1, 1)) * chunk.weights()
+    chunk, queries = Chunk(marks[...]), q[...]
+    scores = dot(queries, k[...], over=(1, 1)) * weights(chunk)
     carried = chunk.column(CARRIED)
     read = jnp.sum(queries * norm[...], axis=1, keepdims=True)
     read = jnp.sum(scores, axis=1, keepdims=True) + carried * read
@@ -132,21 +105,21 @@ def _forward_kernel(marks: Ref, q: Ref, k: Ref, v: Ref, out: Ref, along: Ref, *s
 
 
 def _states_kernel(marks: Ref, k: Ref, v: Ref, memories: Ref, norms: Ref, *state: Ref) -> None:
-    _start(*state)
+    start(*state)
     memory, norm = state
     memories[...], norms[...] = memory[...].astype(memories.dtype), norm[...]
-    _add_chunk(Chunk(marks), k, v, memory, norm)
+    _add_chunk(Chunk(marks[...]), k, v, memory, norm)
 
 
 def _backward_kernel(*refs: Ref) -> None:
     marks, q, k, v, g, memory, norm, dq, dk, dv, from_q, from_k, dmemory, dnorm = refs
-    _start(dmemory, dnorm)
-    chunk, dtype = Chunk(marks), q.dtype
-    weights, last, carried = chunk.weights(), chunk.column(LAST), chunk.column(CARRIED)
+    start(dmemory, dnorm)
+    chunk, dtype = Chunk(marks[...]), q.dtype
+    among, last, carried = weights(chunk), chunk.column(LAST), chunk.column(CARRIED)
     dalong = chunk.column(MOST)
     dh = (g[...] * chunk.column(MORE)).astype(dtype)
-    scores = dot(q[...], k[...], over=(1, 1)) * weights
-    dscores = ((dot(dh, v[...], over=(1, 1)) + dalong) * weights).astype(dtype)
+    scores = dot(q[...], k[...], over=(1, 1)) * among
+    dscores = ((dot(dh, v[...], over=(1, 1)) + dalong) * among).astype(dtype)
     after = dmemory[...].astype(dtype)
 
     by_query = dot(dh, memory[...], over=(1, 1)) + dalong * norm[...]
@@ -163,52 +136,6 @@ def _backward_kernel(*refs: Ref) -> None:
     dnorm[...] = chunk.keep * dnorm[...] + jnp.sum(read * dalong, axis=0, keepdims=True)
 
 
-@dataclass(frozen=True)
-class Call:
-    """Calls of the kernels."""
-
-    size: int
-    """Tokens of a chunk."""
-    interpret: Any = False
-
-    def __call__(
-        self,
-        kernel: Callable[..., None],
-        name: str,
-        marks: Array,
-        arrays: tuple[Array, ...],
-        out: list[jax.ShapeDtypeStruct],
-        state: tuple[int, int],
-    ) -> list[Array]:
-        """`kernel(marks, *arrays, *out, *state)`; `arrays` and `out` are [B, N, T, .], or
-        [B, N, C, ., .] of a chunk each. `state` are the sizes of a memory."""
-        b, n, count, *_ = marks.shape
-        at = (lambda c: count - 1 - c) if name == BACKWARD else (lambda c: c)
-
-        def chunk(array: Any) -> pl.BlockSpec:
-            if len(array.shape) == 4:
-                block = (None, None, self.size, array.shape[3])
-                return pl.BlockSpec(block, lambda b, n, c: (b, n, at(c), 0))
-            block = (None, None, None, *array.shape[3:])
-            return pl.BlockSpec(block, lambda b, n, c: (b, n, at(c), 0, 0))
-
-        with jax.named_scope(name):
-            return pl.pallas_call(
-                kernel,
-                name=name,
-                grid=(b, n, count),
-                in_specs=[*map(chunk, (marks, *arrays))],
-                out_specs=[*map(chunk, out)],
-                out_shape=out,
-                scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in (state, (1, state[0]))],
-                compiler_params=pltpu.CompilerParams(
-                    dimension_semantics=("parallel", "parallel", "arbitrary")
-                ),
-                interpret=self.interpret,
-                metadata={"xprof_metadata": json.dumps({"chunk": self.size})},  # for `kernel_cost`
-            )(marks, *arrays)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def mix(call: Call, q: Array, k: Array, v: Array, i: Array, f: Array, ids: Array) -> Array:
     """h [B, N, T, H] of scaled q and k [B, N, T, K], v [B, N, T, H]; i and f [B, T, N], ids
@@ -223,8 +150,8 @@ def _forward(call: Call, q: Array, k: Array, v: Array, i: Array, f: Array, ids: 
     floor = jnp.exp(-scaled[1])
     told = mlstm_marks.marks(i_log, scaled, where).stacked(floor, jnp.zeros_like(floor))
     sums = jax.ShapeDtypeStruct((*i_log.shape[:3], 1, call.size), jnp.float32)
-    state = k.shape[-1], v.shape[-1]
-    h, along = call(_forward_kernel, FORWARD, told, (q, k, v), [_like(v), sums], state)
+    state = _state(k, v)
+    h, along = call(_forward_kernel, FORWARD, (told, q, k, v), [like(v), sums], state)
     h, along = (checkpoint_name(a, ATTENTION) for a in (h, along))
     return h, (q, k, v, i, f, ids, h, along)
 
@@ -249,16 +176,17 @@ def _backward(call: Call, residuals: tuple[Array, ...], g: Array):
     told = mlstm_marks.marks(i_log, scaled, where).stacked(above, dalong)
 
     b, n, count, size = i_log.shape
-    state = k.shape[-1], v.shape[-1]
+    state = _state(k, v)
     before = [
-        jax.ShapeDtypeStruct((b, n, count, *state), q.dtype),
-        jax.ShapeDtypeStruct((b, n, count, 1, state[0]), jnp.float32),
+        jax.ShapeDtypeStruct((b, n, count, *dims), dtype)
+        for dims, dtype in zip(state, (q.dtype, jnp.float32), strict=True)
     ]
-    memories = call(_states_kernel, STATES, told, (k, v), before, state)
+    memories = call(_states_kernel, STATES, (told, k, v), before, state)
     sums = jax.ShapeDtypeStruct((b, n, count, 1, size), jnp.float32)
-    arrays = (q, k, v, g.astype(q.dtype), *memories)
-    out = [*map(_like, (q, k, v)), sums, sums]
-    dq, dk, dv, from_q, from_k = call(_backward_kernel, BACKWARD, told, arrays, out, state)
+    arrays = (told, q, k, v, g.astype(q.dtype), *memories)
+    out = [*map(like, (q, k, v)), sums, sums]
+    gradients = call(_backward_kernel, BACKWARD, arrays, out, state, from_last=True)
+    dq, dk, dv, from_q, from_k = gradients
 
     from_q, from_k = from_q[..., 0, :], from_k[..., 0, :]
     by_scale = to_scales(-EPS * inner)
@@ -270,8 +198,9 @@ def _backward(call: Call, residuals: tuple[Array, ...], g: Array):
 mix.defvjp(_forward, _backward)
 
 
-def _like(array: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+def _state(k: Array, v: Array) -> list[tuple[int, ...]]:
+    """Shapes of a memory and of its norm."""
+    return [(k.shape[-1], v.shape[-1]), (1, k.shape[-1])]
 
 
 def mlstm(
@@ -285,7 +214,7 @@ def mlstm(
 
     def local(q: Array, k: Array, v: Array, ids: Array, i: Array, f: Array) -> Array:
         q, k, v = (jnp.moveaxis(a, 1, 2) for a in (q * q.shape[-1] ** -0.5, k, v))
-        return jnp.moveaxis(mix(Call(size, interpret), q, k, v, i, f, ids), 1, 2)
+        return jnp.moveaxis(mix(Call(size, interpret=interpret), q, k, v, i, f, ids), 1, 2)
 
     gates = "batch seq heads"
     return by_shard(local, gates, gates)(q, k, v, ids, i, f)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from jax import Array
 
-from lmwright.core.compute import BLOCK_INPUT, HEADS, Compute
+from lmwright.core.compute import BLOCK_INPUT, HEADS, Compute, Kernels
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree, stack
 from lmwright.core.stack import Aux, Span, added, run_stack
@@ -38,6 +38,8 @@ class Attend:
     """State that the layer has carried from the tokens before; None for whole rows."""
     put: Callable[[Tree], None] | None = None
     """Takes the state after these tokens."""
+    kernels: Kernels = "reference"
+    """What computes mixers of other kinds than `run`."""
 
     @property
     def real(self) -> Array:
@@ -123,7 +125,7 @@ def run_layers(
             return kernel(q, k, v, *more, ids, setting)
 
         x = name_result(x, BLOCK_INPUT)
-        return kind.run(layer, w, x, tables, Attend(attend, ids, chunk))
+        return kind.run(layer, w, x, tables, Attend(attend, ids, chunk, kernels=compute.kernels))
 
     total: Aux = {}
     for span in spans:

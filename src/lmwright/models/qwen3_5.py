@@ -52,8 +52,10 @@ from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 # how often a chunk's memory, keys and values, its matrix that is inverted, and what convolutions
-# read are moved in a forward pass, by what the TPU compiler says: its small products take as long
-MOVES = (27.0, 13.0, 0.12, 4.8)
+# read are moved in a forward pass, by what the TPU compiler says: in the kernel, of what its cycles
+# would move, and in products by themselves, where small ones take as long
+KERNEL_MOVES, MOVES = (0.0, 4.5, 0.0, 4.8), (27.0, 13.0, 0.12, 4.8)
+KERNEL_CHUNKS = (64, 128)
 Mixer = Literal["linear", "full"]
 
 
@@ -201,7 +203,7 @@ class Hybrid(FromZero):
 
         def whole() -> Array:
             mixed = self._qkv(causal_conv(qkv, taps, None, ids))
-            return KERNELS["delta rule"](*mixed, *rates, ids, size)
+            return KERNELS["delta rule"](*mixed, *rates, ids, size, kernels=attend.kernels)
 
         def on(state: Tree) -> tuple[Array, Tree]:
             near, conv = conv_from(state["conv"], qkv, taps, None, attend.real)
@@ -270,8 +272,9 @@ def _work(model: Hybrid, seq_len: int) -> Work:
     # the memory read twice and written; tokens before in a chunk, half of it on average, and the
     # triangular matrix that is inverted
     memory = values * (6.0 * h * h + 2 * chunk * h + chunk**2 / 3) + keys * 2 * chunk * h
-    moved = values * (MOVES[0] * h * h / chunk + MOVES[1] * 2 * h + MOVES[2] * chunk**2)
-    moved += MOVES[3] * model.mixed_heads * h
+    of_memory, token, inverse, near = KERNEL_MOVES if chunk in KERNEL_CHUNKS else MOVES
+    moved = values * (of_memory * h * h / chunk + token * 2 * h + inverse * chunk**2)
+    moved += near * model.mixed_heads * h
     more: dict[str, Any] = {} if layers < model.num_layers else {"attention": None}
     return replace(
         work,

@@ -10,12 +10,12 @@ diagonal in full; behind a window, none:
 With attention both ways it visits all blocks, or those within reach.
 
 The cost of a kernel is that of the compiler's own schedule, as `benchmarks/attention_schedule.py`
-reads it (`long_attention` has that of long rows, `mlstm_cost` that of mLSTM), and never less than
-the matrix units need for the products. Our own kernel (`kernels/tpu_row_attention.py`) costs so
-much by score below the diagonal, and by token for all else (`hardware.chips`); JAX's splash kernel
-by score of the blocks that it visits, forward, and backward in one kernel or in two. Which blocks
-are visited is read from the program: from the kernel's metadata, and from the table of blocks that
-is splash's first operand.
+reads it (`long_attention` has that of long rows, `recurrence_cost` those of memories), and never
+less than the matrix units need for the products. Our own kernel (`kernels/tpu_row_attention.py`)
+costs so much by score below the diagonal, and by token for all else (`hardware.chips`); JAX's
+splash kernel by score of the blocks that it visits, forward, and backward in one kernel or in two.
+Which blocks are visited is read from the program: from the kernel's metadata, and from the table of
+blocks that is splash's first operand.
 """
 
 import math
@@ -31,7 +31,7 @@ from lmwright.kernels.tpu_row_attention import BLOCK
 from lmwright.kernels.tpu_spans import Sizes
 from lmwright.kernels.tpu_splash import BOTH_WAYS
 from lmwright.nn.intervals import Reach, causal_reach
-from lmwright.planner.compiler import long_attention, mlstm_cost
+from lmwright.planner.compiler import long_attention, recurrence_cost
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays, usual_share
 
 _SPANS = re.compile(r'(block|span)_(q|kv)\\?": (\d+)')
@@ -52,10 +52,10 @@ ROW_PRODUCTS = (PRODUCTS["fwd"], PRODUCTS["bwd"])
 
 
 def attention_s(step: Instruction, holder: Computation, generation: str, rates: Rates) -> float:
-    """Seconds of an attention or mLSTM kernel on a device: from its queries [..., N, T, H], where
-    the batch is left out if it is one row, its name and its blocks; 0 for other kernels."""
-    if (recurrent := mlstm_cost.way_of(step)) is not None:
-        return mlstm_cost.of_call(step, holder, recurrent, generation, rates)
+    """Seconds of a kernel of attention or of memories on a device: from its queries [..., N, T, H],
+    where the batch is left out if it is one row, its name and its blocks; 0 for other kernels."""
+    if (recurrent := recurrence_cost.way_of(step)) is not None:
+        return recurrence_cost.of_call(step, holder, recurrent, generation, rates)
     call = _Call.of(step, holder)
     if call is None:
         return 0.0

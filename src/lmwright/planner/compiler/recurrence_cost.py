@@ -1,8 +1,8 @@
-"""Cost of `kernels/tpu_mlstm.py`: chunks times the cycles of one.
+"""Cost of `kernels/tpu_mlstm.py` and `kernels/tpu_delta_rule.py`: chunks times the cycles of one.
 
-Cycles are those of the compiler's own schedule, as `benchmarks/mlstm_schedule.py` reads and fits
-them; never less than the matrix units need for a chunk's products, nor than the memory needs for
-what a kernel reads and writes.
+Cycles are those of the compiler's own schedule, as `benchmarks/recurrence_schedule.py` reads and
+fits them; never less than the matrix units need for a chunk's products, nor than the memory needs
+for what a kernel reads and writes.
 """
 
 import math
@@ -10,50 +10,71 @@ import math
 from lmwright.hardware.chips import CHIPS, Rates
 from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 
-WAYS = ("mlstm_fwd", "mlstm_states", "mlstm_bwd")
+WAYS = {
+    "mlstm": ("mlstm_fwd", "mlstm_states", "mlstm_bwd"),
+    "delta_rule": ("delta_rule_fwd", "delta_rule_bwd"),
+}
+"""Kernels of each recurrence."""
 CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
     "v4": {
         "mlstm_fwd": (844, 9.58, 1.04),
         "mlstm_states": (487, 0.0, 1.38),
         "mlstm_bwd": (1093, 11.3, 0.833),
+        "delta_rule_fwd": (576, 0, 1.11),
+        "delta_rule_bwd": (609, 24, 0.95),
     },
     "v5e": {
         "mlstm_fwd": (681, 7.6, 0.5),
         "mlstm_states": (316, 0.0, 1.22),
         "mlstm_bwd": (675, 7.54, 0.736),
+        "delta_rule_fwd": (597, 0, 0.944),
+        "delta_rule_bwd": (552, 17.1, 0.809),
     },
     "v5p": {
         "mlstm_fwd": (735, 7.69, 0.502),
         "mlstm_states": (386, 0.0, 1.18),
         "mlstm_bwd": (880, 8.09, 0.7),
+        "delta_rule_fwd": (603, 0, 0.842),
+        "delta_rule_bwd": (551, 18.3, 0.742),
     },
     "v6e": {
         "mlstm_fwd": (686, 5.24, 1.13),
         "mlstm_states": (327, 0.0, 2.31),
         "mlstm_bwd": (814, 6.81, 0.552),
+        "delta_rule_fwd": (535, 3.81, 2.19),
+        "delta_rule_bwd": (525, 18, 1.9),
     },
     "7x": {
         "mlstm_fwd": (581, 6.43, 1.31),
         "mlstm_states": (326, 0.0, 2.21),
         "mlstm_bwd": (902, 5.27, 0.599),
+        "delta_rule_fwd": (460, 15.7, 1.92),
+        "delta_rule_bwd": (563, 6.81, 2.22),
     },
 }
-"""Cycles of one core for a chunk of L tokens, by generation and kernel: (a, b, c) stands for
-a + b L^2 / 1000 + c times the least."""
+"""Cycles of one core for a chunk of L tokens of a head, by generation and kernel: (a, b, c) stands
+for a + b L^2 / 1000 + c times the least."""
 
 
 def least_cycles(generation: str, way: str, size: int, key_dim: int, head_dim: int) -> float:
-    """Cycles of the matrix units of one core for the products of a chunk."""
+    """Cycles of the matrix units of one core for the products of a chunk of a head."""
     pairs, memory = size**2 * (key_dim + head_dim), size * key_dim * head_dim
-    products = {"mlstm_fwd": pairs + 2 * memory, "mlstm_states": memory,
-                "mlstm_bwd": size**2 * (3 * key_dim + 2 * head_dim) + 4 * memory}[way]  # fmt: skip
+    inverse = 3 * size**3 * (math.log2(size) - 1)  # two of half the rows a level, in three passes
+    products = {
+        "mlstm_fwd": pairs + 2 * memory,
+        "mlstm_states": memory,
+        "mlstm_bwd": size**2 * (3 * key_dim + 2 * head_dim) + 4 * memory,
+        "delta_rule_fwd": 2 * pairs + 3 * memory + inverse,
+        "delta_rule_bwd": size**2 * (5 * key_dim + 4 * head_dim) + 6 * memory,
+    }[way]
     rates = CHIPS[generation].rates
     return 2 * products * rates.clock_hz * rates.cores / CHIPS[generation].peak.bf16_flops
 
 
 def way_of(step: Instruction) -> str | None:
     """The kernel that an instruction runs; None for others."""
-    return next((way for way in WAYS if way in step.name + step.op_name), None)
+    known = (way for ways in WAYS.values() for way in ways)
+    return next((way for way in known if way in step.name + step.op_name), None)
 
 
 def of_call(
@@ -76,7 +97,7 @@ def mlstm_s(
     """Seconds of a kernel for `chunks` chunks of all heads and rows. Raises ValueError for a chip
     that does not run it."""
     if generation not in CYCLES:
-        raise ValueError(f"{generation}: no kernel of mLSTM")
+        raise ValueError(f"{generation}: no kernel of {way}")
     a, b, c = CYCLES[generation][way]
     least = least_cycles(generation, way, size, key_dim, head_dim)
     cycles = max(a + b * size**2 / 1000 + c * least, least)
