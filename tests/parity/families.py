@@ -37,7 +37,7 @@ XLSTM = {
 }  # fmt: skip
 DELTA_RULE = {
     "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
-    "linear_value_head_dim": 9, "num_hidden_layers": 4,
+    "linear_value_head_dim": 9, "num_hidden_layers": 2, "full_attention_interval": 2,
     "rms_norm_eps": 0.05,  # less makes rounding large where a query and a key are at right angles
 }  # fmt: skip
 OLD = {"original_max_position_embeddings": 13}
@@ -286,9 +286,8 @@ ROWS = {
     "olmo3": Row(
         "Olmo3ForCausalLM",
         {
-            "num_hidden_layers": 7,
             "sliding_window": 7,
-            "layer_types": [LOCAL, LOCAL, GLOBAL] * 2 + [LOCAL],
+            "layer_types": [LOCAL, GLOBAL] * 2 + [LOCAL],
             "rope_parameters": {
                 GLOBAL: rope("yarn", factor=6.0, **OLD),
                 LOCAL: {"rope_type": "default", "rope_theta": 301.0},
@@ -311,8 +310,7 @@ ROWS = {
     "smollm3": Row(
         "SmolLM3ForCausalLM",
         {
-            "num_hidden_layers": 7,
-            "no_rope_layers": [1, 1, 0, 1, 1, 0, 1],
+            "no_rope_layers": [1, 0, 1, 0, 1],
             "rope_parameters": rope("yarn", factor=6.0, **OLD),
             "tie_word_embeddings": False,
             "mlp_bias": True,

@@ -64,7 +64,8 @@ ROWS = {
             "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
             "shared_expert_intermediate_size": 44, "router_aux_loss_coef": 0.3,
             "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
-            "linear_value_head_dim": 9, "num_hidden_layers": 4, "rms_norm_eps": 0.05,
+            "linear_value_head_dim": 9, "num_hidden_layers": 2, "full_attention_interval": 2,
+            "rms_norm_eps": 0.05,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.4,
             },

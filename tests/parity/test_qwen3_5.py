@@ -90,8 +90,8 @@ def test_a_state_goes_on():
 
 
 def test_sizes_of_the_state():
-    model = problem("qwen3-5")[2]  # one of its four layers has keys and values
-    constant = 3 * (4 * 6 * 9 * 9 + 2 * 3 * 12 * 9)  # memories, and tokens of convolutions
+    model = problem("qwen3-5")[2]  # one of its two layers has keys and values
+    constant = (4 * 6 * 9 * 9 + 2 * 3 * 12 * 9)  # memories, and tokens of convolutions
     assert cache_bytes(model, 0) == constant
     assert cache_bytes(model, 100) == constant + 100 * 2 * 2 * 2 * 10
     assert f"80 bytes for a token and {constant:,} for a row" in params_report("x", model)
@@ -102,9 +102,9 @@ def test_sizes_of_the_state():
     [
         ({"linear_value_head_dim": 7}, "linear_value_head_dim = 7 differ, which is not supported"),
         ({"linear_num_value_heads": 8}, "8 is not a multiple of model.linear_num_key_heads = 3"),
-        ({"layer_types": ["full_attention"]}, "layer_types does not name the type of 4 layers"),
+        ({"layer_types": ["full_attention"]}, "layer_types does not name the type of 2 layers"),
         (
-            {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+            {"layer_types": ["full_attention", "sliding_attention"]},
             "holds 'sliding_attention'; supported are linear_attention, full_attention",
         ),
         ({"attention_bias": True}, "attention_bias = True is not supported; it is False"),
