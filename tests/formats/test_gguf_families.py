@@ -31,6 +31,10 @@ LLAMA3 = {
 }  # fmt: skip
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 GEMMA = {"sliding_window": 9, "query_pre_attn_scalar": 32, "hidden_activation": "gelu_pytorch_tanh"}
+HYBRID = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 FAMILIES = {
     "LlamaForCausalLM llama3": {"rope_parameters": LLAMA3},
     "LlamaForCausalLM linear": {
@@ -56,6 +60,19 @@ FAMILIES = {
         "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
         "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
         "mlp_bias": True},
+    "Qwen3_5ForCausalLM": HYBRID | {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
+    "Qwen3_5ForCausalLM heads": HYBRID | {
+        "linear_num_value_heads": 6, "tie_word_embeddings": True, "full_attention_interval": 3,
+        "num_hidden_layers": 7, "linear_conv_kernel_dim": 3,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+            "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
+    "Qwen3_5MoeForCausalLM": HYBRID | {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96, "linear_num_value_heads": 4,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
     "EuroBertForMaskedLM llada": {"masked_diffusion": {"predicts": "next"}},
     "Qwen2ForCausalLM dream": {"masked_diffusion": {"predicts": "own"}, "head_dim": 16},
 }  # fmt: skip
@@ -75,7 +92,7 @@ def test_there_and_back(case, tmp_path):
     out = tmp_path / "m.gguf"
     found = write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
     back = load_model(out)
-    shifted = case.startswith("Gemma")  # norms are stored as 1 + scale, which rounds
+    shifted = case.startswith(("Gemma", "Qwen3_5"))  # norms are stored as 1 + scale, which rounds
     close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
     options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
     jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)
@@ -111,6 +128,9 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
         ("Qwen3ForCausalLM", {"rope_parameters": LLAMA3}, "qwen3 does not compute"),
         ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
         ("GraniteForCausalLM", {"hidden_act": "relu"}, "hidden_act"),
+        ("Qwen3_5ForCausalLM", {"rms_norm_eps": 1e-5}, "model.norm_eps = 1e-05 instead of 1e-06"),
+        ("Qwen3_5ForCausalLM", {"layer_types": [GLOBAL, "linear_attention"] * 2}, "mixer_pattern"),
+        ("Qwen3_5ForCausalLM", {"layer_types": ["linear_attention"] * 4}, "mixer_pattern"),
         ("ArceeForCausalLM", {"mlp_bias": True}, "arcee has no biases"),
         ("OlmoeForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("Qwen2ForCausalLM", {"head_dim": 32}, "head_dim 32 times 6 heads is not hidden_size 96"),

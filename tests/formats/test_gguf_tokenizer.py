@@ -65,6 +65,28 @@ def test_a_trained_tokenizer_has_a_name_in_llama_cpp():
         metadata_of_tokenizer(unigram, 304, False, "here")
 
 
+def test_the_split_of_qwen35_has_its_own_name():
+    """That of the released tokenizer.json, which leaves marks with their letters."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    split = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    trained = train_tokenizer(
+        ["\u0928\u092e\u0938\u094d\u0924\u0947 12"], Tokenizer(vocab_size=300)
+    )
+    trained.backend.normalizer = normalizers.NFC()
+    cut, as_bytes = (
+        pre_tokenizers.Split(Regex(split), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    )
+    trained.backend.pre_tokenizer = pre_tokenizers.Sequence([cut, as_bytes])
+    meta = metadata_of_tokenizer(replace(trained), 304, False, "here")
+    assert meta["tokenizer.ggml.pre"] == "qwen35"
+    assert ids(tokenizer_of(meta, "here")) == ids(trained)
+
+
 def test_another_split_is_refused(shared_data):
     from tokenizers import pre_tokenizers
 

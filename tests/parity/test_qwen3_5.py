@@ -91,7 +91,7 @@ def test_a_state_goes_on():
 
 def test_sizes_of_the_state():
     model = problem("qwen3-5")[2]  # one of its two layers has keys and values
-    constant = (4 * 6 * 9 * 9 + 2 * 3 * 12 * 9)  # memories, and tokens of convolutions
+    constant = 4 * 6 * 9 * 9 + 2 * 3 * 12 * 9  # memories, and tokens of convolutions
     assert cache_bytes(model, 0) == constant
     assert cache_bytes(model, 100) == constant + 100 * 2 * 2 * 2 * 10
     assert f"80 bytes for a token and {constant:,} for a row" in params_report("x", model)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.errors import UserError, install
+from lmwright.formats import gguf_hybrid
 from lmwright.formats.gguf_rope import decimal, scale_rope
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
@@ -79,8 +80,16 @@ class Arch:
     """True if it takes biases of all projections of attention, or of the mlp."""
     even: bool = False
     """True if its heads have to be as wide together as the model."""
+    hybrid: bool = False
+    """True for layers with memories beside those with attention (`gguf_hybrid`)."""
+
+    def shift_of(self, name: str) -> float:
+        """Number that is added to a tensor by this Hugging Face name."""
+        is_norm = name.endswith("norm.weight") and not name.endswith(gguf_hybrid.OWN_NORM)
+        return self.norm_shift if is_norm else 0.0
 
 
+SILU = {"hidden_act": "silu", "attention_bias": False}
 UNTIED = {"tie_word_embeddings": False}
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ARCHS = {
@@ -139,6 +148,15 @@ ARCHS = {
             "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True,
             QUANTIZATION: how_quantized("online"),
         },
+    ),
+    "qwen35": Arch(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", norm_shift=1.0, hybrid=True, fixed=SILU,
+        keys=gguf_hybrid.KEYS,
+    ),
+    "qwen35moe": Arch(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", norm_shift=1.0, hybrid=True, fixed=SILU,
+        keys=gguf_hybrid.KEYS
+        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
     "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
     "dream": Arch(
@@ -203,6 +221,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config["attention_bias"] = "blk.0.attn_output.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
+    if arch.hybrid:
+        config |= gguf_hybrid.config_of(meta, config, name)
     if arch.mark:
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
@@ -246,6 +266,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     if "attention.key_length" in meta:
         meta["attention.value_length"] = meta["attention.key_length"]
         meta["rope.dimension_count"] = meta["attention.key_length"]
+    if arch.hybrid:
+        meta |= gguf_hybrid.metadata(config, where)
     if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
         raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
     if name in ("llama", "llada") and config.get("hidden_act", "silu") != "silu":
@@ -296,6 +318,7 @@ class NameMap:
     def __call__(self, name: str) -> tuple[str, int | None]:
         """Returns (GGUF's name, number of the expert within it or None). Raises UserError."""
         expert = EXPERT.search(name)
+        name = gguf_hybrid.place_of(name)
         bare = EXPERT.sub(".experts.", name)
         for ours, theirs in THEIR_NAMES.items():
             bare = bare.replace(ours, theirs)

@@ -15,6 +15,7 @@ import numpy as np
 from lmwright.core.contract import HfModel
 from lmwright.core.param import walk
 from lmwright.errors import UserError
+from lmwright.formats import gguf_hybrid
 from lmwright.formats.gguf_names import (
     Arch,
     NameMap,
@@ -155,9 +156,10 @@ class GgufTensors(Tensors):
         kind, shape = self.file.kind(there), self.file.shape(there)
         # integers are no quantized weights
         dtype = PLAIN.get(kind, kind if kind in ("I8", "I16", "I32", "I64") else "float32")
-        if name.endswith("norm.weight") and self._arch.norm_shift:
+        if self._arch.shift_of(name) or name.endswith(".A_log"):
             dtype = "float32"
-        return dtype, shape if part is None else shape[1:]
+        shape = shape if part is None else shape[1:]
+        return dtype, gguf_hybrid.shape_of(name, shape) if self._arch.hybrid else shape
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self.file.read(*self._places[name])
@@ -167,8 +169,10 @@ class GgufTensors(Tensors):
         heads = rotated_heads(name, self._config) if self._arch.rotated else None
         if heads is not None:
             array = pairs(array, heads, into=False)
-        if name.endswith("norm.weight") and self._arch.norm_shift:
-            array = array.astype(np.float32) - self._arch.norm_shift
+        if self._arch.hybrid:
+            array = gguf_hybrid.turned(name, array, self._config, into=False)
+        if shift := self._arch.shift_of(name):
+            array = array.astype(np.float32) - shift
         return array
 
 

@@ -73,15 +73,20 @@ def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where
 def _refuse_unknown(
     settings: Mapping[str, Any], config: dict[str, Any], name: str, where: str
 ) -> None:
+    partial = config.get("partial_rotary_factor", 1.0)
     local = next((name for name in LOCAL_THETA if name in config), None)
     for key, value in sorted(settings.items()):
         if key == LOCAL_BASE and local:
             config[local] = _number(settings, key, 0.0, where)
-        elif key == "dimension_count" and value != config["head_dim"]:
+        elif key == "dimension_count" and value == config["head_dim"] * partial:
+            continue
+        elif key == "dimension_count":
             raise UserError(
                 f"{where}: {name}.rope.{key} = {value!r} of heads of {config['head_dim']} is not "
                 f"computed for this architecture"
             )
+        elif key == "dimension_sections" and "partial_rotary_factor" in config:
+            continue  # of positions in images; a text has one
         elif key not in READ and value not in NEUTRAL.get(key, ()):
             raise UserError(
                 f"{where}: {name}.rope.{key} = {value!r} is not computed here; without it, this "

@@ -16,7 +16,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.sentencepiece_model import SPACE, convert
 from lmwright.data.tokens.tokenizer import SPLIT, TextTokenizer, begin_with, split_bytes
-from lmwright.data.tokens.tokenizer_formats import O200K_SPLIT, QWEN_SPLIT, merges_of
+from lmwright.data.tokens.tokenizer_formats import (
+    O200K_SPLIT,
+    QWEN35_SPLIT,
+    QWEN_SPLIT,
+    merges_of,
+)
 from lmwright.errors import UserError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -46,12 +51,15 @@ class Pre:
 
 
 _gpt2 = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
-_llama, _qwen, _gpt4o = (partial(split_bytes, s) for s in (SPLIT, QWEN_SPLIT, O200K_SPLIT))
+_llama, _qwen, _qwen35, _gpt4o = (
+    partial(split_bytes, split) for split in (SPLIT, QWEN_SPLIT, QWEN35_SPLIT, O200K_SPLIT)
+)
 PRES = (
     Pre(_llama, ("llama-bpe", "llama3", "llama-v3"), ignore_merges=True, bos=True),
     Pre(_llama, ("smaug-bpe", "dbrx")),
     Pre(_qwen, ("qwen2", "deepseek-r1-qwen"), nfc=True),
     Pre(_qwen, ("stablelm2", "hunyuan")),
+    Pre(_qwen35, ("qwen35",), nfc=True),
     Pre(_gpt2, ("gpt-2", "phi-2", "olmo", "jais", "mpt")),
     Pre(_digits, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")),
     Pre(_gpt4o, ("gpt-4o", "llama4")),

@@ -20,6 +20,7 @@ import lmwright
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
+from lmwright.formats import gguf_hybrid
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
@@ -67,7 +68,7 @@ class Entry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        first = self.parts[0].shape
+        first = gguf_hybrid.shape_in_file(self.parts[0].name, self.parts[0].shape)
         return (len(self.parts), *first) if self.stacked else first
 
 
@@ -160,8 +161,9 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
 
 
 def _kind(slot: Slot, kind: str) -> str:
-    # llama.cpp keeps vectors and the router in float32
-    if len(slot.shape) < 2 or "experts" in slot.param.outputs:
+    # llama.cpp keeps vectors, filters and the router in float32
+    vector = len(slot.shape) < 2 or slot.shape[0] == 1 or gguf_hybrid.is_filter(slot.name)
+    if vector or "experts" in slot.param.outputs:
         return "F32"
     if kind == "Q8_0" and slot.shape[-1] % Q8_ROW:
         return "F16"
@@ -296,8 +298,10 @@ def _laid_out(
         heads = rotated_heads(slot.name, config) if arch.rotated else None
         if heads is not None:
             array = pairs(array, heads, into=True)
-        if slot.name.endswith("norm.weight"):
-            array = array + np.float32(arch.norm_shift)
+        if arch.hybrid:
+            array = gguf_hybrid.turned(slot.name, array, config, into=True)
+        if shift := arch.shift_of(slot.name):
+            array = array + np.float32(shift)
         if entry.kind == "Q4_0":
             parts.append(q4_0_blocks(array))
             continue
@@ -335,7 +339,7 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
             blocks = np.abs(wanted).reshape(-1, Q8_ROW).max(-1, keepdims=True)
             apart = np.abs(wanted - read).reshape(-1, Q8_ROW)
             same = bool((apart <= blocks * Q8_ERROR + 1e-7).all())
-        elif kind in ("F32", "Q4_0") and not slot.name.endswith("norm.weight"):
+        elif kind in ("F32", "Q4_0") and not slot.name.endswith(("norm.weight", ".A_log")):
             same = np.array_equal(wanted, read)
         else:
             steps = {"F32": 2.0**-23, "F16": 2.0**-11, "BF16": 2.0**-8}

@@ -1,5 +1,5 @@
-"""Common parts of TPU kernels that go chunk by chunk over a row of a head, whose memory is in vector
-memory.
+"""Common parts of TPU kernels that go chunk by chunk over a row of a head, and keep its state in
+vector memory.
 
     grid (row, head or heads, chunk)      marks [8, L] of a chunk say what its gates do
 """

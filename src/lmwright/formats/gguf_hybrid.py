@@ -1,0 +1,135 @@
+"""Qwen3.5 in GGUF: where its files differ from the Hugging Face form.
+
+    A_log                  -e^A_log, the rate itself
+    norms                  1 + scale, but for those of memories, whose scale is stored
+    conv1d [C, 1, K]       [C, K]
+    heads of values        one of each key after the other, where Hugging Face has all of a key
+
+and in the metadata, where full attention comes every so many layers. As llama.cpp's
+convert_hf_to_gguf.py writes them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lmwright.errors import UserError
+from lmwright.nn.delta_rule import EPS
+
+LINEAR = ".linear_attn."
+OWN_NORM = f"{LINEAR}norm.weight"
+KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+INNER, SECTIONS = "ssm.inner_size", "rope.dimension_sections"
+TYPES = ("full_attention", "linear_attention")
+
+
+def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys below the architecture's name. Raises UserError for layers in another order, or another
+    epsilon of norms than the released one."""
+    kinds = config["layer_types"]
+    every = kinds.index(TYPES[0]) + 1 if TYPES[0] in kinds else 0
+    if not every or kinds != layer_types(len(kinds), every):
+        raise UserError(
+            f"{where}: model.mixer_pattern: llama.cpp takes full attention in the last of every so "
+            "many layers, as in released models; export to a Hugging Face folder instead"
+        )
+    if not math.isclose(config["rms_norm_eps"], EPS, rel_tol=1e-3):
+        raise UserError(
+            f"{where}: llama.cpp norms queries and keys of linear layers with model.norm_eps = "
+            f"{config['rms_norm_eps']:g} instead of {EPS:g}; export to a Hugging Face folder"
+        )
+    rotated = rotated_dims(config)
+    return {
+        "full_attention_interval": every,
+        INNER: config["linear_num_value_heads"] * config["linear_value_head_dim"],
+        "rope.dimension_count": rotated,
+        # frequencies of positions in time, height and width by turns; in a text they are the same
+        SECTIONS: [(rotated // 2 + more) // 3 for more in (2, 1, 0)] + [0],
+    }
+
+
+def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Keys of config.json that follow from several of the metadata."""
+    inner, rotated = (meta.get(f"{name}.{key}") for key in (INNER, "rope.dimension_count"))
+    heads = config.get("linear_num_value_heads")
+    every = config.get("full_attention_interval") or 4  # llama.cpp's own rule
+    read: dict[str, Any] = {"layer_types": layer_types(config["num_hidden_layers"], every)}
+    if inner and heads:
+        read["linear_value_head_dim"] = inner // heads
+    if rotated and config.get("head_dim"):
+        read["partial_rotary_factor"] = rotated / config["head_dim"]
+    return read
+
+
+def layer_types(count: int, every: int) -> list[str]:
+    """The kind of each layer, full attention in the last of every so many."""
+    return [TYPES[(i + 1) % every != 0] for i in range(count)]
+
+
+def rotated_dims(config: Mapping[str, Any]) -> int:
+    """Dims of a head that are rotated."""
+    rope = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return int(config["head_dim"] * share)
+
+
+def place_of(name: str) -> str:
+    """The name that the gguf package's table knows."""
+    return name.replace(".dt_bias", ".dt_proj.bias")
+
+
+def is_filter(name: str) -> bool:
+    """True for the filters of a convolution."""
+    return name.endswith("conv1d.weight")
+
+
+def shape_in_file(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in GGUF of a tensor of this one in Hugging Face's form."""
+    return (shape[0], shape[-1]) if is_filter(name) else shape
+
+
+def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in Hugging Face's form of a tensor of this one in GGUF."""
+    return (shape[0], 1, shape[-1]) if is_filter(name) else shape
+
+
+def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: bool) -> np.ndarray:
+    """A tensor of a linear layer in GGUF's form, or back in that of Hugging Face."""
+    if LINEAR not in name:
+        return array
+    if is_filter(name):
+        array = array.reshape(len(array), -1)
+    if name.endswith(".A_log"):
+        array = -np.exp(array) if into else np.log(-array.astype(np.float32))
+    array = _heads_turned(name, array, config, into)
+    return array[:, None] if is_filter(name) and not into else array
+
+
+def _heads_turned(
+    name: str, array: np.ndarray, config: Mapping[str, Any], into: bool
+) -> np.ndarray:
+    """The heads of values in the other order."""
+    keys, values = (config[f"linear_num_{of}_heads"] for of in ("key", "value"))
+    if keys == values or name.endswith(OWN_NORM):
+        return array
+    order = (keys, values // keys) if into else (values // keys, keys)
+
+    def turn(rows: np.ndarray) -> np.ndarray:
+        rest = (values, len(rows) // values, *rows.shape[1:])
+        apart = rows.reshape(rest).reshape(*order, *rest[1:])
+        return apart.swapaxes(0, 1).reshape(rows.shape)
+
+    if name.endswith("out_proj.weight"):
+        return np.ascontiguousarray(turn(array.T).T)
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):  # queries and keys come first
+        first = 2 * keys * config["linear_key_head_dim"]  # also of rows of filters
+        return np.concatenate([array[:first], turn(array[first:])])
+    return turn(array)
