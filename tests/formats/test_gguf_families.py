@@ -12,6 +12,7 @@ pytest.importorskip("gguf")
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
+from lmwright.formats.gguf_names import config_of
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
@@ -51,6 +52,15 @@ FAMILIES = {
     "OlmoeForCausalLM": {
         "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "num_key_value_heads": 6},
     "Olmo2ForCausalLM": {"head_dim": 16},
+    "SmolLM3ForCausalLM": {
+        "num_hidden_layers": 6, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+            "rope_theta": 5003.0}},
+    "Phi3ForCausalLM": {"head_dim": 16, "sliding_window": None, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.75}},
+    "Olmo3ForCausalLM": {
+        "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 9, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},
     "Gemma2ForCausalLM": GEMMA | {
         "attn_logit_softcapping": 21.0, "final_logit_softcapping": 17.0, "rope_theta": 10_000.0},
     "Gemma3ForCausalLM": GEMMA | {
@@ -128,6 +138,10 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
         ("Qwen3ForCausalLM", {"rope_parameters": LLAMA3}, "qwen3 does not compute"),
         ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
         ("GraniteForCausalLM", {"hidden_act": "relu"}, "hidden_act"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0] * 3}, "rope_pattern"),
+        ("Phi3ForCausalLM", {"sliding_window": 7}, "window"),
+        ("Phi3ForCausalLM", {"head_dim": 32}, "llama.cpp's phi3"),
+        ("Olmo3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3}, "pattern"),
         ("Qwen3_5ForCausalLM", {"rms_norm_eps": 1e-5}, "model.norm_eps = 1e-05 instead of 1e-06"),
         ("Qwen3_5ForCausalLM", {"layer_types": [GLOBAL, "linear_attention"] * 2}, "mixer_pattern"),
         ("Qwen3_5ForCausalLM", {"layer_types": ["linear_attention"] * 4}, "mixer_pattern"),
@@ -146,3 +160,19 @@ def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):
     with pytest.raises(UserError, match=field):
         write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="q8_0")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_names_the_layers_with_windows():
+    """Released files of OLMo 3 list them; transformers' own default is another pattern."""
+    shapes = {"token_embd.weight": (97, 96)}
+    meta = {f"olmo2.{key}": value for key, value in {
+        "block_count": 4, "embedding_length": 96, "feed_forward_length": 160,
+        "attention.head_count": 6, "attention.sliding_window": 9,
+        "attention.sliding_window_pattern": [True, False, True, False],
+    }.items()}  # fmt: skip
+    found = config_of(meta | {"general.architecture": "olmo2"}, shapes, "here")
+    assert found["architectures"] == ["Olmo3ForCausalLM"]
+    assert found["layer_types"] == [LOCAL, GLOBAL] * 2
+    del meta["olmo2.attention.sliding_window"]
+    found = config_of(meta | {"general.architecture": "olmo2"}, shapes, "here")
+    assert found["architectures"] == ["Olmo2ForCausalLM"]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.errors import UserError
+from lmwright.formats.gguf_rope import rotated_dims
 from lmwright.nn.delta_rule import EPS
 
 LINEAR = ".linear_attn."
@@ -46,39 +47,28 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: llama.cpp norms queries and keys of linear layers with model.norm_eps = "
             f"{config['rms_norm_eps']:g} instead of {EPS:g}; export to a Hugging Face folder"
         )
-    rotated = rotated_dims(config)
+    frequencies = rotated_dims(config) // 2
     return {
         "full_attention_interval": every,
         INNER: config["linear_num_value_heads"] * config["linear_value_head_dim"],
-        "rope.dimension_count": rotated,
         # frequencies of positions in time, height and width by turns; in a text they are the same
-        SECTIONS: [(rotated // 2 + more) // 3 for more in (2, 1, 0)] + [0],
+        SECTIONS: [(frequencies + more) // 3 for more in (2, 1, 0)] + [0],
     }
 
 
 def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Keys of config.json that follow from several of the metadata."""
-    inner, rotated = (meta.get(f"{name}.{key}") for key in (INNER, "rope.dimension_count"))
-    heads = config.get("linear_num_value_heads")
+    inner, heads = meta.get(f"{name}.{INNER}"), config.get("linear_num_value_heads")
     every = config.get("full_attention_interval") or 4  # llama.cpp's own rule
     read: dict[str, Any] = {"layer_types": layer_types(config["num_hidden_layers"], every)}
     if inner and heads:
         read["linear_value_head_dim"] = inner // heads
-    if rotated and config.get("head_dim"):
-        read["partial_rotary_factor"] = rotated / config["head_dim"]
     return read
 
 
 def layer_types(count: int, every: int) -> list[str]:
     """The kind of each layer, full attention in the last of every so many."""
     return [TYPES[(i + 1) % every != 0] for i in range(count)]
-
-
-def rotated_dims(config: Mapping[str, Any]) -> int:
-    """Dims of a head that are rotated."""
-    rope = config.get("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    return int(config["head_dim"] * share)
 
 
 def place_of(name: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lmwright.errors import UserError, install
 from lmwright.formats import gguf_hybrid
-from lmwright.formats.gguf_rope import decimal, scale_rope
+from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -39,6 +39,8 @@ KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+PATTERN = "attention.sliding_window_pattern"
+LAYER_TYPES = "full_attention", "sliding_attention"
 SHIFT = "diffusion.shift_logits"  # whether an output predicts the next token
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
@@ -80,6 +82,8 @@ class Arch:
     """True if it takes biases of all projections of attention, or of the mlp."""
     even: bool = False
     """True if its heads have to be as wide together as the model."""
+    partial: bool = False
+    """True if it rotates a part of each head."""
     hybrid: bool = False
     """True for layers with memories beside those with attention (`gguf_hybrid`)."""
 
@@ -104,6 +108,8 @@ ARCHS = {
         "qwen3_moe",
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
+    "smollm3": Arch("SmolLM3ForCausalLM", "smollm3", rotated=True, fixed={"hidden_act": "silu"}),
+    "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
     "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
     "olmoe": Arch(
         "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,
@@ -150,11 +156,13 @@ ARCHS = {
         },
     ),
     "qwen35": Arch(
-        "Qwen3_5ForCausalLM", "qwen3_5_text", norm_shift=1.0, hybrid=True, fixed=SILU,
+        "Qwen3_5ForCausalLM", "qwen3_5_text", norm_shift=1.0, partial=True, hybrid=True,
+        fixed=SILU,
         keys=gguf_hybrid.KEYS,
     ),
     "qwen35moe": Arch(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", norm_shift=1.0, hybrid=True, fixed=SILU,
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", norm_shift=1.0, partial=True, hybrid=True,
+        fixed=SILU,
         keys=gguf_hybrid.KEYS
         | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
@@ -169,38 +177,46 @@ MIXTRAL = Arch(
     "MixtralForCausalLM", "mixtral", rotated=True, factors=True,
     renamed={"num_experts": "num_local_experts"},
 )  # fmt: skip
+# OLMo 2 with windows in three of four layers, where nothing scales rotations
+OLMO3 = Arch("Olmo3ForCausalLM", "olmo3", even=True, window=True, fixed=UNTIED)
+VARIANTS = {"llama": (MIXTRAL, "expert_count"), "olmo2": (OLMO3, "attention.sliding_window")}
+"""Models that go by another one's name in GGUF, and the metadata key that only they have."""
 # llama.cpp scales the queries of its largest gemmas otherwise
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 
 
-def arch_of(name: str, experts: int, where: str) -> Arch:
-    """The architecture that GGUF calls `name`. Raises UserError for others."""
+def arch_of(meta: Mapping[str, Any], where: str) -> tuple[str, Arch]:
+    """GGUF's name of the architecture of a file's metadata, and the Arch. Raises UserError for
+    others."""
     from lmwright.config.errors import nearest
 
+    name = str(meta.get("general.architecture", "?"))
     if name not in ARCHS:
         cure = nearest(name, list(ARCHS), what="these are read")
         raise UserError(f"{where}: GGUF architecture {name!r} is not supported; {cure}")
-    return MIXTRAL if name == "llama" and experts else ARCHS[name]
+    variant, key = VARIANTS.get(name, (ARCHS[name], ""))
+    return name, variant if meta.get(f"{name}.{key}") else ARCHS[name]
 
 
 def gguf_arch_of(config: Mapping[str, Any]) -> tuple[str, Arch]:
     """(GGUF's name, Arch) of the architecture of a config.json. Raises UserError where none is."""
     architecture = config["architectures"][0]
-    if architecture == MIXTRAL.hf:
-        return "llama", MIXTRAL
+    for name, (variant, _) in VARIANTS.items():
+        if architecture == variant.hf:
+            return name, variant
     if architecture == MISTRAL:
         return "llama", ARCHS["llama"]
     for name, arch in sorted(ARCHS.items(), key=lambda item: not item[1].mark):
         if arch.hf == architecture and (not arch.mark or arch.mark in config):
             return name, arch
-    there = sorted({arch.hf for arch in ARCHS.values()} | {MIXTRAL.hf, MISTRAL})
+    others = {variant.hf for variant, _ in VARIANTS.values()} | {MISTRAL}
+    there = sorted({arch.hf for arch in ARCHS.values()} | others)
     raise UserError(f"{architecture}: has no GGUF form here; these have: {', '.join(there)}")
 
 
 def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Any:
     """config.json of metadata and the tensors' shapes by name (GGUF's names, numpy order)."""
-    name = str(meta.get("general.architecture", "?"))
-    arch = arch_of(name, int(meta.get(f"{name}.expert_count") or 0), where)
+    name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
@@ -221,11 +237,15 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config["attention_bias"] = "blk.0.attn_output.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
+    if arch.partial and (rotated := meta.get(f"{name}.rope.dimension_count")):
+        config["partial_rotary_factor"] = rotated / (config["head_dim"] or 1)
     if arch.hybrid:
         config |= gguf_hybrid.config_of(meta, config, name)
     if arch.mark:
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
+    if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
+        config["layer_types"] = [LAYER_TYPES[bool(is_local)] for is_local in of]
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
@@ -265,7 +285,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
             meta[key] = kind(value)
     if "attention.key_length" in meta:
         meta["attention.value_length"] = meta["attention.key_length"]
-        meta["rope.dimension_count"] = meta["attention.key_length"]
+        meta["rope.dimension_count"] = rotated_dims(config)
     if arch.hybrid:
         meta |= gguf_hybrid.metadata(config, where)
     if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:

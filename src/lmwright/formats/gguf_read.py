@@ -195,8 +195,7 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:
 
     file = GgufFile(path)
     config = config_of(file.meta, {name: file.shape(name) for name in file.tensors}, str(path))
-    name = str(file.meta["general.architecture"])
-    arch = arch_of(name, int(file.meta.get(f"{name}.expert_count") or 0), str(path))
+    name, arch = arch_of(file.meta, str(path))
     if ROPE_FACTORS in file.tensors and not arch.factors:
         raise UserError(
             f"{path}: holds {ROPE_FACTORS}, which llama.cpp's {name} does not compute with; "

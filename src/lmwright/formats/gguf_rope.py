@@ -106,6 +106,13 @@ def _number(settings: Mapping[str, Any], key: str, default: float, where: str) -
     return float(value)
 
 
+def rotated_dims(config: Mapping[str, Any]) -> int:
+    """Dims of a head that are rotated."""
+    rope = config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return int(config["head_dim"] * share)
+
+
 def llama3_rope(config: dict[str, Any], factors: np.ndarray, where: str) -> None:
     """Puts into config.json the llama3 scaling that gave these factors [head_dim / 2].
 
