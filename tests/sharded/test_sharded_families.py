@@ -79,7 +79,7 @@ MODELS = {
         ),
     ),
 }  # fmt: skip
-RECURRENT = ("qwen3-5", "xlstm", "xlstm-blocks")  # whose rows are not cut
+RECURRENT = ("xlstm", "xlstm-blocks")  # whose rows are not cut
 ROWS_WHOLE = {"data": 2, "fsdp": 2, "tensor": 2}
 MESH = {"fsdp": 2, "context": 2, "tensor": 2}
 STAGES = {"stage": 2, "fsdp": 2, "tensor": 2}
@@ -117,19 +117,24 @@ def slow_but(*quick, without=()):
 
 
 @pytest.mark.parametrize(
-    "name", ["deberta", "qwen3-5", "xlstm", pytest.param("xlstm-blocks", marks=pytest.mark.slow)]
+    "name",
+    [
+        "deberta",
+        "xlstm",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-5", "xlstm-blocks")),
+    ],
 )
 def test_rows_and_heads_cut(name):
     check(name, ROWS_WHOLE, num_microbatches=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", ("qwen3-5", *RECURRENT))
 def test_stages_of_layers_with_memories(name):
     check(name, STAGES, num_microbatches=4, remat="dots")
 
 
-@pytest.mark.parametrize("name", slow_but("gemma2", without=("deberta", *RECURRENT)))
+@pytest.mark.parametrize("name", slow_but("gemma2", "qwen3-5", without=("deberta", *RECURRENT)))
 def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 

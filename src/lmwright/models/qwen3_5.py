@@ -281,6 +281,5 @@ def _work(model: Hybrid, seq_len: int) -> Work:
         mixing_flops=layers * (memory + 2.0 * model.conv_tokens * model.mixed_heads * h),
         mixing_kept=layers * h * (values + 6.5 * model.mixed_heads),  # and around convolutions
         mixing_bytes=4.0 * layers * moved,
-        uncut=("context",),
         **more,
     )
