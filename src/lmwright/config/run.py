@@ -251,7 +251,7 @@ class Train:
     """How the inputs of blocks are kept for the backward pass: as they are, as 12-bit integers or
     as 8-bit integers beside 8 exact channels. The last two change gradients a little."""
     loss_chunk_tokens: PositiveInt = 1024
-    """Tokens of each row whose logits exist at once."""
+    """Tokens of each row whose logits a device has at once."""
     head_gradient: Free[HeadGradient] = "by_chunk"
     """When devices add up the gradient of the head: after each of these chunks, or once a step:
     faster on long rows, in float32 memory of the whole head on each."""

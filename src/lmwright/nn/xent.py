@@ -133,7 +133,7 @@ def chunked_xent(
     logits_fn: LogitsFn, w: Tree, x: Array, targets: Array, weights: Array, *, chunk: int,
     z_loss: float = 0.0, smoothing: float = 0.0, vocab_first: bool = False, sum_once: bool = False,
 ) -> Xent:  # fmt: skip
-    """Sums over all tokens of x [B, T, D], `chunk` tokens of each row at a time.
+    """Sums over all tokens of x [B, T, D], on each device `chunk` tokens of each row at a time.
 
     `logits_fn(w, x)` gives [..., V]; targets int32 and weights float32 are [B, T].
     `vocab_first`: how a chunk's logits should lie in memory; the values are the same. `sum_once`:
@@ -146,11 +146,11 @@ def chunked_xent(
 
 
 def in_chunks(chunk: int, *arrays: Array) -> tuple[int, tuple[Array, ...]]:
-    """(tokens of a chunk, arrays [B, T, ...] filled up with zeros to whole chunks); each device
-    has its share of a chunk where `context` cuts the rows."""
+    """(tokens of a chunk, arrays [B, T, ...] filled up with zeros to whole chunks), for `chunk`
+    tokens of a row on each device: so many for each piece where `context` cuts the rows."""
     ways = context_ways()
     local = -(-arrays[0].shape[1] // ways)  # as many of each, of any number of masked tokens
-    chunk = min(-(-chunk // ways), local)
+    chunk = min(chunk, local)
     size = -(-local // chunk) * chunk
     return chunk * ways, tuple(_padded(a, ways, size) for a in arrays)
 

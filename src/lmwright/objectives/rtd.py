@@ -28,7 +28,7 @@ from lmwright.config.run import Free, NonNegativeInt, Place, Positive, PositiveI
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective, Work
 from lmwright.core.param import Tree, is_param, walk
-from lmwright.core.sharding import constrain
+from lmwright.core.sharding import constrain, context_ways
 from lmwright.core.weight import lookup
 from lmwright.errors import UserError
 from lmwright.models import TABLES
@@ -179,7 +179,7 @@ class Rtd(Objective):
         x, aux = generator.hidden(w, replace(batch, tokens=hidden.tokens), compute)
         x, old = constrain(hidden.pick(x), "batch seq embed"), hidden.pick(batch.tokens)
         weights = hidden.pick(batch.loss_weight) * hidden.predicted
-        chunk = min(compute.loss_chunk_tokens, -(-x.shape[1] // LOSS_CHUNKS))
+        chunk = min(compute.loss_chunk_tokens, -(-x.shape[1] // (LOSS_CHUNKS * context_ways())))
         compute = replace(compute, loss_chunk_tokens=chunk)
         loss = loss_at(generator, w, x, aux, old, weights, compute)
         head, spec = generator.head_weights(w), generator.head_weights(generator.spec())

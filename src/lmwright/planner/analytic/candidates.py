@@ -208,7 +208,8 @@ def summed_once(way: Candidate) -> Candidate | None:
     """A candidate that fits, with the gradient of the head added up once; None where that does not
     fit, or there are few chunks of the loss."""
     train = way.run.train
-    many = seq_len_of(way.run) >= MANY_CHUNKS * train.loss_chunk_tokens
+    together = train.loss_chunk_tokens * way.quick.plan.mesh.shape["context"]
+    many = seq_len_of(way.run) >= MANY_CHUNKS * together
     if not way.quick.fits or not many or train.head_gradient == "once":
         return None
     if way.quick.plan.training.freezes:  # a frozen head has no gradient

@@ -220,6 +220,11 @@ class Layout:
         return self.rows * self.seq_len / self.ways("batch", "seq")
 
     @property
+    def chunk(self) -> int:
+        """Tokens of a row whose logits exist at once, on all devices that have a piece of it."""
+        return min(self.run.train.loss_chunk_tokens * self.sizes["context"], self.seq_len)
+
+    @property
     def stages(self) -> int:
         return self.sizes["stage"]
 

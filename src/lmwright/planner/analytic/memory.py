@@ -301,7 +301,7 @@ def loss_bytes(layout: Layout) -> float:
     gradient made from theirs."""
     m, train, size = layout.work, layout.run.train, layout.activation_bytes
     ways = layout.ways("batch", "seq", "vocab")
-    share = min(train.loss_chunk_tokens / layout.seq_len, predicted_share(layout))
+    share = min(layout.chunk / layout.seq_len, predicted_share(layout))
     # a pipeline's microbatches come to the loss together
     together = train.num_microbatches if layout.stages > 1 else 1
     logits = together * layout.tokens * share * m.vocab_size / ways
@@ -322,7 +322,7 @@ def loss_bytes(layout: Layout) -> float:
 def forward_bytes(layout: Layout) -> tuple[float, float]:
     """Of a model that only runs forward: its last residual stream and a chunk of its logits, beside
     the other model's, and one layer."""
-    share = min(layout.run.train.loss_chunk_tokens / layout.seq_len, 1.0)
+    share = layout.chunk / layout.seq_len
     logits = layout.tokens * share * layout.work.vocab_size / layout.ways("batch", "seq", "vocab")
     return layout.stream_bytes() + logits * WEIGHT_BYTES, layer_bytes(layout) / 2
 

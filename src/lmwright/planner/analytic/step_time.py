@@ -294,7 +294,7 @@ def uses(layout: Layout, weight: Weight) -> int:
     is_head = weight.part in ("embedding", "head") and products(layout, weight)
     if not is_head or layout.run.train.head_gradient == "once":
         return 1
-    return -(-layout.seq_len // layout.run.train.loss_chunk_tokens)
+    return -(-layout.seq_len // layout.chunk)
 
 
 def activation_sums_s(layout: Layout, machine: Machine) -> float:
