@@ -97,7 +97,8 @@ def test_a_mesh_that_the_run_has_anyway_is_not_named(tmp_path):
 def test_an_open_mesh_keeps_its_words(tmp_path):
     run = run_of(tmp_path)
     found = candidates(run, V4, meshes=[run.mesh], remats=["block"])
-    assert len(found) == 1 and found[0].run.mesh == Mesh()
+    assert [way.run.train.head_gradient for way in found] == ["once", "by_chunk"]
+    assert all(way.run.mesh == Mesh() for way in found)
 
 
 LONG = "model.seq_len=8192", "data.pack.seq_len=8192"

@@ -72,8 +72,8 @@ class Advice:
             return what
         if not self.overrides and self.on is None:
             return (
-                f"{what}; no other mesh, remat or number of microbatches is faster by more than "
-                f"{TIE_SHARE:.0%}, by --quick"
+                f"{what}; no other mesh, remat, number of microbatches or way to add up the head's "
+                f"gradient is faster by more than {TIE_SHARE:.0%}, by --quick"
             )
         words = " ".join([*([f"--on {self.on}"] if self.on else []), *self.overrides])
         speed, mark = f"{self.gain:.2f} times as fast" if self.gain else "", ""

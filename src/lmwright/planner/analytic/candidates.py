@@ -31,7 +31,7 @@ from lmwright.program.plan import Plan, refuse_chunks
 
 RECURRENT_CHUNKS = (64, 128, 256, 512)  # tokens that meet each other by products of matrices
 CHUNK_TOKENS = 4096  # of a row, of an mlp's chunk
-MANY_CHUNKS = 8  # of the loss; for fewer, adding up the head's gradient once brings little
+MANY_CHUNKS = 2  # of the loss; with fewer there is one sum anyway
 SMALLER_STATE = {"adamw": ("adam8bit",)}
 PACKED = tuple(FORMATS)  # the least harmful first
 MOST_TENSOR = 64  # ways; beyond, partial sums outweigh what they save
@@ -210,7 +210,8 @@ def summed_once(way: Candidate) -> Candidate | None:
     train = way.run.train
     together = train.loss_chunk_tokens * way.quick.plan.mesh.shape["context"]
     many = seq_len_of(way.run) >= MANY_CHUNKS * together
-    if not way.quick.fits or not many or train.head_gradient == "once":
+    alone = way.quick.machine.num_devices == 1  # which adds up nothing
+    if alone or not way.quick.fits or not many or train.head_gradient == "once":
         return None
     if way.quick.plan.training.freezes:  # a frozen head has no gradient
         return None
