@@ -13,6 +13,7 @@ from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
 from lmwright.formats.gguf_names import config_of
+from lmwright.formats.gguf_read import GgufFile
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
@@ -124,6 +125,19 @@ def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_pro
     apart = found.max_abs_diff / found.max_abs_logit
     record_property("llama_cpp_logits", apart)
     assert apart < (1e-3 if case.startswith("Gemma") else 1e-5)
+
+
+def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
+    """Values of one block of 32 in Hugging Face's order lie in several in GGUF's."""
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+    heads = {"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    monkeypatch.setitem(FAMILIES, "Qwen3_5ForCausalLM", FAMILIES["Qwen3_5ForCausalLM"] | heads)
+    model, w = model_of("Qwen3_5ForCausalLM")
+    write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="q8_0")
+    file = GgufFile(tmp_path / "m.gguf")
+    assert (
+        file.kind("blk.0.ssm_out.weight") == "F16" and file.kind("blk.0.attn_qkv.weight") == "Q8_0"
+    )
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,14 @@ def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: boo
     return array[:, None] if is_filter(name) and not into else array
 
 
+def in_order(name: str, row: int, config: Mapping[str, Any]) -> int:
+    """Inputs of a row of this many that stay neighbors in GGUF's form: blocks cannot be larger."""
+    if not (LINEAR in name and name.endswith("out_proj.weight")):
+        return row
+    keys, values = (config[f"linear_num_{of}_heads"] for of in ("key", "value"))
+    return row if keys == values else row // int(values)
+
+
 def _heads_turned(
     name: str, array: np.ndarray, config: Mapping[str, Any], into: bool
 ) -> np.ndarray:

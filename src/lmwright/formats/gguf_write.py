@@ -145,7 +145,8 @@ def _take_names(hidden: Path, out: Path, proof: Proof) -> None:
 
 def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
     wanted = slots_in_file(model)
-    place = NameMap(name, model.hf.config(model)["num_hidden_layers"])
+    config = model.hf.config(model)
+    place = NameMap(name, config["num_hidden_layers"])
     grouped: dict[str, list[tuple[int | None, Slot]]] = {}
     for slot in wanted:
         there, expert = place(slot.name)
@@ -156,18 +157,17 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
         if experts != [None] and experts != list(range(len(members))):
             raise UserError(f"{there}: two weights go by this name in GGUF")
         parts = tuple(slot for _, slot in members)
-        entries.append(Entry(there, parts, experts != [None], _kind(parts[0], kind)))
+        entries.append(Entry(there, parts, experts != [None], _kind(parts[0], kind, config)))
     return entries
 
 
-def _kind(slot: Slot, kind: str) -> str:
+def _kind(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
     # llama.cpp keeps vectors, filters and the router in float32
     vector = len(slot.shape) < 2 or slot.shape[0] == 1 or gguf_hybrid.is_filter(slot.name)
     if vector or "experts" in slot.param.outputs:
         return "F32"
-    if kind == "Q8_0" and slot.shape[-1] % Q8_ROW:
-        return "F16"
-    if kind in TERNARY and not slot.param.ternary:
+    run = gguf_hybrid.in_order(slot.name, slot.shape[-1], config)
+    if (kind in ("Q8_0", "Q4_0") and run % Q8_ROW) or (kind in TERNARY and not slot.param.ternary):
         return "F16"
     if kind == "Q4_0" and not is_layer_matrix(slot.param):
         return "F16"
