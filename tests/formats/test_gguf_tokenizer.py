@@ -7,11 +7,14 @@ import pytest
 
 pytest.importorskip("gguf")
 
+import tokenizers
+from tokenizers import AddedToken
+
 from lmwright.config.run import Tokenizer
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer, tokenizer_of
+from lmwright.formats.gguf_tokenizer import USER_DEFINED, metadata_of_tokenizer, tokenizer_of
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
 
 SHARED = {
@@ -52,6 +55,25 @@ def test_there_and_back(case):
     assert set(special.values()) <= set(back.encode(text, parse_special=True))
     joined = [back.decode(i) for i in ids(back)]
     assert joined == [tokenizer.decode(i) for i in ids(tokenizer)]
+
+
+@pytest.fixture
+def phi3(shared_data):
+    """A small tokenizer with the special tokens of Phi-3, most of which strip spaces behind them."""
+    tokenizer = open_tokenizer(shared_data / "models" / "stories260k")
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.spec))
+    backend.add_tokens([AddedToken("</s>", rstrip=True, normalized=False)])
+    backend.add_special_tokens([AddedToken("<|endoftext|>", normalized=False)])
+    for token in ("<|assistant|>", "<|user|>", "<|end|>"):
+        backend.add_special_tokens([AddedToken(token, rstrip=True, normalized=False)])
+    return replace(tokenizer, backend=backend)
+
+
+def test_tokens_matched_in_any_text(phi3):
+    """Phi-3 has </s> as one; behind it, tokenizers put a space and the library does not."""
+    meta = metadata_of_tokenizer(phi3, phi3.vocab_size, True, "here")
+    assert meta["tokenizer.ggml.token_type"][phi3.eos_id] == USER_DEFINED
+    assert ids(tokenizer_of(meta, "here")) == ids(phi3)
 
 
 def test_a_trained_tokenizer_has_a_name_in_llama_cpp():
