@@ -14,7 +14,12 @@ from lmwright.config.run import Tokenizer
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
-from lmwright.formats.gguf_tokenizer import USER_DEFINED, metadata_of_tokenizer, tokenizer_of
+from lmwright.formats.gguf_tokenizer import (
+    USER_DEFINED,
+    metadata_of_tokenizer,
+    name_of_model,
+    tokenizer_of,
+)
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
 
 SHARED = {
@@ -59,7 +64,7 @@ def test_there_and_back(case):
 
 @pytest.fixture
 def phi3(shared_data):
-    """A small tokenizer with the special tokens of Phi-3, most of which strip spaces behind them."""
+    """A small tokenizer with special tokens of Phi-3; most strip the spaces behind them."""
     tokenizer = open_tokenizer(shared_data / "models" / "stories260k")
     backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.spec))
     backend.add_tokens([AddedToken("</s>", rstrip=True, normalized=False)])
@@ -74,6 +79,19 @@ def test_tokens_matched_in_any_text(phi3):
     meta = metadata_of_tokenizer(phi3, phi3.vocab_size, True, "here")
     assert meta["tokenizer.ggml.token_type"][phi3.eos_id] == USER_DEFINED
     assert ids(tokenizer_of(meta, "here")) == ids(phi3)
+
+
+def test_the_name_of_a_model_says_what_its_tokens_strip(phi3, shared_data):
+    """By llama.cpp's rule, which loads nothing called phi-3 without some of Phi-3's tokens."""
+    plain = open_tokenizer(shared_data / "tokenizers" / "smollm2")
+    assert name_of_model("my-Phi3-run", plain) == "my-phi 3-run"
+    assert name_of_model("Phi-3-mini", phi3) == "Phi-3-mini"
+    meta = metadata_of_tokenizer(phi3, phi3.vocab_size, True, "here")
+    text = "<|user|>\nLily<|end|>\n<|assistant|>\n"
+    for name, strips in ((name_of_model("chat", phi3), True), ("chat", False)):
+        back = tokenizer_of(meta | {"general.name": name}, "here")
+        same = back.encode(text, parse_special=True) == phi3.encode(text, parse_special=True)
+        assert same == strips
 
 
 def test_a_trained_tokenizer_has_a_name_in_llama_cpp():

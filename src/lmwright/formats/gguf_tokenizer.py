@@ -4,6 +4,7 @@ GGUF names two kinds that are handled here: `gpt2` (byte-level BPE, whose split 
 llama.cpp knows) and `llama` (sentencepiece BPE: pieces and scores).
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,12 @@ BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding",
          "mask": "mask"}  # fmt: skip
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
+NAME = "general.name"
+# A model called so takes spaces behind special tokens for a part of them in llama.cpp, but for 3
+# tokens. It has to have these and </s>: llama.cpp does not load it otherwise.
+PHI3 = re.compile("phi-?3", re.IGNORECASE)
+UNSTRIPPED = {"<unk>", "<s>", "<|endoftext|>"}
+PHI3_TOKENS = UNSTRIPPED | {"</s>"}
 
 
 def _digits() -> Any:
@@ -87,7 +94,27 @@ def tokenizer_of(meta: Mapping[str, Any], where: str) -> TextTokenizer | None:
             f"llama are); put the model's tokenizer.json into the same folder"
         )
     made = make(meta, tokens, types, roles, where)
+    if PHI3.search(str(meta.get(NAME, ""))) and PHI3_TOKENS <= set(tokens):
+        made = _stripping(made)
     return replace(made, **roles, chat_template=meta.get("tokenizer.chat_template"))
+
+
+def _stripping(tokenizer: TextTokenizer) -> TextTokenizer:
+    spec = tokenizer.spec
+    for token in spec["added_tokens"]:
+        token["rstrip"] = token["content"] not in UNSTRIPPED
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return replace(tokenizer, backend=backend)
+
+
+def name_of_model(name: str, tokenizer: TextTokenizer) -> str:
+    """The name of a model in its file, which for llama.cpp says what special tokens strip."""
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    strips = {token.content for token in added if token.rstrip}
+    if strips and strips == {token.content for token in added} - UNSTRIPPED:
+        if tokenizer.backend.get_vocab(with_added_tokens=True).keys() >= PHI3_TOKENS:
+            return name if PHI3.search(name) else f"{name} phi-3"
+    return PHI3.sub("phi 3", name)
 
 
 def _byte_level(
@@ -198,7 +225,7 @@ def metadata_of_tokenizer(
     meta = {f"tokenizer.ggml.{key}": value for key, value in meta.items()}
     if tokenizer.chat_template:
         meta["tokenizer.chat_template"] = tokenizer.chat_template
-    back = tokenizer_of(meta, where)
+    back = tokenizer_of(meta | {NAME: name_of_model("", tokenizer)}, where)
     if any(back.encode(text) != tokenizer.encode(text) for text in PROBE):
         raise UserError(
             f"{where}: llama.cpp would cut text otherwise than this tokenizer does; export to a "

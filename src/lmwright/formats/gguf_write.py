@@ -34,7 +34,7 @@ from lmwright.formats.gguf_names import (
 )
 from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
-from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer
+from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.hf_write import checked_tokenizer
@@ -218,6 +218,7 @@ def _keys(
         raise UserError(f"{where}: texts begin with ids {list(begins)}; GGUF can only say bos")
     if model.both_ways and tokenizer.mask_id is not None:
         keys["tokenizer.ggml.mask_token_id"] = tokenizer.mask_id
+    keys["general.name"] = name_of_model(facts.name, tokenizer)
     return keys | metadata_of_tokenizer(tokenizer, model.vocab_size, bos, where)
 
 
