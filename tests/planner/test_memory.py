@@ -9,17 +9,20 @@ import pytest
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
-from lmwright.planner.analytic.layout import Layout, on_paper
+from lmwright.core.param import walk
+from lmwright.planner.analytic.layout import Layout, activation_cuts, on_paper
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.memory import memory, saved_bytes, scores_alive
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler.child import shard_bytes
+from lmwright.presets import of_section
 from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state
 from tests.in_memory import abstract_weights
 from tests.planner.runs import SMALL, run_of
 
 MESHES = [(), ("mesh.fsdp=4", "mesh.tensor=2"), ("mesh.data=2", "mesh.tensor=2")]
+MODELS = of_section("model")
 KINDS = ["adamw", "adam8bit", "adafactor", "lion", "muon"]
 
 
@@ -156,3 +159,10 @@ def test_stages_keep_every_tick_and_meet_in_the_loss(on, words, compiled, tmp_pa
     quick = Quick.of(run, parse_machine(on))
     assert quick.memory.peak == pytest.approx(compiled * 2**30, rel=0.02)
     assert quick.layouts[0].ticks == 5
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_outputs_of_every_preset_can_be_cut(make):
+    for _, param in walk(make().spec()):
+        if param.is_matrix and "layers" in param.batch:
+            activation_cuts(("batch", "seq", *param.outputs))

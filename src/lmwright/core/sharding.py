@@ -74,6 +74,7 @@ ACTIVATIONS: dict[str, Entry] = {
     "gate_up": None,
     "distances": None,
     "vocab": "tensor",
+    "gates": None,
     "experts": None,  # of a token: all of them, or the ones it chose
 }
 
@@ -85,8 +86,7 @@ def partition(axes: tuple[str, ...], table: dict[str, Entry]) -> PartitionSpec:
     for name in axes:
         if name not in table:
             raise ValueError(f"axis {name!r} is in no sharding table")
-        entry = table[name]
-        wanted = (entry,) if isinstance(entry, str) else entry or ()
+        wanted = (entry,) if isinstance(entry := table[name], str) else entry or ()
         free = tuple(a for a in wanted if a not in used)
         used.update(free)
         entries.append(free if len(free) > 1 else free[0] if free else None)
