@@ -1,5 +1,6 @@
 """Names of objects in other people's buckets write nothing outside the folders of this machine."""
 
+import re
 import tempfile
 
 import pytest
@@ -7,8 +8,14 @@ import pytest
 from lmwright.data.carry import working_folder
 from lmwright.data.rows.shards import RemotePlace
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run, open_place
+from lmwright.report.read import read_run
 from lmwright.storage.bucket import Bucket
-from lmwright.storage.mirror import fetched
+from lmwright.storage.mirror import fetched, mirror_folder
+
+
+def open_model(name):
+    return open_place(name).model
 
 
 @pytest.fixture
@@ -41,6 +48,15 @@ def test_objects_that_are_no_files_below_are_passed_over(url, put, tmp_path, nam
     own = {p for p in files(here) if not p.startswith(".")}
     assert own == {"run.toml", "sub/file"} and not files(victim)
     assert {p for p in files(tmp_path) - before if "cache" not in p} == set()
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing/checkpoints/3", "nothing.gguf"])
+@pytest.mark.parametrize("read", [open_model, read_run, load_run])
+def test_what_is_not_there_goes_by_its_url(url, name, read):
+    """Not by the copy on this machine, which a cache has made."""
+    with pytest.raises(UserError, match=f"^{re.escape(url)}/{name}(/run.toml)?: .+") as caught:
+        read(f"{url}/{name}")
+    assert str(mirror_folder(url)) not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/x", "a/../../../x"])

@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from lmwright.errors import UserError
+from lmwright.storage.mirror import shown
 
 Keys = tuple[str | int, ...]
 
@@ -61,14 +62,14 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
 
 
 def _missing_run(path: Path) -> str:
-    folder = path.parent
+    folder, name = path.parent, shown(path.parent)
     if path.name != "run.toml" or not folder.is_dir():
-        return f"{path}: no such run file; check the path"
+        return f"{shown(path)}: no such run file; check the path"
     if (folder / "config.json").exists():
-        return f"{folder}: is a model folder, not a run; name it as train.init_from in a run file"
+        return f"{name}: is a model folder, not a run; name it as train.init_from in a run file"
     above = next((each for each in folder.parents if (each / "run.toml").exists()), None)
-    cure = "a run file or the directory of a run" if above is None else str(above)
-    return f"{folder}: no such run file (there is no run.toml); give {cure}"
+    cure = "a run file or the directory of a run" if above is None else shown(above)
+    return f"{name}: no such run file (there is no run.toml); give {cure}"
 
 
 def _refuse_data(path: Path) -> None:

@@ -29,6 +29,7 @@ from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.formats.ternary import floats_of_values
+from lmwright.storage.mirror import shown
 
 MOST_ENTRIES = 2**23  # of a list in the header; vocabularies have 2**18
 SCALE = ".scale"  # of a tensor whose values are codes alone
@@ -48,7 +49,7 @@ class GgufFile:
             reader = _reader(gguf)(path)
             self.meta = {name: field.contents() for name, field in reader.fields.items()}
         except FileNotFoundError:
-            raise UserError(f"{path}: is not there") from None
+            raise UserError(f"{shown(path)}: is not there") from None
         except Exception as error:  # the reader trusts the file: it raises whatever comes of it
             raise UserError(
                 f"{path}: not a GGUF file, or truncated or damaged "

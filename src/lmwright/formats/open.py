@@ -38,7 +38,7 @@ from lmwright.program.length import epoch_rows
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.hub import PREFIX, is_hub_name
 from lmwright.storage.kaggle import is_kaggle_name
-from lmwright.storage.mirror import fetched, mirror_folder
+from lmwright.storage.mirror import fetched, mirror_folder, shown
 
 RUN, HF, GGUF, ADAPTER = "run directory", "Hugging Face folder", "GGUF file", "adapter folder"
 MAXTEXT = "MaxText checkpoint"
@@ -186,15 +186,16 @@ def _nothing_at(path: Path) -> UserError:
     """The error for a path with nothing that lmwright reads."""
     from lmwright.formats.maxtext import items_of
 
+    name = shown(path)  # the URL that the user gave, not its copy on this machine
     if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
-        return UserError(f"{path}: holds pickled weights, {NO_PICKLES}")
+        return UserError(f"{name}: holds pickled weights, {NO_PICKLES}")
     what = "is not there"
     if path.is_dir():
         refuse_pickles(path)
         if items_of(path) is not None:
             return UserError(
-                f"{path}: looks like a checkpoint of MaxText, which does not say its model; write "
-                f"lmwright import {path} OUT --model PRESET, and give OUT, or in a run set [model]"
+                f"{name}: looks like a checkpoint of MaxText, which does not say its model; write "
+                f"lmwright import {name} OUT --model PRESET, and give OUT, or in a run set [model]"
             )
         what = "holds neither run.toml nor config.json"
     elif path.suffix == ".safetensors":
@@ -206,8 +207,8 @@ def _nothing_at(path: Path) -> UserError:
         hub = f"for a model from the hub, write {PREFIX}{path}"
         if "/" not in str(path):
             hub = f"a model from the hub is named with its owner, as in {PREFIX}owner/{path}"
-        return UserError(f"{path}: {what}; {hub}; otherwise give {MODEL_PLACES}")
-    return UserError(f"{path}: {what}; give {MODEL_PLACES}")
+        return UserError(f"{name}: {what}; {hub}; otherwise give {MODEL_PLACES}")
+    return UserError(f"{name}: {what}; give {MODEL_PLACES}")
 
 
 def is_run(name: str | Path) -> bool:

@@ -18,7 +18,7 @@ from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.report.goodput import read_sessions
 from lmwright.report.measured import Line, read_measured
-from lmwright.storage.mirror import fetched
+from lmwright.storage.mirror import fetched, shown
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -93,9 +93,9 @@ def read_run(run_dir: str | Path) -> RunRecord:
             raise UserError(
                 f"{run_dir}: is a run file; give the directory ({there}) in which it trained"
             )
-        raise UserError(f"{run_dir}: is a file; give the directory of a run")
+        raise UserError(f"{shown(run_dir)}: is a file; give the directory of a run")
     if not run_dir.is_dir():
-        raise UserError(f"{run_dir}: no such folder; give the directory of a run")
+        raise UserError(f"{shown(run_dir)}: no such folder; give the directory of a run")
     config = _read_toml(run_dir / "run.toml")
     record = RunRecord(
         dir=run_dir,
@@ -130,7 +130,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{path}: missing; {path.parent} is not a run directory (`lmwright train` makes one)"
+            f"{shown(path)}: missing; {shown(path.parent)} is not a run directory "
+            "(`lmwright train` makes one)"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read: {error}; restore it from a copy") from error

@@ -39,11 +39,16 @@ def mirror_folder(path: str | os.PathLike) -> Path:
     Nothing is read or made."""
     if not is_bucket(path):
         return Path(path)
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     parts = os.fspath(path).removeprefix(SCHEME).strip("/").split("/")
     if ".." in parts or "" in parts:
         raise UserError(f"{path}: has an empty name or '..' in it; write gs://BUCKET/FOLDER")
-    return Path(root, "lmwright", "buckets", *parts)
+    return _mirrors().joinpath(*parts)
+
+
+def _mirrors() -> Path:
+    """The folder of all mirrors of this user."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "lmwright", "buckets")
 
 
 def fetched(path: str | os.PathLike) -> Path:
@@ -143,9 +148,11 @@ def send_file(file: Path, out: str | os.PathLike) -> None:
         Bucket(folder).upload(file, name)
 
 
-def shown(folder: Path) -> str:
-    """The place that a local folder stands for, for messages."""
-    return url_of(folder) or str(folder)
+def shown(path: Path) -> str:
+    """The place that a local folder, or a file in a mirror, stands for, for messages."""
+    if path.is_relative_to(_mirrors()):
+        return SCHEME + path.relative_to(_mirrors()).as_posix()
+    return url_of(path) or str(path)
 
 
 def url_of(folder: Path) -> str | None:
