@@ -20,7 +20,9 @@ from lmwright.formats.hf_layout import slots
 from lmwright.formats.load import load_model
 from lmwright.formats.peft import module_slots
 from lmwright.formats.weights import load_frozen, load_run_weights
+from lmwright.models.bert import Bert, Roberta
 from lmwright.models.classifier import Classifier
+from lmwright.models.deberta import Deberta
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.modernbert import ModernBert
 from lmwright.objectives.classify import Classify
@@ -54,9 +56,12 @@ LORA = LowRank(base="fp32", rank=3, alpha=5.0)
 
 @pytest.fixture(scope="module", params=MODELS)
 def run(request, tmp_path_factory):
+    return run_over(MODELS[request.param], tmp_path_factory.mktemp("lora"))
+
+
+def run_over(model, root):
     """A run of an adapter with random weights, over the export of a masked run."""
-    root = tmp_path_factory.mktemp("lora")
-    run = labeled_run(root, MODELS[request.param])
+    run = labeled_run(root, model)
     masked = replace(run, dir=str(root / "mlm"), objective=Mlm(mask_token_id=1))
     save_run(masked, steps=(1,), std=STD)
     export_command(masked.dir, root / "base")
@@ -82,6 +87,16 @@ def theirs_of(run, adapter, **said):
         run.train.init_from, num_labels=3, classifier_pooling=pooling, dtype=torch.float32
     )
     return peft.PeftModel.from_pretrained(base, adapter, **said).eval()
+
+
+@pytest.mark.parametrize("kind", [Bert, Roberta, Deberta])
+def test_peft_opens_adapters_of_every_head(kind, tmp_path):
+    """Also of one that is a module of its own, and of classes that know no poolings."""
+    run = run_over(kind(mlp_dim=24, **SIZES | {"num_kv_heads": 4}), tmp_path)
+    export_adapter_command(run.dir, tmp_path / "adapter")
+    proof = merge_command(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    assert proof.merged_to_peft is not None, proof.peft
+    assert proof.merged_to_peft.max_abs_diff <= 1e-5 * proof.merged_to_peft.max_abs_logit
 
 
 def test_logits_and_gradients_are_those_of_peft(run, adapter):

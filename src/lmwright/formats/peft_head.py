@@ -7,7 +7,7 @@ PEFT's config does not say the classes, nor how windows are cut and vectors made
 lmwright.json beside it, or those of a base that is one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from lmwright.models.heads import HEAD, left_out
 from lmwright.models.over import OverEncoder, encoder_of
 from lmwright.models.tagger import Tagger
 
+CLASSIFIER = "classifier"
 TASK_TYPES: Mapping[type, str] = {
     Classifier: "SEQ_CLS", Tagger: "TOKEN_CLS", Answerer: "QUESTION_ANS",
     Embedder: "FEATURE_EXTRACTION",
@@ -42,8 +43,14 @@ def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray])
 
 def config_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of adapter_config.json of an adapter with these weights."""
-    modules = sorted({name.rpartition(".")[0] for name in saved})
-    return {"modules_to_save": modules} if saved else {}
+    return {"modules_to_save": _modules(saved)} if saved else {}
+
+
+def _modules(names: Iterable[str]) -> list[str]:
+    """The modules that PEFT has to save for these weights. It saves `classifier` whole in any case,
+    and does not open a folder that names a module within it."""
+    above = {name.rpartition(".")[0] for name in names}
+    return sorted({CLASSIFIER if name.startswith(f"{CLASSIFIER}.") else name for name in above})
 
 
 def task_type(model: HfModel) -> str | None:
@@ -83,8 +90,7 @@ def read_saved(
         raise UserError(f"{where}: {_not_supported(adapter, extra)}")
     if missing := sorted(wanted.keys() - adapter.saved.keys()):
         raise UserError(
-            f"{where}: has no {some(missing)}; save it with modules_to_save = "
-            f"{sorted({name.rpartition('.')[0] for name in wanted})}"
+            f"{where}: has no {some(missing)}; save it with modules_to_save = {_modules(wanted)}"
         )
     return {slot.path: _read(adapter, slot, where) for slot in wanted.values()}
 

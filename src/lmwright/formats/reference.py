@@ -79,12 +79,17 @@ def transformers_says(
 HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
 
 
-def _head_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a config.json for a head over documents or tokens; none of another model."""
+def _head_of(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The config of a model in a folder with a head over documents or tokens, as far as its class
+    knows the keys; none of another model."""
+    import transformers
+
     if "id2label" not in config or config.get("architectures", [""])[0] in ANSWERER.encoders():
         return {}
     by_number = {int(i): name for i, name in config["id2label"].items()}
-    return {key: config[key] for key in HEAD_KEYS if key in config} | {"id2label": by_number}
+    head = {key: config[key] for key in HEAD_KEYS if key in config} | {"id2label": by_number}
+    known = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **head)
+    return {"config": known}
 
 
 def _dropped(config: Mapping[str, Any]) -> str | None:
@@ -119,7 +124,7 @@ def _logits(
         kind = _class_for(own["architectures"][0], not is_gguf and is_body(own, folder))
     else:  # which may bring a head, or be for an encoder without one
         kind = _class_for(config["architectures"][0])
-        file |= _head_of(config)
+        file |= _head_of(config, folder)
     try:
         theirs = kind.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
