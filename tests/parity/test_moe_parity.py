@@ -170,7 +170,7 @@ def test_experts_that_are_stacked_as_released(folders, tmp_path):
     are refused."""
     _, folder, model, w = problem("qwen3-5-moe", folders)
     tensors = {k: np.asarray(v) for k, v in TensorFiles(folder).items()}
-    for layer in range(4):
+    for layer in range(model.num_layers):
         at = f"model.layers.{layer}.mlp.experts."
         each = [
             {n: tensors.pop(f"{at}{i}.{n}_proj.weight") for n in ("gate", "up", "down")}
