@@ -14,6 +14,7 @@ from lmwright.core.param import nest, walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.predict import predict_command
+from lmwright.formats.adapter_note import read_note
 from lmwright.formats.adapter_verbs import combine_command, export_adapter_command, merge_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.hf_layout import slots
@@ -89,11 +90,14 @@ def theirs_of(run, adapter, **said):
     return peft.PeftModel.from_pretrained(base, adapter, **said).eval()
 
 
-@pytest.mark.parametrize("kind", [Bert, Roberta, Deberta])
+@pytest.mark.parametrize(
+    "kind", [Roberta, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Bert, Deberta))]
+)
 def test_peft_opens_adapters_of_every_head(kind, tmp_path):
     """Also of one that is a module of its own, and of classes that know no poolings."""
     run = run_over(kind(mlp_dim=24, **SIZES | {"num_kv_heads": 4}), tmp_path)
     export_adapter_command(run.dir, tmp_path / "adapter")
+    assert read_note(tmp_path / "adapter")["only_pooling"] is True
     proof = merge_command(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     assert proof.merged_to_peft is not None, proof.peft
     assert proof.merged_to_peft.max_abs_diff <= 1e-5 * proof.merged_to_peft.max_abs_logit

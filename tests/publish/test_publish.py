@@ -150,6 +150,7 @@ def test_the_card_of_an_adapter_with_a_head_says_how_to_load_it(hub, lora_dir, t
     assert f"AutoModelForSequenceClassification.from_pretrained{said}" in card
     assert "pipeline_tag: text-classification" in card
     for removed, more, kind, task in (
+        ((), {"only_pooling": True}, "AutoModelForSequenceClassification", "text-classification"),
         (("pooling",), {}, "AutoModelForTokenClassification", "token-classification"),
         (("labels",), {"length": "one"}, "AutoModel", "sentence-similarity"),
     ):
@@ -157,6 +158,7 @@ def test_the_card_of_an_adapter_with_a_head_says_how_to_load_it(hub, lora_dir, t
         publish(tmp_path / "adapter", "me/adapter", *APACHE, "--base-model", "acme/base")
         card = hub.files("me/adapter")["README.md"].decode()
         assert f"{kind}.from_pretrained(" in card and f"pipeline_tag: {task}" in card
+        assert "classifier_pooling" not in card
 
 
 def test_several_adapters_have_folders(hub, lora_dir, hf_dir, tiny, tmp_path):

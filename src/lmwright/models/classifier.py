@@ -44,9 +44,12 @@ class Classifier(OverEncoder):
     """Number of classes of a text."""
 
     def note(self) -> dict[str, Any]:
-        """Its classes, its pooling, and how many classes a text has, where that is not one."""
-        several = {"per_text": self.per_text} if self.per_text != "one" else {}
-        return {"labels": self.labels, "pooling": self.pooling} | several
+        """Its classes, its pooling, whether its encoder has no other, and how many classes a text
+        has, where that is not one."""
+        more: dict[str, Any] = {"per_text": self.per_text} if self.per_text != "one" else {}
+        if len(self.encoder.document_head.poolings) == 1:
+            more["only_pooling"] = True
+        return {"labels": self.labels, "pooling": self.pooling} | more
 
     def spec(self) -> Tree:
         """Every weight, once."""

@@ -200,7 +200,8 @@ def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adap
     note = read_note(adapter)
     if "labels" in note:
         head = {"num_labels": max(1, len(note["labels"]))}
-        head |= {"classifier_pooling": note["pooling"]} if "pooling" in note else {}
+        if "pooling" in note and not note.get("only_pooling"):  # which its class would not take
+            head |= {"classifier_pooling": note["pooling"]}
         kind = f"{'Sequence' if 'pooling' in note else 'Token'}Classification"
     elif "answers" in note:
         kind = "QuestionAnswering"
