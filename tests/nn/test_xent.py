@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lmwright.nn import soft_cap, xent
+from tests.kernels.test_tpu_intervals import mesh_of
 
 KEY = jax.random.key(3)
 
@@ -62,3 +63,13 @@ def test_soft_cap_has_the_gradient_of_its_formula(precision):
     np.testing.assert_allclose(value.astype(jnp.float32), wanted, rtol=share, atol=share)
     (got,), (there,) = back(pull), wanted_back(pull.astype(jnp.float32))
     np.testing.assert_allclose(got.astype(jnp.float32), there, rtol=share, atol=2 * share)
+
+
+def test_a_device_takes_whole_chunks_of_its_piece_of_a_row():
+    """Otherwise the head is gathered for each piece of a chunk."""
+    row = jnp.zeros((2, 60))
+    with jax.set_mesh(mesh_of(context=4, data=2)):
+        assert xent.in_chunks(8, row)[0] == 4 * 8
+        chunk, (filled,) = xent.in_chunks(100, row)
+        assert (chunk, filled.shape) == (60, (2, 60))
+    assert xent.in_chunks(8, row)[0] == 8

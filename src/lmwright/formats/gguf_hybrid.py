@@ -17,6 +17,8 @@ import numpy as np
 
 from lmwright.errors import UserError
 from lmwright.formats.gguf_rope import rotated_dims
+from lmwright.models.hf.qwen3_5 import TYPES
+from lmwright.models.hf.window import kinds_said
 from lmwright.nn.delta_rule import EPS
 
 LINEAR = ".linear_attn."
@@ -29,15 +31,15 @@ KEYS = {
     "full_attention_interval": "full_attention_interval",
 }
 INNER, SECTIONS = "ssm.inner_size", "rope.dimension_sections"
-TYPES = ("full_attention", "linear_attention")
 
 
 def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Keys below the architecture's name. Raises UserError for layers in another order, or another
     epsilon of norms than the released one."""
-    kinds = config["layer_types"]
-    every = kinds.index(TYPES[0]) + 1 if TYPES[0] in kinds else 0
-    if not every or kinds != layer_types(len(kinds), every):
+    said = config["layer_types"]
+    every = said.index(TYPES["full"]) + 1 if TYPES["full"] in said else 0
+    usual = kinds_said({}, TYPES, every or 1, len(said), where)
+    if not every or said != [TYPES[kind] for kind in usual]:
         raise UserError(
             f"{where}: model.mixer_pattern: llama.cpp takes full attention in the last of every so "
             "many layers, as in released models; export to a Hugging Face folder instead"
@@ -59,16 +61,7 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Keys of config.json that follow from several of the metadata."""
     inner, heads = meta.get(f"{name}.{INNER}"), config.get("linear_num_value_heads")
-    every = config.get("full_attention_interval") or 4  # llama.cpp's own rule
-    read: dict[str, Any] = {"layer_types": layer_types(config["num_hidden_layers"], every)}
-    if inner and heads:
-        read["linear_value_head_dim"] = inner // heads
-    return read
-
-
-def layer_types(count: int, every: int) -> list[str]:
-    """The kind of each layer, full attention in the last of every so many."""
-    return [TYPES[(i + 1) % every != 0] for i in range(count)]
+    return {"linear_value_head_dim": inner // heads} if inner and heads else {}
 
 
 def place_of(name: str) -> str:

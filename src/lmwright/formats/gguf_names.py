@@ -17,6 +17,7 @@ from lmwright.errors import UserError, install
 from lmwright.formats import gguf_hybrid
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
+from lmwright.models.hf.window import TYPES
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -40,7 +41,6 @@ KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 PATTERN = "attention.sliding_window_pattern"
-LAYER_TYPES = "full_attention", "sliding_attention"
 SHIFT = "diffusion.shift_logits"  # whether an output predicts the next token
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
@@ -135,7 +135,7 @@ ARCHS = {
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,
-        fixed={"attention_bias": False, "hidden_act": "silu"},
+        fixed=SILU,
     ),
     "modern-bert": Arch(
         "ModernBertForMaskedLM", "modernbert", encoder=True, scales=False, window=True,
@@ -143,7 +143,7 @@ ARCHS = {
         renamed={"rope_theta": "global_rope_theta", "sliding_window": "local_attention"},
         keys={
             "attention.layer_norm_epsilon": "norm_eps",
-            "attention.sliding_window_pattern": "global_attn_every_n_layers",
+            PATTERN: "global_attn_every_n_layers",
             "rope.freq_base_swa": "local_rope_theta",
             "hidden_activation": "hidden_activation",
         },
@@ -245,7 +245,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
     if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
-        config["layer_types"] = [LAYER_TYPES[bool(is_local)] for is_local in of]
+        config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads

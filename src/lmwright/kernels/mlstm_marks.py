@@ -36,10 +36,10 @@ def places(ids: Array, size: int) -> Places:
     begins = beginnings(documents(ids))
     along = jnp.arange(ids.shape[1])
     started = lax.cummax(jnp.where(begins, along, 0), axis=1)
-    by_chunk = lambda a: a.reshape(a.shape[0], -1, size)  # noqa: E731
-    inside = by_chunk(started) - by_chunk(jnp.broadcast_to(along, ids.shape))[..., :1]
-    fresh = jnp.cumsum(by_chunk(begins), axis=-1) > 0
-    return Places(jnp.maximum(inside, 0), fresh, by_chunk(along - started))
+    cut = lambda a: a.reshape(a.shape[0], -1, size)  # noqa: E731
+    inside = cut(started) - cut(jnp.broadcast_to(along, ids.shape))[..., :1]
+    fresh = jnp.cumsum(cut(begins), axis=-1) > 0
+    return Places(jnp.maximum(inside, 0), fresh, cut(along - started))
 
 
 def scales(i: Array, log_f: Array, where: Places) -> tuple[Array, Array, Array]:
@@ -95,9 +95,13 @@ def _after(a: Array, steps: int) -> Array:
 
 def log_gates(i: Array, f: Array, ids: Array, size: int) -> tuple[Array, Array]:
     """Logarithms of the gates [B, N, C, L] of what goes into them [B, T, N]."""
-    by_chunk = lambda a: jnp.moveaxis(a, 1, 2).reshape(a.shape[0], a.shape[2], -1, size)  # noqa: E731
     i, log_f = gates(i, f, ids)
-    return by_chunk(jnp.maximum(i, NEVER)), by_chunk(log_f)
+    return by_chunk(jnp.maximum(i, NEVER), size), by_chunk(log_f, size)
+
+
+def by_chunk(a: Array, size: int) -> Array:
+    """[B, N, C, L] of a [B, T, N], in chunks of `size` tokens."""
+    return jnp.moveaxis(a, 1, 2).reshape(a.shape[0], a.shape[2], -1, size)
 
 
 class Marks(NamedTuple):

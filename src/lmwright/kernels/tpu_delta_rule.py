@@ -280,7 +280,7 @@ def _marks(call: Call, b: Array, g: Array, ids: Array) -> Array:
     total = _since(g, ids, call.size)
     none = jnp.zeros_like(total)
     told = mlstm_marks.marks(none, (total, none, none), mlstm_marks.places(ids, call.size))
-    return told._replace(log_input=_by_chunk(b, call.size)).stacked(none, none)
+    return told._replace(log_input=mlstm_marks.by_chunk(b, call.size)).stacked(none, none)
 
 
 def _since(g: Array, ids: Array, size: int) -> Array:
@@ -288,12 +288,7 @@ def _since(g: Array, ids: Array, size: int) -> Array:
     first, place = mlstm_marks.places(ids, size).first, jnp.arange(size)
     same = (place <= place[:, None]) & (place >= first[..., None])  # [B, C, L, L]
     exact = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-    return exact("bcts,bncs->bnct", same.astype(g.dtype), _by_chunk(g, size))
-
-
-def _by_chunk(a: Array, size: int) -> Array:
-    """[B, N, C, L] of [B, T, N]."""
-    return jnp.moveaxis(a, 1, 2).reshape(a.shape[0], a.shape[2], -1, size)
+    return exact("bcts,bncs->bnct", same.astype(g.dtype), mlstm_marks.by_chunk(g, size))
 
 
 def _state(call: Call, k: Array, v: Array) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def _read_size(config: Json, _: Json, where: str) -> Json:
 
 
 def _read_pattern(config: Json, fields: Json, where: str) -> Json:
-    every = config.get("full_attention_interval", 4)
+    every = config.get("full_attention_interval") or 4
     return {
         "mixer_pattern": pattern_of(kinds_said(config, TYPES, every, fields["num_layers"], where))
     }

@@ -207,9 +207,8 @@ def is_legal(run: Run) -> bool:
 def summed_once(way: Candidate) -> Candidate | None:
     """A candidate that fits, with the gradient of the head added up once; None where that does not
     fit, or there are few chunks of the loss."""
-    train = way.run.train
-    together = train.loss_chunk_tokens * way.quick.plan.mesh.shape["context"]
-    many = seq_len_of(way.run) >= MANY_CHUNKS * together
+    train, layout = way.run.train, way.quick.layouts[0]
+    many = layout.seq_len >= MANY_CHUNKS * layout.chunk
     alone = way.quick.machine.num_devices == 1  # which adds up nothing
     if alone or not way.quick.fits or not many or train.head_gradient == "once":
         return None
