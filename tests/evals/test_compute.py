@@ -16,6 +16,7 @@ from lmwright.evals.compute import decode_compute, row_compute
 from lmwright.evals.generate import generate
 from lmwright.evals.text import evaluate_text
 from lmwright.nn import attention
+from lmwright.nn.cached_attention import cached_attention
 from tests.evals.small_model import GREEDY, MODEL, PROMPTS
 
 
@@ -53,7 +54,7 @@ def test_one_query_sees_what_the_reference_sees(soft_cap):
     k, v = (rng.standard_normal((2, 17, 3, 10)).astype("f4") for _ in "kv")
     mask = rng.random((2, 1, 17)) < 0.5
     scoring = attention.Scoring(0.4, soft_cap=soft_cap)
-    found = jax.jit(attention.cached_attention, static_argnums=4)(q, k, v, mask, scoring)
+    found = jax.jit(cached_attention, static_argnums=4)(q, k, v, mask, scoring)
     expected = attention.masked_attention(q, k, v, mask, scoring)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 

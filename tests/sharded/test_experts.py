@@ -12,6 +12,7 @@ from lmwright.core import ragged
 from lmwright.core.sharding import AXES, make_mesh
 from lmwright.errors import UserError
 from lmwright.models.experts import Experts
+from lmwright.models.gpt_oss import GptOss
 from lmwright.models.moe import Dots1, Mixtral
 from lmwright.models.reasoning import Reasoning
 from lmwright.nn import exchange
@@ -36,6 +37,11 @@ SOFTMAX = Mixtral(
     **SIZES,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1),
     reasoning=Reasoning(every=1, num_experts=8, mlp_dim=8),
+)
+OSS = GptOss(
+    **SIZES,
+    window=7,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1, bias="all"),
 )
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
@@ -69,6 +75,7 @@ def nothing_is_zero(monkeypatch):
 MESHES = [
     (BIASED, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (PLACES, {"data": 2, "expert": 4}),
+    (OSS, {"expert": 2, "context": 2, "tensor": 2}),
 ]
 MORE_MESHES = [
     (BIASED, {"expert": 8}),
@@ -77,6 +84,8 @@ MORE_MESHES = [
     (BIASED, {"fsdp": 2, "context": 2, "tensor": 2}),
     (PLACES, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (SOFTMAX, {"tensor": 8}),
+    (OSS, {"fsdp": 2, "expert": 4}),
+    (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]
 
 
@@ -100,7 +109,9 @@ def spoiled(monkeypatch):
 
 
 @pytest.mark.usefixtures("spoiled")
-@pytest.mark.parametrize("model", [BIASED, pytest.param(SOFTMAX, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", [OSS, *(pytest.param(m, marks=pytest.mark.slow) for m in (BIASED, SOFTMAX))]
+)
 def test_rows_of_no_expert_leave_no_trace(model):
     assert_same(gradients(run_of(model)), alone(model))
 

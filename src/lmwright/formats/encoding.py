@@ -25,6 +25,7 @@ from lmwright.formats.compressed import (
 )
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import DTYPES, described
+from lmwright.formats.stacked_experts import stacked, stacked_sizes
 from lmwright.formats.ternary import PER_BYTE, SCALE, codes_of, has_ternary, pack
 from lmwright.models.counts import is_layer_matrix
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
@@ -65,6 +66,20 @@ class Encoding:
         finite number."""
         for slot in slots(model):
             yield slot.name, cast_tensor(slot.name, tensors[slot.name], self._dtype(slot))
+
+
+class StackedExperts(Encoding):
+    """Weights as tensors of one dtype, all experts of a layer in a few."""
+
+    def sizes(self, model: HfModel) -> list[tuple[str, int]]:
+        """(name, bytes) of each tensor."""
+        return stacked_sizes(super().sizes(model))
+
+    def tensors(
+        self, model: HfModel, tensors: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors by name, in the order of `sizes`."""
+        return stacked(super().tensors(model, tensors))
 
 
 class Ternary(Encoding):
@@ -133,8 +148,14 @@ def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encod
     """The encoding of a name. Raises UserError for an unknown one, or one that is for other
     models."""
     refuse_dtype(dtype, FOLDER_TYPES)
+    is_stacked = model.hf.stacked_experts
     if dtype in DTYPES:
-        return Encoding(dtype, dtype)
+        return StackedExperts(dtype, dtype) if is_stacked else Encoding(dtype, dtype)
+    if is_stacked:
+        raise UserError(
+            f"dtype: {dtype!r} is not written for {model.hf.name}, whose files hold all experts of "
+            f"a layer in one tensor; use one of {', '.join(DTYPES)}"
+        )
     if dtype in BITS:
         refuse_grid(dtype, tensors)
         group = group_of(dtype, model, tensors)

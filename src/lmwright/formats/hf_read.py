@@ -17,6 +17,7 @@ from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.sentence import read_modules
+from lmwright.formats.stacked_experts import UnstackedExperts
 from lmwright.formats.ternary import PackedTernary
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
@@ -146,7 +147,12 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     named = files if part is None else TextTensors(files, part, str(folder))
     own = text_config(config, where)
     kind = _kinds(own).get(architecture_of(own))
-    fused = TABLES[kind]().fused(own, where) if kind else {}
+    if kind is None:
+        return named
+    table = TABLES[kind]()
+    if table.stacked_experts:
+        return UnstackedExperts(named, str(folder))
+    fused = table.fused(own, where)
     return FusedTensors(named, fused, str(folder)) if fused else named
 
 

@@ -13,6 +13,7 @@ from lmwright.formats.compressed import ENDINGS
 from lmwright.formats.gguf_write import names_in_file
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.safetensors import TensorFiles
+from lmwright.formats.stacked_experts import stacked_name
 from lmwright.formats.tensor_hash import CONVERT, hash_tensors
 
 
@@ -46,4 +47,6 @@ def refuse_changed(model: HfModel, tensors: Mapping[str, np.ndarray], path: Path
 def _names_in_folder(model: HfModel, files: TensorFiles) -> list[str]:
     """Names of the tensors of a folder, in the order of its hash; a packed weight has several."""
     ends = ("", *(f"_{end}" for end in ENDINGS))
-    return [slot.name + end for slot in slots(model) for end in ends if slot.name + end in files]
+    names = [slot.name + end for slot in slots(model) for end in ends]
+    whole = dict.fromkeys(stacked_name(name) or name for name in names)
+    return [name for name in whole if name in files]

@@ -42,7 +42,7 @@ def causal_attention(
     """Causal attention, as `nn.attention.causal_attention`; `inner` has its signature and sees one
     device."""
     attend = partial(inner, scoring=scoring)
-    return by_shard(partial(_local, attend))(q, k, v, segment_ids)
+    return by_shard(partial(traded, attend))(q, k, v, segment_ids)
 
 
 def attention(
@@ -57,12 +57,12 @@ def attention(
     """Attention over intervals within `reach`, as `nn.intervals.attention`; `inner` has this
     signature and sees one device."""
     attend = partial(inner, scoring=scoring, reach=reach)
-    return by_shard(partial(_local, attend))(q, k, v, seen)
+    return by_shard(partial(traded, attend))(q, k, v, seen)
 
 
-def _local(attend: Callable[..., Array], q: Array, k: Array, v: Array, seen: Tree) -> Array:
-    """One device's part. `seen`, segment ids or intervals, has no heads: every device needs all of
-    it."""
+def traded(attend: Callable[..., Array], q: Array, k: Array, v: Array, seen: Tree) -> Array:
+    """One device's part of `attend(q, k, v, seen)`. `seen`, segment ids or intervals, has no heads:
+    every device needs all of it."""
     trade = partial(lax.all_to_all, axis_name=AXIS, tiled=True)
     copies = copies_of(k.shape[2], lax.axis_size(AXIS))
     if copies > 1:

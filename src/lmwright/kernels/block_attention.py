@@ -11,11 +11,10 @@ their softmax sums. The backward pass of each needs no more than the joint resul
 FlashAttention (https://arxiv.org/abs/2205.14135).
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +23,8 @@ from jax import Array
 from lmwright.core.compute import Compute
 from lmwright.core.sharding import by_shard
 from lmwright.kernels import select
-from lmwright.kernels.online_softmax import (
-    along,
-    finished,
-    grouped,
-    named,
-    no_sums,
-    pair_gradients,
-    softmax_sums,
-    ungrouped,
-)
+from lmwright.kernels.halves import Halves, halves_for
+from lmwright.kernels.online_softmax import named
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import (
     Interval,
@@ -41,18 +32,8 @@ from lmwright.nn.intervals import (
     blocks,
     blocks_reach,
     both_ways,
-    in_place,
     own_block,
 )
-
-
-class Halves(NamedTuple):
-    """Forward and backward kernels for one interval of keys."""
-
-    forward: Callable[..., tuple[Array, Array]]
-    """(scoring, reach, q, k, v, seen) to [B, T, N, H] and logs of the softmax sums [B, T, N]."""
-    backward: Callable[..., tuple[Array, Array, Array]]
-    """(scoring, reach, q, k, v, seen, out, log_sums, g) to gradients of q, k and v."""
 
 
 def blocks_by(
@@ -99,13 +80,7 @@ class _Program:
 
     def halves(self, q: Array) -> Halves:
         """The platform's forward and backward functions for such queries."""
-        if self.kernel == "cpu":
-            return Halves(_cpu_forward, _cpu_backward)
-        if self.kernel == "tpu":
-            return _tpu(q, self.interpret) or Halves(_forward, _backward)
-        if self.kernel == "gpu":
-            return _gpu(q, self.interpret) or Halves(_forward, _backward)
-        return Halves(_forward, _backward)
+        return halves_for(self.kernel, q, self.interpret)
 
 
 def _local(
@@ -148,102 +123,3 @@ def _joint_bwd(program: _Program, residuals: tuple[Any, ...], g: Array):
 
 
 _joint.defvjp(_joint_fwd, _joint_bwd)
-
-
-def _forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-    scaled = grouped(q * scoring.scale, k.shape[2])
-    sums = softmax_sums(scoring, (scaled, seen), (k, v, 0), no_sums(scaled.shape))
-    out, log_sums = finished(sums, jnp.float32)
-    return ungrouped(out), ungrouped(log_sums)
-
-
-def _backward(
-    scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
-    log_sums: Array, g: Array,
-):  # fmt: skip
-    arrays = (grouped(a, k.shape[2]) for a in (q, g.astype(q.dtype), along(out, g), log_sums))
-    dq, dk, dv = pair_gradients(scoring, (*arrays, seen), (k, v, 0))
-    return ungrouped(dq), dk, dv
-
-
-def _cpu_forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-    from lmwright.kernels import cpu_attention
-
-    rows = cpu_attention.over_rows(partial(cpu_attention.outputs, scoring, reach))
-    out, log_sums = rows(q, k, v, *seen)
-    b, t, n, _ = q.shape
-    return out, log_sums.reshape(b, n, t).swapaxes(1, 2)
-
-
-def _cpu_backward(
-    scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
-    log_sums: Array, g: Array,
-):  # fmt: skip
-    from lmwright.kernels import cpu_attention
-
-    (b, t, n, _), kv_heads = q.shape, k.shape[2]
-    sums = log_sums.swapaxes(1, 2).reshape(b * kv_heads, n // kv_heads, t)
-    rows = cpu_attention.over_rows(partial(cpu_attention.gradients, scoring, reach))
-    return rows(q, k, v, *seen, out, sums, g)
-
-
-def _tpu(q: Array, interpret: Any) -> Halves | None:
-    """The halves that TPUs' kernels compute; None where none takes such queries."""
-    from lmwright.kernels import tpu_long_attention, tpu_row_attention, tpu_row_intervals, tpu_spans
-
-    t, size = q.shape[1], q.shape[3]
-    if not tpu_spans.fits(t, size):
-        return None
-    short = tpu_row_attention.fits(t, size, q.dtype.itemsize)
-    unit = 1.0 if short else math.log(2)  # sums of long rows are in powers of two
-    turned = lambda a: a.transpose(0, 2, 3, 1)  # noqa: E731
-    back = lambda a: a.transpose(0, 3, 1, 2)  # noqa: E731
-
-    def marks(scoring: Scoring, reach: Reach, seen: Interval) -> tuple[Any, tuple[Any, ...]]:
-        if short:
-            return tpu_row_intervals.IntervalCall(scoring, interpret, reach), (tuple(seen),)
-        return tpu_long_attention.Call(scoring, reach, interpret), tuple(in_place(seen))
-
-    module = tpu_row_attention if short else tpu_long_attention
-
-    def forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-        call, marked = marks(scoring, reach, seen)
-        out, (*_, sums) = module.forward(call, *map(turned, (q, k, v)), *marked)
-        return back(out), sums[:, :, 0].swapaxes(1, 2) * unit
-
-    def backward(
-        scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
-        log_sums: Array, g: Array,
-    ):  # fmt: skip
-        call, marked = marks(scoring, reach, seen)
-        sums = log_sums.swapaxes(1, 2)[:, :, None] / unit
-        kept = (*map(turned, (q, k, v)), *marked, turned(out), sums)
-        dq, dk, dv, *_ = module.backward(call, kept, turned(g))
-        return back(dq), back(dk), back(dv)
-
-    return Halves(forward, backward)
-
-
-def _gpu(q: Array, interpret: Any) -> Halves | None:
-    """The halves that GPUs' kernels compute; None where they do not take such queries."""
-    from lmwright.kernels import gpu_attention, gpu_blocks
-
-    t, size = q.shape[1], q.shape[3]
-    if not gpu_attention.fits(t, size, q.dtype.itemsize, interpret):
-        return None
-    unit = math.log(2)  # sums are in powers of two
-
-    def forward(scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval):
-        calls = gpu_blocks.Calls.of(scoring, t, size, interpret)
-        out, (*_, sums) = gpu_blocks.forward(calls, q, k, v, in_place(seen))
-        return out, sums.swapaxes(1, 2) * unit
-
-    def backward(
-        scoring: Scoring, reach: Reach, q: Array, k: Array, v: Array, seen: Interval, out: Array,
-        log_sums: Array, g: Array,
-    ):  # fmt: skip
-        calls = gpu_blocks.Calls.of(scoring, t, size, interpret)
-        kept = q, k, v, in_place(seen), out, log_sums.swapaxes(1, 2) / unit
-        return gpu_blocks.backward(calls, kept, g)[:3]
-
-    return Halves(forward, backward)

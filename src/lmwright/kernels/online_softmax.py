@@ -51,6 +51,26 @@ def finished(sums: Sums, dtype: jnp.dtype) -> tuple[Array, Array]:
     return (out / total[..., None]).astype(dtype), top + jnp.log(total)
 
 
+def sinks_of(k: Array, sinks: Array | None = None) -> Array | None:
+    """float32 [K, G, 1] of sinks [K G], for keys [B, s, K, H]; None where there are none."""
+    return None if sinks is None else sinks.astype(jnp.float32).reshape(k.shape[-2], -1, 1)
+
+
+def with_sinks(out: Array, log_sums: Array, sinks: Array) -> tuple[Array, Array]:
+    """The result in its dtype, and the logs of the softmax sums, with one more score under each
+    softmax whose key has no value; `sinks` float32 of a shape that goes with the sums'."""
+    total = jnp.logaddexp(log_sums, sinks)
+    return (out * jnp.exp(log_sums - total)[..., None]).astype(out.dtype), total
+
+
+def sink_gradients(sinks: Array, log_sums: Array, inner: Array) -> Array:
+    """The gradient of `sinks`, summed over all axes along which they are the same; `inner` are the
+    products of result and gradient, of the shape of `log_sums`."""
+    each = -jnp.exp(sinks - log_sums) * inner
+    same = [a for a in range(each.ndim) if sinks.shape[a] == 1]
+    return jnp.sum(each, axis=same, keepdims=True)
+
+
 def named(*arrays: Array) -> tuple[Array, ...]:
     """Results of attention, named for rematerialization policies."""
     return tuple(checkpoint_name(a, ATTENTION) for a in arrays)

@@ -26,23 +26,37 @@ from jax import Array, lax
 
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
-from lmwright.kernels.online_softmax import along, named, no_sums, pair_gradients, softmax_sums
+from lmwright.kernels.online_softmax import (
+    along,
+    named,
+    no_sums,
+    pair_gradients,
+    sink_gradients,
+    sinks_of,
+    softmax_sums,
+    with_sinks,
+)
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, causal
 
 AXIS = "context"
 
 
-def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+def causal_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, *sinks: Array
+) -> Array:
     """Causal attention, as `nn.attention.causal_attention`, inside a mesh whose `context` divides
     T. Chunks that lie wholly before a window are still computed (`window_attention` has none)."""
     ways = jax.sharding.get_abstract_mesh().shape[AXIS]
     local = partial(_local, ways, scoring)
-    return by_shard(local)(q, k, v, segment_ids)
+    return by_shard(local, *["heads"] * len(sinks))(q, k, v, segment_ids, *sinks)
 
 
-def _local(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array) -> Array:
-    """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
+def _local(
+    ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array, *sinks: Array
+) -> Array:
+    """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways; sinks
+    [N]."""
     b, t, n, h = q.shape
     q = q.reshape(b, t, k.shape[2], -1, h)
     row = causal(lax.all_gather(ids, AXIS, axis=1, tiled=True), scoring.window)
@@ -50,7 +64,8 @@ def _local(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, ids: Array
     cut = lambda a: [lax.dynamic_slice_in_dim(a, start, t // 2, 1) for start in starts]  # noqa: E731
     seen = jax.tree.map(lambda a: jnp.stack(cut(a)), row)  # [2, B, t / 2]
     q, k, v = (_striped(ways, a) for a in (q, k, v))
-    out = _ring(ways, scoring, jnp.moveaxis(q, 2, 4), k, v, seen)
+    sink = sinks_of(k, *sinks)
+    out = _ring(ways, scoring, jnp.moveaxis(q, 2, 4), k, v, seen, sink)
     return _unstriped(ways, jnp.moveaxis(out, 4, 2)).reshape(b, t, n, h)
 
 
@@ -101,13 +116,17 @@ def _pick(low: Array, tree: Tree) -> Tree:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _ring(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
+def _ring(
+    ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval, sinks: Array | None
+) -> Array:
     """Attention of q [2, B, K, G, t, H] to k, v [2, B, t, K, H] within seen [2, B, t]: low and high
-    chunk."""
-    return _forward(ways, scoring, q, k, v, seen)[0]
+    chunk; with sinks [K, G, 1] if there are any."""
+    return _forward(ways, scoring, q, k, v, seen, sinks)[0]
 
 
-def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval):
+def _forward(
+    ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval, sinks: Array | None
+):
     rank, size = lax.axis_index(AXIS), k.shape[2]
     queries = (q * scoring.scale, seen)
     mine = (k, v, _starts(ways, rank, size))
@@ -132,12 +151,14 @@ def _forward(ways: int, scoring: Scoring, q: Array, k: Array, v: Array, seen: In
     (_, *sums), _ = lax.scan(body, start, jnp.arange(1, ways))
     out = jnp.stack([out / total[..., None] for out, _, total in sums]).astype(q.dtype)
     log_sums = jnp.stack([top + jnp.log(total) for _, top, total in sums])
+    if sinks is not None:
+        out, log_sums = with_sinks(out, log_sums, sinks[None, None])
     out, log_sums = named(out, log_sums)
-    return out, (q, k, v, seen, out, log_sums)
+    return out, (q, k, v, seen, sinks, out, log_sums)
 
 
 def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
-    q, k, v, seen, out, log_sums = residuals
+    q, k, v, seen, sinks, out, log_sums = residuals
     rank, size = lax.axis_index(AXIS), k.shape[2]
     inner = along(out, g)
     queries = (q, g.astype(q.dtype), inner, log_sums, seen)
@@ -171,6 +192,7 @@ def _backward(ways: int, scoring: Scoring, residuals: tuple, g: Array):
         dq.astype(q.dtype),
         *(d.astype(like.dtype) for d, like in zip(dkv, (k, v), strict=True)),
         None,
+        None if sinks is None else sink_gradients(sinks[None, None], log_sums, inner)[0, 0],
     )
 
 

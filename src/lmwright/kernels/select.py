@@ -18,6 +18,7 @@ KERNELS = Registry(
         "tpu attention": "tpu_attention.causal_attention",
         "tpu long attention": "tpu_long_attention.causal_attention",
         "splash attention": "tpu_splash.splash_attention",
+        "attention with sinks": "sink_attention.attend_by",
         "attention of intervals": "interval_attention.attend_by",
         "attention both ways": "interval_attention.both_ways_by",
         "attention of blocks": "block_attention.blocks_by",

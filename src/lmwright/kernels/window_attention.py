@@ -22,7 +22,16 @@ from lmwright.core.compute import LANES
 from lmwright.core.param import Tree
 from lmwright.core.sharding import by_shard
 from lmwright.kernels import online_softmax, ring_attention
-from lmwright.kernels.online_softmax import along, finished, grouped, named, ungrouped
+from lmwright.kernels.online_softmax import (
+    along,
+    finished,
+    grouped,
+    named,
+    sink_gradients,
+    sinks_of,
+    ungrouped,
+    with_sinks,
+)
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, causal
 
@@ -42,23 +51,27 @@ def stretch(window: int, seq_len: int, ways: int) -> int:
 
 
 def causal_attention(
-    near: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring
-) -> Array:
+    near: Callable[..., Array], q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring,
+    *sinks: Array,
+) -> Array:  # fmt: skip
     """Causal attention, as `nn.attention.causal_attention`, inside a mesh whose `context` divides
     T; around a ring where the window is none or wide. `near` has the signature of `attend`."""
     seq_len = q.shape[1]
     if not is_near(scoring.window, seq_len):
-        return ring_attention.causal_attention(q, k, v, segment_ids, scoring)
+        return ring_attention.causal_attention(q, k, v, segment_ids, scoring, *sinks)
     ways = jax.sharding.get_abstract_mesh().shape[AXIS]
     size = stretch(scoring.window, seq_len, ways)
     local = partial(_local, partial(near, scoring=scoring), ways, size)
-    return by_shard(local)(q, k, v, segment_ids)
+    return by_shard(local, *["heads"] * len(sinks))(q, k, v, segment_ids, *sinks)
 
 
 def _local(
-    near: Callable[..., Array], ways: int, size: int, q: Array, k: Array, v: Array, ids: Array
-) -> Array:
-    """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways."""
+    near: Callable[..., Array], ways: int, size: int, q: Array, k: Array, v: Array, ids: Array,
+    *sinks: Array,
+) -> Array:  # fmt: skip
+    """One device's part: q [B, t, N, H]; k, v [B, t, K, H]; ids [B, t] with t = T / ways; sinks
+    [N]."""
+    near = partial(near, sinks=sinks[0]) if sinks else near
     if not size:
         return near(q, k, v, ids)
     k, v = (jnp.concatenate([_before(ways, size, a), a], axis=1) for a in (k, v))
@@ -75,11 +88,14 @@ def _before(ways: int, size: int, a: Array) -> Array:
     return jnp.concatenate(pieces, axis=1)
 
 
-def attend(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+def attend(
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, sinks: Array | None = None
+) -> Array:
     """Causal attention with a window for the last t of s + t tokens: q [B, t, N, H]; k, v [B, s +
-    t, K, H], ids [B, s + t]. Scores of few queries exist at once."""
+    t, K, H], ids [B, s + t]; sinks [N]. Scores of few queries exist at once."""
     seen = jax.tree.map(lambda a: a[:, -q.shape[1] :], causal(segment_ids, scoring.window))
-    return ungrouped(_pieces(scoring, grouped(q, k.shape[2]), k, v, seen))
+    sink = sinks_of(k, sinks)
+    return ungrouped(_pieces(scoring, grouped(q, k.shape[2]), k, v, seen, sink))
 
 
 class _Pieces(NamedTuple):
@@ -104,12 +120,15 @@ class _Pieces(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pieces(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval) -> Array:
-    """Attention of q [B, K, G, t, H] to k, v [B, s + t, K, H]; the result has the shape of q."""
-    return _forward(scoring, q, k, v, seen)[0]
+def _pieces(
+    scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval, sinks: Array | None
+) -> Array:
+    """Attention of q [B, K, G, t, H] to k, v [B, s + t, K, H], with sinks [K, G, 1] if there are
+    any; the result has the shape of q."""
+    return _forward(scoring, q, k, v, seen, sinks)[0]
 
 
-def _forward(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval):
+def _forward(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval, sinks: Array | None):
     pieces = _Pieces.of(seen, k)
 
     def piece(start: Array) -> tuple[Array, Array]:
@@ -126,12 +145,14 @@ def _forward(scoring: Scoring, q: Array, k: Array, v: Array, seen: Interval):
         return finished((out, top, total), q.dtype)
 
     out, log_sums = (online_softmax.joined(a) for a in lax.map(piece, pieces.starts))
+    if sinks is not None:
+        out, log_sums = with_sinks(out, log_sums, sinks[None])
     out, log_sums = named(out, log_sums)
-    return out, (q, k, v, seen, out, log_sums)
+    return out, (q, k, v, seen, sinks, out, log_sums)
 
 
 def _backward(scoring: Scoring, residuals: tuple, g: Array):
-    q, k, v, seen, out, log_sums = residuals
+    q, k, v, seen, sinks, out, log_sums = residuals
     inner = along(out, g)
     pieces = _Pieces.of(seen, k)
 
@@ -147,7 +168,8 @@ def _backward(scoring: Scoring, residuals: tuple, g: Array):
     zeros = jnp.zeros(k.shape, jnp.float32)
     (dk, dv), dq = lax.scan(piece, (zeros, zeros), pieces.starts)
     dq = online_softmax.joined(dq).astype(q.dtype)
-    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None
+    dsinks = None if sinks is None else sink_gradients(sinks[None], log_sums, inner)[0]
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None, dsinks
 
 
 _pieces.defvjp(_forward, _backward)

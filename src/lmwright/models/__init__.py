@@ -17,6 +17,7 @@ CLASSES = {
     "qwen3-moe": "moe.Qwen3Moe",
     "olmoe": "moe.Olmoe",
     "dots1": "moe.Dots1",
+    "gpt-oss": "gpt_oss.GptOss",
     "eurobert": "eurobert.EuroBert",
     "modernbert": "modernbert.ModernBert",
     "deberta": "deberta.Deberta",

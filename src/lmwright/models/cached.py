@@ -21,7 +21,8 @@ from lmwright.core.stack import Span
 from lmwright.kernels import select
 from lmwright.models.decoder import Decoder
 from lmwright.models.layers import Attend, Layer, LayerKind, Spans, by_place
-from lmwright.nn.attention import Scoring, cached_attention
+from lmwright.nn.attention import Scoring
+from lmwright.nn.cached_attention import cached_attention
 
 
 def new_cache(model: Decoder, batch_size: int, length: int, compute: Compute) -> Tree:
@@ -79,7 +80,10 @@ def extend(
     """
     tables = model.tables(cache_positions(valid, cache), cache["valid"].shape[1])
     x = model.embedded(w, tokens, compute)
-    kernel = select.causal_attention(compute) if empty_cache else None
+    kernel = None
+    if empty_cache:
+        own = select.KERNELS["attention with sinks"] if model.sinks else select.causal_attention
+        kernel = own(compute)
     x, cache = extend_layers(model.layer, model.spans, w, x, tables, valid, cache, kernel)
     return model.last_norm(w, x), cache
 
@@ -109,14 +113,14 @@ def extend_layers(
     def block(kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
         new: list[Tree] = []
 
-        def attend(q: Array, k: Array, v: Array, scoring: Scoring) -> Array:
+        def attend(q: Array, k: Array, v: Array, scoring: Scoring, *sinks: Array) -> Array:
             at = (0, start, 0, 0)  # [B, S, K, H]
             put = jax.lax.dynamic_update_slice
             new.append({"k": put(state["k"], k, at), "v": put(state["v"], v, at)})
             if kernel is not None:
-                return kernel(q, k, v, ids, scoring)
+                return kernel(q, k, v, *sinks, ids, scoring)
             mask = seen if scoring.window is None else seen & (back < scoring.window)
-            return cached_attention(q, new[0]["k"], new[0]["v"], mask, scoring)
+            return cached_attention(q, new[0]["k"], new[0]["v"], mask, scoring, *sinks)
 
         of_state = Attend(attend, ids, state=state, put=new.append)
         x, _ = kind.run(layer, w, x, tables, of_state)

@@ -19,8 +19,8 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import dot
 from lmwright.errors import UserError
 from lmwright.models.block import feed_forward
-from lmwright.nn.mlp import GATED, Mlp
-from lmwright.nn.moe import Dispatch, mixture
+from lmwright.nn.mlp import Mlp
+from lmwright.nn.moe import TWO_INPUTS, Dispatch, ExpertMlp, mixture
 from lmwright.nn.router import Routing, choose, load_balance, router_sums
 
 ROUTER, SHARED, EXPERT = "router", "shared_", "expert_"
@@ -49,6 +49,8 @@ class Experts:
     """Width of the shared experts together, which see every token; none if unset."""
     shared_gate: Literal["none", "sigmoid"] = "none"
     """Whether a token says by a sigmoid how much of the shared experts it takes."""
+    bias: Literal["none", "all"] = "none"
+    """Whether the router and all projections of experts add a bias."""
     bias_rate: NonNegative | None = None
     """Step of a bias that balances the choice without a loss; no bias if unset."""
     balance_loss: NonNegative = 0.0
@@ -91,16 +93,21 @@ class Experts:
         """Fraction of its experts that a token goes to."""
         return self.experts_per_token / self.num_experts
 
-    def spec(self, mlp: Mlp, embed_dim: int, into_stream: float) -> Tree:
+    def spec(self, mlp: ExpertMlp, embed_dim: int, into_stream: float) -> Tree:
         """Weights of the router, the experts and the shared experts of a layer; products into the
         residual stream are scaled by `into_stream`."""
         d, e, f = embed_dim, self.num_experts, self.mlp_dim
-        inputs = ("gate", "up") if mlp in GATED else ("up",)
+        inputs = ("gate", "up") if mlp in TWO_INPUTS else ("up",)
         spec = {
             ROUTER: Param("embed -> experts", (d, e)),
             **{f"{EXPERT}{name}": Param("[experts] embed -> mlp", (e, d, f)) for name in inputs},
             f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), std=into_stream * f**-0.5),
         }
+        if self.bias == "all":
+            spec["router_logit_bias"] = Param("experts", (e,), fill=0.0)
+            each = {f"{EXPERT}{name}_bias": Param("[experts] mlp", (e, f), fill=0.0)
+                    for name in inputs}  # fmt: skip
+            spec |= each | {f"{EXPERT}down_bias": Param("[experts] norm", (e, d), fill=0.0)}
         if self.bias_rate is not None:
             spec["router_bias"] = Param("experts", (e,), fill=0.0, balance_rate=self.bias_rate)
         if self.shared_dim is not None:
@@ -113,16 +120,19 @@ class Experts:
         return spec
 
     def run(
-        self, mlp: Mlp, w: Tree, h: Array, real: Array, chunk_tokens: int | None = None
+        self, mlp: ExpertMlp, w: Tree, h: Array, real: Array, chunk_tokens: int | None = None
     ) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding.
         Shared experts take `chunk_tokens` of each row at a time."""
         bias = w.get("router_bias")
         logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
+        if self.bias == "all":
+            logits = logits + w["router_logit_bias"].astype(jnp.float32)
         choice = choose(logits, bias, self.routing)
         dispatch = Dispatch(self.num_experts, mlp, self.capacity_factor)
         y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
         if self.shared_dim is not None:
+            assert mlp != "swiglu_oai"  # whose family has none
             y = y + self._shared(mlp, w, h, chunk_tokens)
         sums = router_sums(choice, logits, real, dropped, bias)
         return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}

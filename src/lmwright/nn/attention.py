@@ -1,13 +1,10 @@
 """Softmax attention with grouped kv heads: the reference that every kernel equals."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
-
-from lmwright.core.sharding import by_platform
+from jax import Array
 
 MASKED = -1e30  # finite: a fully masked row stays finite, and its loss weight is zero
 
@@ -33,9 +30,11 @@ class Scoring(NamedTuple):
         return self.soft_cap * tanh, 1 - tanh**2
 
 
-def masked_attention(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:
+def masked_attention(
+    q: Array, k: Array, v: Array, mask: Array, scoring: Scoring, sinks: Array | None = None
+) -> Array:
     """softmax of the scores, times v, in float32 where mask [B, T, S] is True; a window is left to
-    the mask.
+    the mask. `sinks` [N] are scores of one more key of each head, whose value is zero.
 
     q [B, T, N, H]; k, v [B, S, K, H] with N a multiple of K; returns [B, T, N, H].
     """
@@ -44,32 +43,13 @@ def masked_attention(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring
     grouped = q.reshape(b, t, kv_heads, n // kv_heads, h)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask[:, None, None], scoring.capped(scores * scoring.scale), MASKED)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)  # [B, K, G, T, S]
+    if sinks is not None:
+        one_more = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
+        one_more = jnp.broadcast_to(one_more, (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, one_more], axis=-1)
+    probs = jax.nn.softmax(scores, axis=-1)[..., : k.shape[1]].astype(v.dtype)  # [B, K, G, T, S]
     out = jnp.einsum("bkgts,bskh->btkgh", probs, v, preferred_element_type=jnp.float32)
     return out.reshape(b, t, n, h).astype(q.dtype)
-
-
-def cached_attention(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:
-    """`masked_attention` for a few queries at the end of many keys."""
-    general = partial(masked_attention, scoring=scoring)
-    if q.shape[1] > 1:
-        return general(q, k, v, mask)
-    one_query = partial(_one_query, scoring=scoring)
-    return by_platform(q, k, v, mask, cpu=one_query, default=general)
-
-
-def _one_query(q: Array, k: Array, v: Array, mask: Array, scoring: Scoring) -> Array:
-    """Attention for T = 1 without matrix products, for which CPUs would transpose keys and values
-    first."""
-    b, _, n, h = q.shape
-    kv_heads = k.shape[2]
-    grouped = q.reshape(b, 1, kv_heads, n // kv_heads, h).astype(jnp.float32) * scoring.scale
-    keys, values = (a[:, :, :, None].astype(jnp.float32) for a in (k, v))  # [B, S, K, 1, H]
-    scores = jnp.sum(grouped * keys, axis=-1)  # [B, S, K, G]
-    scores = jnp.where(mask[:, 0, :, None, None], scoring.capped(scores), MASKED)
-    probs = lax.optimization_barrier(jax.nn.softmax(scores, axis=1))
-    out = jnp.sum(probs[..., None] * values, axis=1)  # [B, K, G, H]
-    return out.reshape(b, 1, n, h).astype(q.dtype)
 
 
 def causal_mask(segment_ids: Array, window: int | None = None) -> Array:
@@ -83,6 +63,8 @@ def causal_mask(segment_ids: Array, window: int | None = None) -> Array:
     return same & seen
 
 
-def causal_attention(q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring) -> Array:
+def causal_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array, scoring: Scoring, sinks: Array | None = None
+) -> Array:
     """Causal self-attention inside segments; shapes as in `masked_attention`, S = T."""
-    return masked_attention(q, k, v, causal_mask(segment_ids, scoring.window), scoring)
+    return masked_attention(q, k, v, causal_mask(segment_ids, scoring.window), scoring, sinks)

@@ -5,6 +5,8 @@
                   +--> C slots for each expert of each row --> MLP of [E, B C, D] --> sum
                        (`capacity_factor`; tokens without a slot are dropped and counted)
 
+Biases of experts are sums of a product with marks [rows, E], as TPUs gather rows one by one.
+
 Over the mesh axis `expert`, each device holds some experts: rows go where their experts are and
 come back (`nn.exchange`). Weights that are cut over fsdp and context are gathered
 in the activations' dtype, and their gradients summed in float32. Rows that take no part
@@ -14,6 +16,7 @@ in the activations' dtype, and their gradients summed in float32. Rows that take
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +31,16 @@ from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import as_array, dot
 from lmwright.nn.exchange import apply_experts, moved
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
+from lmwright.nn.swiglu_oai import SwigluOai, swiglu_oai
 
 EXPERT, TENSOR = "expert", "tensor"
 SHARDS = ("fsdp", "context")  # over which the rest of an expert's weights is cut
 
 Experts = dict[str, Array]
-"""up and, for gated MLPs, gate [E, D, F]; down [E, F, D]."""
+"""up and, for gated MLPs, gate [E, D, F]; down [E, F, D]. Where they add biases, up_bias and
+gate_bias [E, F], down_bias [E, D]."""
+ExpertMlp = Mlp | SwigluOai
+TWO_INPUTS = (*GATED, "swiglu_oai")
 CUT = {"up": 1, "gate": 1, "down": 2}
 """Their axis that is cut over `SHARDS`."""
 
@@ -44,7 +51,7 @@ class Dispatch:
     unlimited."""
 
     num_experts: int
-    mlp: Mlp = "swiglu"
+    mlp: ExpertMlp = "swiglu"
     capacity_factor: float | None = None
     rounds: bool = False
     """True if the inputs of `down` are rounded to 8 bits before plain weights take them."""
@@ -62,6 +69,7 @@ def mixture(
     act = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
     tokens, choices = act("batch seq"), act("batch seq experts")
     arrows = {"up": "experts embed mlp", "gate": "experts embed mlp", "down": "experts mlp embed"}
+    arrows |= dict.fromkeys(("up_bias", "gate_bias"), "experts mlp") | {"down_bias": "experts norm"}
     specs = {name: partition(tuple(arrows[name].split()), WEIGHTS) for name in w}
     x, w, rounds = _plain(x, w)
     dispatch = replace(dispatch, rounds=rounds)
@@ -92,6 +100,8 @@ def _local(
 ) -> tuple[Array, Array]:  # fmt: skip
     """One device's part, of `ways` along expert and `tensor` along tensor: its own tokens and
     experts, an even part of the experts' width."""
+    if tensor > 1 and "down_bias" in w:  # which each adds to its part of the sum
+        w = w | {"down_bias": w["down_bias"] / tensor}
     by = _by_capacity if dispatch.capacity_factor is not None else _by_rows
     y, dropped = by(x, experts, shares, real, w, dispatch, ways)
     if tensor > 1:  # each has summed over its part of the width
@@ -109,7 +119,7 @@ def _reads(dtype: jnp.dtype) -> dict[str, Read]:
 
 def _whole(w: Experts, dtype: jnp.dtype) -> Experts:
     reads = _reads(dtype)
-    return {name: reads[name](a) if reads else a for name, a in w.items()}
+    return {name: reads[name](a) if name in reads else a for name, a in w.items()}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -147,15 +157,48 @@ def _mlp_of_rows(
     rows: Array, sizes: Array, w: Experts, shares: Array | None = None,
 ) -> Array:  # fmt: skip
     read = reads.get
+    plus = _Biases.of(w, sizes, rows.shape[0])
     gate = None
-    if dispatch.mlp in GATED:
+    if dispatch.mlp in TWO_INPUTS:
         rows, again = _twice(rows)
         gate = dot_ragged("td,edf->tf", again, w["gate"], sizes, name=GATE, read=read("gate"))
-    up = dot_ragged("td,edf->tf", rows, w["up"], sizes, read=read("up"))
+        gate = plus(gate, "gate_bias")
+    up = plus(dot_ragged("td,edf->tf", rows, w["up"], sizes, read=read("up")), "up_bias")
     h = _inner(up, gate, dispatch)
     if shares is not None:
         h = (h * shares[:, None]).astype(h.dtype)
-    return dot_ragged("tf,efd->td", h, w["down"], sizes, read=read("down"))
+    return plus(
+        dot_ragged("tf,efd->td", h, w["down"], sizes, read=read("down")), "down_bias", shares
+    )
+
+
+class _Biases(NamedTuple):
+    """Biases of rows that lie in groups by expert."""
+
+    w: Experts
+    marks: Array | None
+    """bool [rows, E]: the expert of each row; none of those after the last group. None where there
+    are no biases."""
+
+    @classmethod
+    def of(cls, w: Experts, sizes: Array, num_rows: int) -> "_Biases":
+        """The biases among weights w, for groups of `sizes` [E]."""
+        if "down_bias" not in w:
+            return cls(w, None)
+        ends, row = jnp.cumsum(sizes), jnp.arange(num_rows)[:, None]
+        return cls(w, (row >= ends - sizes) & (row < ends))
+
+    def __call__(self, y: Array, name: str, shares: Array | None = None) -> Array:
+        """y [rows, F] with the bias of its expert, times `shares` [rows] if there are any."""
+        if self.marks is None:
+            return y
+        marks = self.marks.astype(y.dtype)
+        if shares is not None:
+            marks = (marks * shares[:, None]).astype(y.dtype)
+        added = dot("te,ef->tf", marks, self.w[name].astype(y.dtype))
+        # rows of no expert are what memory held, and so are their gradients
+        real = jnp.any(self.marks, axis=1, keepdims=True)
+        return y + jnp.where(real, added, 0)
 
 
 @jax.custom_vjp
@@ -179,7 +222,12 @@ _twice.defvjp(_twice_fwd, _twice_bwd)
 
 def _inner(up: Array, gate: Array | None, dispatch: Dispatch) -> Array:
     """Input of `down`."""
-    h = activate(dispatch.mlp, up) if gate is None else gated(dispatch.mlp, gate, up)
+    if gate is None:
+        h = activate(dispatch.mlp, up)
+    elif dispatch.mlp == "swiglu_oai":
+        h = swiglu_oai(gate, up)
+    else:
+        h = gated(dispatch.mlp, gate, up)
     if dispatch.rounds:  # a token's values are cut over devices
         h = int8_shifted(h, (h.ndim - 1,), TENSOR).astype(h.dtype)
     return h
@@ -223,8 +271,11 @@ def _by_capacity(
 
 
 def _mlp_of_slots(rows: Array, w: Experts, dispatch: Dispatch) -> Array:
-    up = dot("ecd,edf->ecf", rows, w["up"])
+    def plus(y: Array, name: str) -> Array:
+        return y + w[name][:, None].astype(y.dtype) if name in w else y
+
+    up = plus(dot("ecd,edf->ecf", rows, w["up"]), "up_bias")
     gate = None
-    if dispatch.mlp in GATED:
-        gate = dot("ecd,edf->ecf", rows, w["gate"], name=GATE)
-    return dot("ecf,efd->ecd", _inner(up, gate, dispatch), w["down"])
+    if dispatch.mlp in TWO_INPUTS:
+        gate = plus(dot("ecd,edf->ecf", rows, w["gate"], name=GATE), "gate_bias")
+    return plus(dot("ecf,efd->ecd", _inner(up, gate, dispatch), w["down"]), "down_bias")

@@ -15,6 +15,18 @@ def _moe(kind: str, experts: dict[str, Any], **fields: Any) -> Any:
     return KINDS[kind](experts=Experts(**experts), **fields)
 
 
+def _oss(num_layers: int, num_experts: int) -> Any:
+    from lmwright.nn.rope import YarnRope
+
+    experts = dict(num_experts=num_experts, experts_per_token=4, mlp_dim=2880, bias="all",
+                   balance_loss=0.001)  # fmt: skip
+    return _moe(
+        "gpt-oss", experts, vocab_size=201_088, embed_dim=2880, num_layers=num_layers,
+        num_heads=64, num_kv_heads=8, head_dim=64, seq_len=131_072,
+        rope_scaling=YarnRope(factor=32.0, original_seq_len=4096, borders="exact"),
+    )  # fmt: skip
+
+
 PRESETS = {
     "moe-6m": row(
         "6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192",
@@ -41,6 +53,12 @@ PRESETS = {
                                   shared_dim=512, shared_gate="sigmoid", balance_loss=0.001),
         vocab_size=248_320, embed_dim=2048, num_layers=40, num_heads=16, num_kv_heads=2,
         head_dim=256, seq_len=262_144),
+    "gpt-oss-20b": row(
+        "20.9 B, 3.61 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
+        _oss, num_layers=24, num_experts=32),
+    "gpt-oss-120b": row(
+        "117 B, 5.13 B active: gpt-oss-120b (https://arxiv.org/abs/2508.10925)",
+        _oss, num_layers=36, num_experts=128),
     "mixtral-8x7b": row(
         "46.7 B, 12.9 B active: Mixtral 8x7B (https://arxiv.org/abs/2401.04088)",
         _moe, "mixtral", dict(num_experts=8, experts_per_token=2, mlp_dim=14_336,

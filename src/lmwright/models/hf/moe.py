@@ -96,7 +96,7 @@ class Experts:
         return config
 
 
-class _MoeHf(Table):
+class MoeHf(Table):
     """Table whose model has a section of experts."""
 
     weights = WEIGHTS | EXPERTS
@@ -110,7 +110,7 @@ class _MoeHf(Table):
         return super().fields({ALIASES.get(k, k): v for k, v in known.items()}, where)
 
 
-class MixtralHf(_MoeHf):
+class MixtralHf(MoeHf):
     """Both directions of Mixtral's Hugging Face form."""
 
     name = "Mixtral"
@@ -137,7 +137,7 @@ class MixtralHf(_MoeHf):
     }  # fmt: skip
 
 
-class Qwen3MoeHf(_MoeHf):
+class Qwen3MoeHf(MoeHf):
     """Both directions of Qwen 3 MoE's Hugging Face form."""
 
     name = "Qwen 3 MoE"
@@ -162,7 +162,7 @@ def _refuse_uneven(model: Any, architecture: str, _: str) -> Json:
     return {}
 
 
-class OlmoeHf(_MoeHf):
+class OlmoeHf(MoeHf):
     """Both directions of OLMoE's Hugging Face form."""
 
     name = "OLMoE"
@@ -216,7 +216,7 @@ NO_WINDOW = Derived(
 )
 
 
-class Dots1Hf(_MoeHf):
+class Dots1Hf(MoeHf):
     """Both directions of dots.llm1's Hugging Face form."""
 
     name = "dots.llm1"

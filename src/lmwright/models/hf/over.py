@@ -57,6 +57,7 @@ class OverTable:
         self.form, self.name = form, table.name
         self.weights: Mapping[str, str] = form.weights(table)
         self.convs: tuple[str, ...] = table.convs
+        self.stacked_experts: bool = table.stacked_experts
 
     def config(self, model: Any) -> Json:
         """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot

@@ -102,6 +102,9 @@ class Table:
     optional: ClassVar[dict[str, str]] = {}
     pairs: ClassVar[tuple[Pair, ...]] = (ACT, HEAD, ROPE)
     """Fields that are read and written by functions, in this order."""
+    stacked_experts: ClassVar[bool] = False
+    """True if files hold the experts of a layer in a few tensors, gate and up row by row in turn
+    (`formats.stacked_experts`)."""
     quantized: ClassVar[bool] = False
     """True if a pair reads `quantization_config`, which is refused otherwise."""
     defaults: ClassVar[Json] = {}

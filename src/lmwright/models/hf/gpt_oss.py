@@ -1,0 +1,91 @@
+"""gpt-oss in Hugging Face, whose files hold the experts of a layer in a few tensors
+(`formats.stacked_experts`); here every expert has names of its own."""
+
+from typing import Any, ClassVar
+
+from lmwright.errors import UserError
+from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Experts, MoeHf
+from lmwright.models.hf.pairs import BIAS, HEAD, Derived, Fixed, Json
+from lmwright.models.hf.rope import rope_config, rope_fields
+from lmwright.models.hf.table import WEIGHTS
+from lmwright.models.hf.window import reach_said, window_config, window_fields
+from lmwright.nn.swiglu_oai import LIMIT, STEEPNESS
+
+QUANTIZED = "quantization_config"
+ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096}  # fmt: skip
+"""transformers' rotations where config.json says none."""
+REFUSAL = "{key} = {said} is not supported; it is {value} in released models"
+
+
+def _read_rope(config: Json, _: Json, where: str) -> Json:
+    said = config.get("rope_parameters") or config.get("rope_scaling")
+    theta = {"rope_theta": config.get("rope_theta") or 150_000.0}
+    given = {**theta, **said} if isinstance(said, dict) else {**theta, **ROPE}
+    return rope_fields(config | {"rope_parameters": given, "rope_scaling": None}, where)
+
+
+def _read_reach(config: Json, fields: Json, where: str) -> Json:
+    num_layers = fields["num_layers"]
+    every = {"layer_types": None} | config
+    reach = reach_said(every, 2, num_layers, where)
+    local = window_fields(config.get("sliding_window", 128), reach)
+    return {"layer_pattern": ["global"], **local}
+
+
+def _refuse_quantized(config: Json, _: Json, where: str) -> Json:
+    said = config.get(QUANTIZED)
+    if said and (not isinstance(said, dict) or said.get("quant_method") != "mxfp4"):
+        raise UserError(
+            f"{where}: {QUANTIZED} is not mxfp4, which alone is read; start from the released or "
+            "the unquantized model"
+        )
+    return {}
+
+
+def _refuse_uneven(model: Any, architecture: str, _: str) -> Json:
+    if model.experts.bias != "all":
+        raise UserError(
+            f"model.experts.bias: {architecture} has biases in its router and experts; set "
+            '"all" to export'
+        )
+    return {}
+
+
+class GptOssHf(MoeHf):
+    """Both directions of the family's Hugging Face form."""
+
+    name = "gpt-oss"
+    model_types: ClassVar = {"GptOssForCausalLM": "gpt_oss"}
+    weights = WEIGHTS | EXPERTS | {
+        "layers.sinks": "model.layers.{i}.self_attn.sinks",
+        "layers.router": f"{BLOCK}.router.weight",
+        "layers.router_logit_bias": f"{BLOCK}.router.bias",
+        **{f"layers.expert_{name}_bias": f"{BLOCK}.experts.{{}}.{name}_proj.bias"
+           for name in ("gate", "up", "down")},
+    }  # fmt: skip
+    stacked_experts = True
+    quantized = True
+    keys = NO_PLAIN
+    pairs = (
+        *(HEAD, BIAS),
+        Derived(
+            _read_rope,
+            lambda model, *_: rope_config(model.rope_theta, model.rope_scaling, model.seq_len),
+        ),
+        Derived(_read_reach, lambda model, *_: window_config(model)),
+        Derived(_refuse_quantized, _refuse_uneven),
+        Fixed("hidden_act", "silu", REFUSAL),
+        Fixed("swiglu_limit", LIMIT, REFUSAL),
+        Fixed("swiglu_alpha", STEEPNESS, REFUSAL),
+        Experts(
+            COMMON | {"mlp_dim": "intermediate_size"},
+            SOFTMAX | {"shares": "chosen", "bias": "all"},
+            (),
+        ),
+        Derived(write=lambda model, *_: {"num_local_experts": model.experts.num_experts}),
+    )
+    defaults: ClassVar = {
+        "attention_bias": True, "head_dim": 64, "num_experts": 128, "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.001, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+    }  # fmt: skip
