@@ -22,6 +22,8 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
+    "gpt-oss-20b": (20_914_757_184, 4.19e9),  # 3.61 and 5.13 without the embedding
+    "gpt-oss-120b": (116_829_156_672, 5.71e9),
     "mixtral-8x7b": (46_702_792_704, 12.9e9),
     "moe-6m": (None, 3.7e6),
 }

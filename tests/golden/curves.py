@@ -56,12 +56,12 @@ MODELS = {
         "key_dim": 6, "chunk_tokens": 32},
     "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
-    "bitnet": DENSE,
-    "fanformer": DENSE,
+    "bitnet": DENSE, "fanformer": DENSE,
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
     "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
+    "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
     "dots1": DENSE | {"dense_layers": [0], "experts": SHARED | {
         "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}},
 }  # fmt: skip

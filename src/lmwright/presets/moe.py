@@ -54,10 +54,10 @@ PRESETS = {
         vocab_size=248_320, embed_dim=2048, num_layers=40, num_heads=16, num_kv_heads=2,
         head_dim=256, seq_len=262_144),
     "gpt-oss-20b": row(
-        "20.9 B, 3.61 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
+        "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),
     "gpt-oss-120b": row(
-        "117 B, 5.13 B active: gpt-oss-120b (https://arxiv.org/abs/2508.10925)",
+        "117 B, 5.71 B active: gpt-oss-120b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=36, num_experts=128),
     "mixtral-8x7b": row(
         "46.7 B, 12.9 B active: Mixtral 8x7B (https://arxiv.org/abs/2401.04088)",
