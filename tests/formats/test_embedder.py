@@ -32,9 +32,9 @@ from lmwright.objectives.mlm import Mlm
 from lmwright.objectives.rtd import Rtd
 from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
+from lmwright.program.stores import open_stores
 from lmwright.program.trainee import Frozen
 from lmwright.train.start import first_state
-from lmwright.train.stores import open_stores
 from tests.saved_run import save_run, weights_at
 
 PAIRS = [(f"where is {i}?", f"{i} is" + " near here" * (i % 5)) for i in range(90)]

@@ -23,7 +23,7 @@ from lmwright.models.eurobert import EuroBert
 from lmwright.objectives.classify import Classify
 from lmwright.objectives.multilabel import Multilabel, label_bits
 from lmwright.program.plan import resolve
-from lmwright.train.stores import open_stores
+from lmwright.program.stores import open_stores
 from tests.labeled_run import SEQ_LEN, SIZES, TEXTS, prepared_run
 from tests.saved_run import save_run
 

@@ -20,9 +20,9 @@ from lmwright.formats.open import load_run, open_place
 from lmwright.formats.part_weights import matched
 from lmwright.formats.weights import host_weights
 from lmwright.program.plan import resolve
+from lmwright.program.stores import open_stores
 from lmwright.program.trainee import Frozen
 from lmwright.train.start import first_state, starting_note
-from lmwright.train.stores import open_stores
 from tests.saved_run import save_run, tiny_run
 
 SIZES = dict(embed_dim=16, mlp_dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4)

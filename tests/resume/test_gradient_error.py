@@ -10,12 +10,12 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import walk
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
+from lmwright.program.stores import open_stores
 from lmwright.report.html import render
 from lmwright.report.read import read_run
 from lmwright.train import gradient_error
 from lmwright.train.rundir import identity
 from lmwright.train.session import train
-from lmwright.train.stores import open_stores
 from tests.resume.small_runs import in_dir, logged
 
 

@@ -164,6 +164,9 @@ def test_the_plan_ends_with_what_is_known_without_the_machine(run, trained_run, 
     assert said["data loads"] == ("yes", f"{epoch_rows(run):,} rows of 32 tokens")
     assert said["weights load"][0] == "yes" and said["fits"][0] == "yes"
     assert "GiB to spare" in said["fits"][1] and said["resumes"][0] == "not known"
+    assert main(["plan", "run.toml", "--quick", *sized, "data.pack.seq_len=16"]) == 0
+    said = lines(capsys.readouterr().out)["data loads"]
+    assert said[0] == "no" and "rows hold 32 tokens, the run wants 16" in said[1]
     assert main(["export", trained_run.dir, "bare"]) == 0
     Path("bare/model.safetensors").unlink()
     capsys.readouterr()

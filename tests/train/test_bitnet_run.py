@@ -19,9 +19,9 @@ from lmwright.optim.build import build_optimizer, make_schedule
 from lmwright.optim.kinds import TwoStage
 from lmwright.presets import of_section
 from lmwright.program.plan import resolve
+from lmwright.program.stores import open_stores
 from lmwright.program.trainee import Frozen
 from lmwright.train.start import first_state
-from lmwright.train.stores import open_stores
 from tests.train.texts import PLAIN, write_run, write_texts
 
 MODEL = """

@@ -39,10 +39,10 @@ from lmwright.optim.build import rate_shares
 from lmwright.optim.kinds import Group
 from lmwright.program.length import of_rows
 from lmwright.program.plan import resolve
+from lmwright.program.stores import open_stores
 from lmwright.program.trainee import Frozen
 from lmwright.train.session import train
 from lmwright.train.start import first_state
-from lmwright.train.stores import open_stores
 
 ONE = slice(0, 1)
 

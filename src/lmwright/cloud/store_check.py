@@ -16,7 +16,7 @@ def check_stores(run: Run, *, here: bool = False) -> None:
     are looked into if those `here` are what the hosts get; else only they know them."""
     from lmwright.data.missing import has_adapter_data
     from lmwright.data.stale import refuse_stale
-    from lmwright.train.stores import open_fitting
+    from lmwright.program.stores import open_fitting
 
     if (here or is_bucket(run.data.dir)) and run.data.sources and not has_adapter_data(run):
         refuse_stale(run)

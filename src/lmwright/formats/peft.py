@@ -64,6 +64,11 @@ def to_peft(
     """The adapter as PEFT keeps it, of the `model` with a head that it trains whole; `base` is the
     name or folder of the base model, and `whole` what its module names begin with where it holds
     more than the text (`TextPart.modules`)."""
+    if model.hf.stacked_experts and any(map(_is_of_experts, adapter.modules)):
+        raise UserError(
+            f"lora.targets: PEFT has no form for factors of each expert of {model.hf.name}; write "
+            'the merged model with lmwright export, or train with lora.targets = ["attention"]'
+        )
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas = {}, {}
     for name, slot in module_slots(model).items():
@@ -80,7 +85,7 @@ def to_peft(
         modules[name] = PeftModule(a, b, module.scale, magnitude, table)
         alphas[name] = module.alpha
     sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
-    if sqrt and any("experts" in module.param.axes for module in adapter.modules):
+    if sqrt and any(map(_is_of_experts, adapter.modules)):
         # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
         # alpha over rank and not alpha over its root
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
@@ -95,6 +100,10 @@ def to_peft(
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
     return PeftFolder(config, modules, saved=saved)
+
+
+def _is_of_experts(module: Module) -> bool:
+    return "experts" in module.param.axes
 
 
 def _replaced(name: str, beginnings: Mapping[str, str]) -> str:

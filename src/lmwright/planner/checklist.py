@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmwright.config.run import Run
 from lmwright.data.missing import has_adapter_data
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
@@ -16,6 +15,7 @@ from lmwright.formats.weights import added_weights, fresh_weights, taken_spec
 from lmwright.hardware.chips import GIB
 from lmwright.planner.units import short_duration
 from lmwright.program.plan import Plan
+from lmwright.program.stores import open_stores
 
 FITS, SPEED, FALLS, RESUMES = "fits", "speed", "loss falls", "resumes"
 ADAPTERS, EXPORT, WRITES = "adapters in PEFT", "export", "writes text"
@@ -58,7 +58,7 @@ def known_now(
     speed = "" if step_s is None else f"{short_duration(step_s)} a step predicted"
     later = (FALLS, RESUMES, ADAPTERS if run.lora else EXPORT, WRITES)
     checks = [
-        _data_check(run),
+        _data_check(plan),
         *_weights_check(plan),
         fits_check(peak_bytes, limit_bytes, fits),
         Check(SPEED, None, speed),
@@ -67,7 +67,8 @@ def known_now(
     return [*checklist(checks), "for what is not known here: lmwright train RUN --rehearse, there"]
 
 
-def _data_check(run: Run) -> Check:
+def _data_check(plan: Plan) -> Check:
+    run = plan.run
     if has_adapter_data(run):
         return Check("data loads", None, "each adapter has its own")
     if "://" in run.data.dir:
@@ -76,6 +77,10 @@ def _data_check(run: Run) -> Check:
         store = TokenStore.open(run.data.dir)
     except UserError:
         return Check("data loads", None, f"nothing is prepared in {run.data.dir}; lmwright prepare")
+    try:
+        open_stores(plan)
+    except UserError as error:
+        return Check("data loads", False, str(error))
     return Check("data loads", True, f"{store.epoch_rows:,} rows of {store.seq_len:,} tokens")
 
 

@@ -24,6 +24,7 @@ from lmwright.program.length import completed, of_rows
 from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import counts_of, saved
 from lmwright.program.step import Lanes
+from lmwright.program.stores import open_stores
 from lmwright.program.trainee import Frozen, Trainee
 from lmwright.train.agreement import refuse_other_runs, refuse_other_stores
 from lmwright.train.budget import Budget
@@ -46,7 +47,6 @@ from lmwright.train.rundir import KeepClaim, claim, describe, keep_tokenizer
 from lmwright.train.signals import StopRequest
 from lmwright.train.skips import Skips
 from lmwright.train.start import refuse_start, restore_or_init, starting_note
-from lmwright.train.stores import open_stores
 
 
 def train(

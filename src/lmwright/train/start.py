@@ -29,11 +29,11 @@ from lmwright.formats.weights import (
 from lmwright.guard.files import write_whole
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved, saved_shardings
+from lmwright.program.stores import refuse_other_data
 from lmwright.program.trainee import Frozen
 from lmwright.storage.bucket import Bucket, is_bucket
 from lmwright.storage.mirror import mirror_folder
 from lmwright.train.passed import PassedSteps
-from lmwright.train.stores import refuse_other_data
 
 INIT_FILE = "init.json"
 
