@@ -84,6 +84,9 @@ class Arch:
     """True if its heads have to be as wide together as the model."""
     partial: bool = False
     """True if it rotates a part of each head."""
+    exact_yarn: bool = False
+    """True if its models have YaRN without rounded borders, which no metadata say; llama.cpp rounds
+    them."""
     hybrid: bool = False
     """True for layers with memories beside those with attention (`gguf_hybrid`)."""
 
@@ -114,6 +117,12 @@ ARCHS = {
     "olmoe": Arch(
         "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,
         renamed={"moe_intermediate_size": "intermediate_size"},
+    ),
+    "gpt-oss": Arch(
+        "GptOssForCausalLM", "gpt_oss", window=True, biases=True,
+        fixed=UNTIED | {"hidden_act": "silu"},
+        renamed={"moe_intermediate_size": "intermediate_size"},
+        exact_yarn=True,
     ),
     "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
     "gemma3": Arch(
@@ -251,6 +260,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         width = config.get("hidden_size", 0) // heads
         config["query_pre_attn_scalar"] = width if largest else config["head_dim"]
     scale_rope(config, meta, name, where)
+    if arch.exact_yarn and "rope_scaling" in config:
+        config["rope_parameters"]["truncate"] = config["rope_scaling"]["truncate"] = False
     return config
 
 
@@ -338,7 +349,7 @@ class NameMap:
     def __call__(self, name: str) -> tuple[str, int | None]:
         """Returns (GGUF's name, number of the expert within it or None). Raises UserError."""
         expert = EXPERT.search(name)
-        name = gguf_hybrid.place_of(name)
+        name = f"{name}.weight" if name.endswith(".sinks") else gguf_hybrid.place_of(name)
         bare = EXPERT.sub(".experts.", name)
         for ours, theirs in THEIR_NAMES.items():
             bare = bare.replace(ours, theirs)
