@@ -12,6 +12,7 @@ as many times as there are groups. GPUs from Ampere on have kernels of our own f
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,15 @@ MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 
 
 Read = Callable[[Array], Array]
 """Makes the matrices of groups [E, D, F] of what a weight is kept as, e.g. gathers its parts."""
+
+
+class Turned(NamedTuple):
+    """A `Read` that makes them the other way round, [E, F, D], as products read them then."""
+
+    read: Read
+
+    def __call__(self, w: Array) -> Array:
+        return self.read(w)
 
 
 def dot_ragged(
@@ -73,7 +83,8 @@ def ragged_product(
     """`dtype` [T, F]: rows x [T, D] times the matrix of their group, w [E, D, F], summed in
     float32; groups lie one after the other, int32 `sizes` [E] rows each. `w`, or what `read` makes
     of it, is read in the dtype of `x`; its gradient is summed in float32."""
-    return _product(x, (read(w) if read else w).astype(x.dtype), sizes, dtype)
+    whole = (read(w) if read else w).astype(x.dtype)
+    return _product(x, whole, sizes, dtype, isinstance(read, Turned))
 
 
 def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: bool = False) -> Array:
@@ -99,11 +110,13 @@ def _bwd(
     x, w, sizes = saved
     whole, back = jax.vjp(read, w) if read else (w, None)
     g = g.astype(x.dtype)
-    dx = _product(g, whole.astype(x.dtype), sizes, x.dtype, transposed=True)
+    turned = isinstance(read, Turned)
+    dx = _product(g, whole.astype(x.dtype), sizes, x.dtype, not turned)
     branches = {"tpu": _gradient_by_kernel}
     if x.dtype == jnp.bfloat16:
         branches["gpu"] = _gradient_on_gpu
-    dw = by_platform(x, g, sizes, default=_gradient_by_blocks, **branches).astype(whole.dtype)
+    pair = (g, x) if turned else (x, g)
+    dw = by_platform(*pair, sizes, default=_gradient_by_blocks, **branches).astype(whole.dtype)
     return dx, back(dw)[0] if back else dw, None
 
 

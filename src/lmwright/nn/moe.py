@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lmwright.core.compute import GATE
+from lmwright.core.compute import GATE, LANES
 from lmwright.core.leaves import Rounded
-from lmwright.core.ragged import Read, dot_ragged
+from lmwright.core.ragged import Read, Turned, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
@@ -145,11 +145,26 @@ def _by_rows(
     b, t, k = experts.shape
     ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
     # the backward pass gathers matrices again: no layer keeps them
-    mlp = partial(_mlp_of_rows, dispatch, _reads(x.dtype) if ways == 1 else {})
+    mlp = partial(_mlp_of_rows, dispatch, _reads_of_rows(w, x) if ways == 1 else {})
     rows = x.reshape(b * t, -1), ids, shares.reshape(b * t, k)
     read = partial(_whole, dtype=x.dtype)
     y = apply_experts(mlp, *rows, w, dispatch.num_experts, ways, read)
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
+
+
+def _reads_of_rows(w: Experts, x: Array) -> dict[str, Read]:
+    """`_reads` for products of rows x. TPUs write parts that are gathered within their vectors once
+    more unless they fill whole ones: these are turned before, which is a fraction of the work."""
+    reads = _reads(x.dtype)
+    part = w["down"].shape[2]
+    if reads and part < x.shape[-1] and part % LANES:
+        reads["down"] = Turned(partial(_gathered_turned, dtype=x.dtype))
+    return reads
+
+
+def _gathered_turned(w: Array, dtype: jnp.dtype) -> Array:
+    """[E, D, F] of parts [E, F, D / ways]."""
+    return _gathered(w.swapaxes(1, 2), 1, dtype)
 
 
 def _mlp_of_rows(
