@@ -155,9 +155,9 @@ def _by_rows(
 def _reads_of_rows(w: Experts, x: Array) -> dict[str, Read]:
     """`_reads` for products of rows x. TPUs write parts that are gathered within their vectors once
     more unless they fill whole ones: these are turned before, which is a fraction of the work."""
-    reads = _reads(x.dtype)
-    part = w["down"].shape[2]
-    if reads and part < x.shape[-1] and part % LANES:
+    if not (reads := _reads(x.dtype)):
+        return {}
+    if (part := w["down"].shape[2]) < x.shape[-1] and part % LANES:
         reads["down"] = Turned(partial(_gathered_turned, dtype=x.dtype))
     return reads
 
