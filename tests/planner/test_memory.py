@@ -39,6 +39,15 @@ def test_state_is_what_the_shardings_give_a_device(mesh, kind, tmp_path):
     assert scalar <= found.optimizer
 
 
+def test_a_base_in_four_bits_is_packed(tmp_path):
+    run = run_of(tmp_path, *SMALL, "lora.rank=4", "lora.base=int4", batch=16)
+    state = abstract_state(resolve(run, jax.devices()[:1]))
+    parts = [part["weights"] for part in state["trained"].values()]
+    held = shard_bytes([state["frozen"], parts])
+    found = memory(Layout.of(on_paper(run, parse_machine("v5e-1")))).weights
+    assert found == pytest.approx(held, rel=1e-6)
+
+
 @pytest.mark.parametrize("remat", ["block", "mlp", "gate", "dots", "none"])
 @pytest.mark.parametrize("head", ["tied", "untied"])
 def test_saved_activations_are_the_residuals_that_jax_keeps(remat, head, tmp_path):

@@ -4,7 +4,6 @@ It is a process of its own because the TPU compiler can take gigabytes, hang or 
 """
 
 import json
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import jax
 from jax.experimental import topologies
 
 from lmwright.core.compute import HOST_MEMORY
+from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import topology_request
@@ -28,11 +28,10 @@ from lmwright.program.plan import resolve
 def shard_bytes(tree: Any) -> int:
     """Bytes that one device holds of a tree of abstract arrays with shardings, without what is on
     the host."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-        if leaf.sharding.memory_kind != HOST_MEMORY
-    )
+    leaves = [x for x in jax.tree.leaves(tree) if x.sharding.memory_kind != HOST_MEMORY]
+    return nbytes([
+        jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in leaves
+    ])  # fmt: skip
 
 
 def compile_step(
