@@ -8,8 +8,8 @@ pytest.importorskip("gguf")
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import map_params
+from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
-from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config

@@ -2,25 +2,33 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("gguf")
 
+import gguf
 import tokenizers
 from tokenizers import AddedToken
 
 from lmwright.config.run import Tokenizer
-from lmwright.data.tokens.probe import PROBE
-from lmwright.data.tokens.tokenizer import train_tokenizer
-from lmwright.errors import UserError
-from lmwright.formats.gguf_tokenizer import (
+from lmwright.data.prepare import prepare_command
+from lmwright.data.rows.store import TokenStore
+from lmwright.data.stale import refuse_stale
+from lmwright.data.tokens.gguf_tokenizer import (
     USER_DEFINED,
     metadata_of_tokenizer,
     name_of_model,
     tokenizer_of,
 )
+from lmwright.data.tokens.probe import PROBE
+from lmwright.data.tokens.tokenizer import train_tokenizer
+from lmwright.errors import UserError
+from lmwright.formats.gguf_names import metadata_of
+from lmwright.formats.open import load_run, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
+from lmwright.train.start import refuse_tokenizer
 
 SHARED = {
     "smollm2": ("tokenizers/smollm2", "gpt2", "smollm"),
@@ -173,3 +181,34 @@ def test_scores_from_merges_alone(shared_data):
 
 def test_none_is_none():
     assert tokenizer_of({"tokenizer.ggml.model": "none"}, "file") is None
+
+
+def test_a_run_that_begins_with_a_gguf_has_its_tokenizer(tmp_path, shared_data):
+    stories, out = shared_data / "models" / "stories260k", tmp_path / "stories.gguf"
+    theirs, model = open_tokenizer(stories), open_place(stories).model
+    name, _, meta = metadata_of(model.hf.config(model), "here")
+    meta = {f"{name}.{key}": value for key, value in meta.items()}
+    meta |= metadata_of_tokenizer(theirs, model.vocab_size, True, "here")
+    writer = gguf.GGUFWriter(out, name)  # a header alone, which is all that preparing reads
+    kinds = {bool: "bool", str: "string", float: "float32", int: "uint32", list: "array"}
+    for key, value in meta.items():
+        getattr(writer, f"add_{kinds[type(value)]}")(key, value)
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_ti_data_to_file()
+    writer.close()
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "A day {i}."}}\n' for i in range(40)))
+    sources = [{"path": str(tmp_path / "a.jsonl")}]
+    values = {
+        "recipe": "pretrain",
+        "name": "x",
+        "dir": str(tmp_path / "run"),
+        "train": {"init_from": str(out), "steps": 2, "global_batch_size": 2},
+        "data": {"dir": str(tmp_path / "data"), "sources": sources},
+    }
+    run = load_run(values)
+    assert run.data.tokenizer.path == str(out)
+    prepare_command(run)
+    store = TokenStore.open(tmp_path / "data")
+    ours = open_tokenizer(Path(store.tokenizer_dir))
+    assert ids(ours) == ids(theirs) and ours.eos == theirs.eos
+    refuse_stale(run)
+    refuse_tokenizer(open_place(out), store)

@@ -1,15 +1,13 @@
 """What lies at a path is decided once, whichever verb asks."""
 
 import json
-from dataclasses import replace
 
 import jax
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.config.check import check_run
 from lmwright.config.load import dump_toml
-from lmwright.config.run import Data, Run, Source, Train
+from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import init_weights
 from lmwright.errors import UserError
 from lmwright.formats.adapter_verbs import merge_command
@@ -156,12 +154,3 @@ def test_the_registries_name_every_kind():
         for kind in kinds:
             fields = kinds[kind].__dataclass_fields__
             assert fields["kind"].default == kind, f"{section}.kind"
-
-
-def test_a_gguf_to_begin_with_becomes_a_folder_with_its_tokenizer(places):
-    """Data is prepared with a tokenizer in a folder."""
-    run = load_run(places / "run/run.toml")
-    data = replace(run.data, sources=(Source(path="a.jsonl"),))
-    run = replace(run, data=data, train=replace(run.train, init_from="x.gguf"))
-    with pytest.raises(UserError, match=r"with `lmwright import x.gguf FOLDER`, and name that"):
-        check_run(run)

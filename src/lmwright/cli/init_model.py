@@ -32,13 +32,13 @@ def begins_texts(model: str) -> bool:
     place = open_place(model)
     if place.kind == RUN:
         return place.run.data.tokenize.prepend == "bos"
-    if place.tokenizer_dir is None:
+    if place.tokenizer_path is None:
         return False
-    tokenizer = open_tokenizer(place.tokenizer_dir)
+    tokenizer = open_tokenizer(place.tokenizer_path)
     return ids_around(tokenizer)[0] == (tokenizer.bos_id,)
 
 
 def without_template(model: str) -> bool:
     """True for a model whose tokenizer has no chat template."""
-    folder = open_place(model).tokenizer_dir
-    return folder is not None and not open_tokenizer(folder).chat_template
+    path = open_place(model).tokenizer_path
+    return path is not None and not open_tokenizer(path).chat_template

@@ -258,12 +258,6 @@ def _check_tokenizer(run: Run) -> None:
                 f"data.tokenizer: would be trained here, but the weights of train.init_from = "
                 f"{origin!r} know only their own; remove [data.tokenizer], or set its path"
             )
-        if origin.endswith(".gguf"):
-            raise UserError(
-                f"data.tokenizer.path: missing; train.init_from = {origin!r} has no tokenizer "
-                f"beside it; make a folder of both with `lmwright import {origin} FOLDER`, and "
-                "name that"
-            )
         raise UserError(
             "data.tokenizer.path: missing; set the path of the tokenizer that the weights of "
             f"train.init_from = {origin!r} were trained with, or remove [data.tokenizer] if it "

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lmwright.errors import UserError, install
+from lmwright.data.tokens.gguf_header import gguf_package
+from lmwright.errors import UserError
 from lmwright.formats import gguf_hybrid
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
@@ -362,15 +363,6 @@ class NameMap:
         if there is None:
             raise UserError(f"{name}: has no place in this GGUF architecture")
         return there, None if expert is None else int(expert[1])
-
-
-def gguf_package() -> Any:
-    """The gguf module. Raises UserError, naming the extra, where it is not installed."""
-    try:
-        import gguf
-    except ImportError:
-        raise UserError(f"GGUF files need the gguf package; {install('gguf')}") from None
-    return gguf
 
 
 def pairs(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:

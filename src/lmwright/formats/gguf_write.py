@@ -19,6 +19,8 @@ import xxhash
 import lmwright
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
+from lmwright.data.tokens.gguf_header import gguf_package
+from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.errors import UserError
 from lmwright.formats import gguf_hybrid
 from lmwright.formats.card import Facts
@@ -27,14 +29,12 @@ from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_names import (
     SHIFT,
     NameMap,
-    gguf_package,
     metadata_of,
     pairs,
     rotated_heads,
 )
 from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
-from lmwright.formats.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.hf_write import checked_tokenizer

@@ -19,7 +19,6 @@ from lmwright.errors import UserError
 from lmwright.formats.card import Facts
 from lmwright.formats.card_license import license_of
 from lmwright.formats.gguf_read import is_headless, open_gguf
-from lmwright.formats.gguf_tokenizer import tokenizer_of
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_read import open_tensors, read_config
 from lmwright.formats.hf_stream import check_tensors, from_hf
@@ -144,7 +143,7 @@ def _open_folder(place: Origin) -> LoadedModel:
     return LoadedModel(
         model,
         tensors,
-        place.tokenizer_dir,
+        place.tokenizer_path,
         Facts(
             name=path.absolute().name,
             origin="Imported from a Hugging Face folder.",
@@ -166,11 +165,11 @@ def _open_gguf(place: Origin) -> LoadedModel:
             "Face folder instead"
         )
     check_tensors(slots(model), tensors, str(path))
-    tokenizer_dir, temporary = place.tokenizer_dir, None  # a folder beside the file goes first
-    if tokenizer_dir is None and (tokenizer := tokenizer_of(file.meta, str(path))) is not None:
+    tokenizer_dir, temporary = place.tokenizer_path, None  # a folder beside the file goes first
+    if tokenizer_dir == path:
         temporary = temporary_folder()
         tokenizer_dir = Path(temporary.name)
-        save_tokenizer(tokenizer, tokenizer_dir)
+        save_tokenizer(open_tokenizer(path), tokenizer_dir)
     ends = (file.meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return LoadedModel(
         model,

@@ -24,6 +24,7 @@ from lmwright.config.fields import to_plain
 from lmwright.config.load import RunFiles
 from lmwright.config.run import Run
 from lmwright.config.section import with_overrides
+from lmwright.data.tokens.gguf_tokenizer import holds_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.hub import fetch, fetch_kaggle
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
@@ -73,7 +74,6 @@ class Origin:
     def model(self) -> Any:
         """The model, from its header alone. Raises UserError for an adapter, or for a model that
         lmwright does not compute."""
-        from lmwright.formats.gguf_read import open_gguf
         from lmwright.formats.hf_read import model_from_config, read_config
 
         if self.kind == RUN:
@@ -81,13 +81,20 @@ class Origin:
         if self.kind == MAXTEXT:
             return self.given
         if self.kind == GGUF:
-            return open_gguf(self.path)[1]
+            return self._gguf[1]
         if self.kind == HF:
             return model_from_config(read_config(self.path), str(self.path / "config.json"))
         raise UserError(
             f"{self.path}: is an adapter, which has no model of its own; merge it into its base "
             f"with lmwright adapters merge"
         )
+
+    @cached_property
+    def _gguf(self) -> tuple[Any, ...]:
+        """The file of a GGUF file, its model and its tensors."""
+        from lmwright.formats.gguf_read import open_gguf
+
+        return open_gguf(self.path)
 
     @property
     def spec(self) -> Any:
@@ -98,14 +105,17 @@ class Origin:
         return objective.exported(model, objective.spec(model))[1]
 
     @cached_property
-    def tokenizer_dir(self) -> Path | None:
-        """The folder of the tokenizer that lies beside the weights, if one does."""
+    def tokenizer_path(self) -> Path | None:
+        """The folder of the tokenizer that lies beside the weights, or else the GGUF file that
+        holds it; None where there is none."""
         folder = self.path
         if self.kind == RUN:
             folder = self.path / "tokenizer"
         elif self.kind == GGUF:
             folder = self.path.parent
-        return folder if has_tokenizer(folder) else None
+        if has_tokenizer(folder):
+            return folder
+        return self.path if self.kind == GGUF and holds_tokenizer(self._gguf[0].meta) else None
 
 
 def open_place(name: str | Path, *, header: bool = False) -> Origin:
@@ -263,7 +273,7 @@ def init_fields(
             place = open_place(path)
             if place.kind == HF:  # before what is wrong with a config.json that nobody needs
                 refuse_pickles(place.path)
-            model, tokenizer = place.model, place.tokenizer_dir
+            model, tokenizer = place.model, place.tokenizer_path
             if kind is not None:
                 model = converted(model, kind)
         except UserError as error:

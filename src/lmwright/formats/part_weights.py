@@ -19,9 +19,9 @@ from jax.sharding import NamedSharding
 from lmwright.config.errors import nearest
 from lmwright.core.param import Param, Tree, init_weights, nest, walk
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.tokens.bpe import byte_letters
 from lmwright.data.tokens.token_bytes import BYTE, SPACE, is_byte_level
 from lmwright.data.tokens.tokenizer import TextTokenizer, load_tokenizer
-from lmwright.data.tokens.tokenizer_formats import byte_letters
 from lmwright.errors import UserError
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import Origin
@@ -111,12 +111,12 @@ def _refuse_shape(path: str, ours: Param, theirs: Param, by_token: bool, where: 
 def _rows(plan: Plan, origin: Origin, store: TokenStore) -> np.ndarray | None:
     """The other model's id for the token of each id of the run's vocabulary, -1 where it has none;
     None where both have the same tokenizer and as many rows."""
-    if origin.tokenizer_dir is None:
+    if origin.tokenizer_path is None:
         raise UserError(
             f"rows of the vocabulary are matched by token, and {origin.path} has no "
             "tokenizer; copy its tokenizer.json there"
         )
-    theirs, ours = open_tokenizer(origin.tokenizer_dir), load_tokenizer(store.tokenizer_dir)
+    theirs, ours = open_tokenizer(origin.tokenizer_path), load_tokenizer(store.tokenizer_dir)
     same_size = origin.model.vocab_size == plan.run.model.vocab_size
     if theirs.fingerprint == ours.fingerprint and same_size:
         return None

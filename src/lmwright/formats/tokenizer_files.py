@@ -25,7 +25,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def open_tokenizer(folder: Path) -> TextTokenizer:
-    """The tokenizer of a model folder, older layouts included."""
+    """The tokenizer of a model folder, older layouts included, or of a GGUF file."""
     if (folder / "tokenizer.json").exists():
         return with_added(load_tokenizer(folder), folder)
     from lmwright.data.tokens.tokenizer_formats import import_tokenizer

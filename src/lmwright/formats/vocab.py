@@ -20,8 +20,9 @@ import tokenizers
 from lmwright.core.contract import HfModel
 from lmwright.core.param import count_params
 from lmwright.data.json_text import write_json
+from lmwright.data.tokens.bpe import merges_of
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json
-from lmwright.data.tokens.tokenizer_formats import import_tokenizer, merges_of
+from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.encoding import stored_dtype
 from lmwright.formats.hf_layout import slots

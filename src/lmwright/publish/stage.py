@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.data.json_text import parse_json, write_json
+from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE, read_note
 from lmwright.formats.adapter_verbs import export_adapter_command
 from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
-from lmwright.formats.gguf_names import gguf_package
 from lmwright.formats.load import load_model, write_run_tokenizer
 from lmwright.formats.open import ADAPTER, GGUF, HF, RUN, Origin, gguf_folder, open_place
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG

@@ -215,9 +215,9 @@ def starting_note(run_dir: Path) -> str:
 def refuse_tokenizer(origin: Origin, store: TokenStore) -> None:
     """UserError unless every token of the origin's tokenizer has the same id in the store's;
     the store's may have more."""
-    if origin.tokenizer_dir is None:
+    if origin.tokenizer_path is None:
         return
-    theirs = open_tokenizer(origin.tokenizer_dir)
+    theirs = open_tokenizer(origin.tokenizer_path)
     if theirs.fingerprint == store.tokenizer_fingerprint:
         return
     ours = load_tokenizer(store.tokenizer_dir)
@@ -225,7 +225,7 @@ def refuse_tokenizer(origin: Origin, store: TokenStore) -> None:
         return
     raise UserError(
         f"{origin.path} uses another tokenizer than the data in {store.place.name('tokenizer')}; "
-        f"set data.tokenizer.path = {str(origin.tokenizer_dir)!r} and prepare again"
+        f"set data.tokenizer.path = {str(origin.tokenizer_path)!r} and prepare again"
     )
 
 

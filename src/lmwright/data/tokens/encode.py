@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from lmwright.data.tokens.bpe import GPT2_SPLIT, byte_letters, merges_of
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import TextTokenizer
-from lmwright.data.tokens.tokenizer_formats import GPT2_SPLIT, byte_letters, merges_of
 from lmwright.errors import UserError
 
 # Digits are cut out one by one first, then GPT-2's split: spaces before a digit stay together.

@@ -8,15 +8,15 @@ the sentencepiece library itself on a probe text.
 import base64
 import binascii
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmwright.data.tokens.added import with_added
+from lmwright.data.tokens.bpe import GPT2_SPLIT, O200K_SPLIT, QWEN_SPLIT, byte_vocab
 from lmwright.data.tokens.hub_tokenizer import local_tokenizer
 from lmwright.data.tokens.probe import BLANKS, PROBE
 from lmwright.data.tokens.tokenizer import (
@@ -40,26 +40,7 @@ from lmwright.storage.mirror import refuse_url
 
 ACCEPTED = (
     "tokenizer.json, a folder with it, a folder with vocab.json and merges.txt, "
-    "a sentencepiece .model or a .tiktoken file"
-)
-GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-QWEN_SPLIT = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-# Qwen3.5 leaves marks with the letters that they belong to
-QWEN35_SPLIT = QWEN_SPLIT.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(
-    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
-)
-O200K_SPLIT = "|".join(
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
+    "a sentencepiece .model, a .tiktoken or a .gguf file"
 )
 
 
@@ -132,6 +113,10 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
         return with_added(_import_folder(path), path)
     if not path.is_file():
         raise UserError(f"tokenizer.path: {path} does not exist; give {ACCEPTED}")
+    if path.suffix == ".gguf":
+        from lmwright.data.tokens.gguf_tokenizer import read_tokenizer
+
+        return read_tokenizer(path)
     if path.suffix == ".tiktoken" or path.name.endswith(".tiktoken"):
         return import_tiktoken(path)
     if path.suffix == ".model":
@@ -257,32 +242,6 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def byte_vocab(ranks: dict[bytes, int]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Byte-level BPE vocabulary and merges from ranks.
-
-    Every cut of a token into two tokens becomes a merge, ordered by the token's rank. Only one
-    of them can ever be reached, since what happens inside a token depends on its bytes alone.
-    """
-    letter = byte_letters()
-    text = {token: "".join(letter[b] for b in token) for token in ranks}
-    merges = []
-    for token, rank in ranks.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ranks and right in ranks:
-                merges.append((rank, ranks[left], ranks[right], text[left], text[right]))
-    merges.sort()
-    return {text[t]: r for t, r in ranks.items()}, [m[3:] for m in merges]
-
-
-def byte_letters() -> list[str]:
-    """Printable character that stands for each byte in byte-level vocabularies."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    letters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
-    return [letters[b] for b in range(256)]
-
-
 def _add_at(backend: tokenizers.Tokenizer, special: dict[str, int], path: Path) -> None:
     """Adds special tokens under exactly these ids; gaps are filled with unused tokens."""
     by_id = {i: token for token, i in special.items()}
@@ -292,11 +251,6 @@ def _add_at(backend: tokenizers.Tokenizer, special: dict[str, int], path: Path) 
     for i, token in by_id.items():
         if backend.token_to_id(token) != i:
             raise UserError(f"{path}: special token {token!r} cannot have the id {i}")
-
-
-def merges_of(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Merges of a BPE model in a tokenizer.json, which has them as "a b" or as ["a", "b"]."""
-    return [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in model["merges"]]
 
 
 def import_sentencepiece(path: Path) -> TextTokenizer:

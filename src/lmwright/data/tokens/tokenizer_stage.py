@@ -18,6 +18,7 @@ from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import plain_text
+from lmwright.data.tokens.gguf_tokenizer import hash_of
 from lmwright.data.tokens.hub_tokenizer import fetched_tokenizer, local_tokenizer
 from lmwright.data.tokens.normalized import read_rows
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
@@ -127,6 +128,8 @@ def hashes(path: Path) -> dict[str, str]:
     beside = path if path.is_dir() else path.parent
     if not path.exists():
         raise UserError(f"data.tokenizer.path: {path} does not exist")
+    if path.suffix == ".gguf":
+        return {path.name: hash_of(path)}
     paths = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
     if path.is_file():
         sidecars = {path.name, f"{path.name}.json", "tokenizer_config.json", "merges.txt"}

@@ -14,9 +14,9 @@ import json
 import unicodedata
 from collections.abc import Callable
 
+from lmwright.data.tokens.bpe import byte_letters
 from lmwright.data.tokens.token_bytes import BYTE, SPACE
 from lmwright.data.tokens.tokenizer import TextTokenizer
-from lmwright.data.tokens.tokenizer_formats import byte_letters
 
 ANY, LETTER, DIGIT, SIGN, BLANK, EDGE, JOINT, SAME = range(8)
 """The character at an end of a token: ANY where that does not matter, EDGE beside special tokens,

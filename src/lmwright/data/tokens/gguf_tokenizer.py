@@ -9,20 +9,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from lmwright.data.manifest import hash_pieces
+from lmwright.data.tokens.bpe import O200K_SPLIT, QWEN35_SPLIT, QWEN_SPLIT, merges_of
+from lmwright.data.tokens.gguf_header import GgufHeader
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.sentencepiece_model import SPACE, convert
 from lmwright.data.tokens.tokenizer import SPLIT, TextTokenizer, begin_with, split_bytes
-from lmwright.data.tokens.tokenizer_formats import (
-    O200K_SPLIT,
-    QWEN35_SPLIT,
-    QWEN_SPLIT,
-    merges_of,
-)
 from lmwright.errors import UserError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -73,11 +71,15 @@ PRES = (
 )
 
 
+def holds_tokenizer(meta: Mapping[str, Any]) -> bool:
+    """True if a file's metadata hold a tokenizer, of whichever kind."""
+    return meta.get(MODEL) not in (None, "none", "no_vocab") and "tokenizer.ggml.tokens" in meta
+
+
 def tokenizer_of(meta: Mapping[str, Any], where: str) -> TextTokenizer | None:
     """The tokenizer in a file's metadata; None where there is none. Raises UserError for a kind
     that cannot be rebuilt."""
-    kind = meta.get(MODEL)
-    if kind in (None, "none", "no_vocab") or "tokenizer.ggml.tokens" not in meta:
+    if not holds_tokenizer(meta):
         return None
     tokens = list(meta["tokenizer.ggml.tokens"])
     types = list(meta.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens))
@@ -87,6 +89,7 @@ def tokenizer_of(meta: Mapping[str, Any], where: str) -> TextTokenizer | None:
         raise UserError(f"{where}: its tokenizer has two tokens of one name; download it again")
     ids = {role: meta.get(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
     roles = {role: tokens[i] for role, i in ids.items() if i is not None and i < len(tokens)}
+    kind = str(meta[MODEL])
     make = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
     if make is None:
         raise UserError(
@@ -97,6 +100,22 @@ def tokenizer_of(meta: Mapping[str, Any], where: str) -> TextTokenizer | None:
     if PHI3.search(str(meta.get(NAME, ""))) and PHI3_TOKENS <= set(tokens):
         made = _stripping(made)
     return replace(made, **roles, chat_template=meta.get("tokenizer.chat_template"))
+
+
+def read_tokenizer(path: Path) -> TextTokenizer:
+    """The tokenizer in a GGUF file. Raises UserError where there is none, or one of a kind that
+    cannot be rebuilt."""
+    found = tokenizer_of(GgufHeader(path).meta, str(path))
+    if found is None:
+        raise UserError(f"{path}: holds no tokenizer; give the model's tokenizer.json")
+    return found
+
+
+def hash_of(path: Path) -> str:
+    """Hash of what a GGUF file says about its tokenizer; the weights are not read."""
+    meta = GgufHeader(path).meta
+    said = {k: v for k, v in sorted(meta.items()) if k.startswith("tokenizer.") or k == NAME}
+    return hash_pieces([json.dumps(said, default=str).encode()])
 
 
 def _stripping(tokenizer: TextTokenizer) -> TextTokenizer:
