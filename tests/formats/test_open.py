@@ -1,6 +1,9 @@
 """What lies at a path is decided once, whichever verb asks."""
 
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -154,3 +157,23 @@ def test_the_registries_name_every_kind():
         for kind in kinds:
             fields = kinds[kind].__dataclass_fields__
             assert fields["kind"].default == kind, f"{section}.kind"
+
+
+def test_places_of_a_run_directory_are_found_from_any_folder(places, tmp_path, monkeypatch):
+    """They are relative to the folder that its own `dir` is relative to."""
+    project = tmp_path / "project"
+    for folder in ("runs/x", "data", "elsewhere"):
+        (project / folder).mkdir(parents=True)
+    run = load_run(places / "run" / "run.toml")
+    run = replace(run, dir="runs/x", train=replace(run.train, init_from="base"))
+    (project / "runs/x/run.toml").write_text(dump_toml(run))
+    (project / "runs/x/env.json").write_text("{}")
+    (project / "base").symlink_to(places / "hf")
+    for here, there in ((".", "."), ("elsewhere", "../elsewhere/.."), ("..", "project")):
+        monkeypatch.chdir(project / here)
+        for name in (Path(there, "runs/x"), project / "runs/x"):
+            found = load_run(name)
+            assert Path(found.train.init_from).samefile(project / "base")
+            assert Path(found.data.dir).samefile(project / "data")
+    shutil.rmtree(project / "data")  # what is nowhere keeps its name
+    assert load_run(project / "runs/x").data.dir == "data"

@@ -197,7 +197,7 @@ def test_a_whole_model_takes_the_tokenizer_of_its_weights(base, tmp_path):
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
     assert load_run(tmp_path / "run.toml").data.tokenizer.path == f"{base}/run/tokenizer"
     gone = ["train.init_from=gone"]
-    with pytest.raises(UserError, match=r"^train.init_from: gone: is not there; a model from"):
+    with pytest.raises(UserError, match=r"^train.init_from: gone: is not there, seen from .*; a"):
         load_run(tmp_path / "run.toml", gone)
     fresh = load_run(tmp_path / "run.toml", ["train.init_from=none"])
     assert fresh.train.init_from is None and fresh.data.tokenizer.path is None

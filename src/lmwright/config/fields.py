@@ -4,7 +4,7 @@ TOML has no null, so a field that is set by default is unset by the word "none".
 dataclasses of the sections that come in kinds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -146,6 +146,24 @@ def without(mark: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without(mark, v) for v in value]
     return value
+
+
+def changed(
+    marks: set[str], change: Callable[[str], str], annotation: Any, values: Any, kinds: Kinds
+) -> Any:
+    """Values with the texts of the fields that have all marks changed."""
+    if isinstance(values, list):
+        return [changed(marks, change, annotation, v, kinds) for v in values]
+    cls = class_for(annotation, values, kinds)
+    if cls is None or not isinstance(values, dict):
+        return values
+    types = field_types(cls)
+    return {
+        key: change(value)
+        if isinstance(value, str) and all(_has(mark, types.get(key)) for mark in marks)
+        else changed(marks, change, types.get(key), value, kinds)
+        for key, value in values.items()
+    }
 
 
 def with_unset(annotation: Any, values: Any, kinds: Kinds = NO_KINDS) -> Any:

@@ -20,11 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 from lmwright.config.check import check_run
 from lmwright.config.check_data import ONLY_TRAINED
 from lmwright.config.errors import LIST_PRESETS, explain, nearest
-from lmwright.config.fields import UNSET, names_in, to_plain, with_unset
+from lmwright.config.fields import UNSET, changed, names_in, to_plain, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
 from lmwright.config.registry import OFFERED, Kinds
-from lmwright.config.run import Run
+from lmwright.config.run import FREE, PLACE, Run
 from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
@@ -105,6 +105,7 @@ class RunFiles:
         path, values, lines = _read(source)
         values = {key: value for key, value in values.items() if key not in left_out}
         moved = _find_moved(path, values.get("dir"))
+        values = self._found_again(path, values)
         if _is_kept(path) and isinstance(values.get("seed"), int):
             values["seed"] %= 2**32  # earlier versions took larger ones, for the same run
         if "sweep" in values:
@@ -139,6 +140,20 @@ class RunFiles:
         run = self._validated(merged)
         check_run(run)
         return run, _provenance(run, path, merged.origin), notes
+
+    def _found_again(self, path: Path, values: Layer) -> Layer:
+        """Values of a run directory's run file, with the relative places that are not below this
+        folder seen from the one in which the run was made."""
+        made_in = _made_in(path, values.get("dir"))
+        if made_in is None:
+            return values
+
+        def find(place: str) -> str:
+            there = made_in / place
+            lost = "://" not in place and not os.path.lexists(place) and there.exists()
+            return str(there) if lost else place
+
+        return changed({FREE, PLACE}, find, Run, values, self.kinds)
 
     def _names_layer(self, keys: Keys) -> bool:
         return keys in (("recipe",), ("depth",)) or (
@@ -294,6 +309,18 @@ def _find_moved(path: Path, written: Any) -> str | None:
     folder = path.parent
     here = shown(folder)
     return None if same_folder(here, written) else here
+
+
+def _made_in(path: Path, written: Any) -> Path | None:
+    """Folder to which the paths in a run directory's run file are relative, told by the end that
+    its own path has; None where it is not known."""
+    if not _is_kept(path) or not isinstance(written, str) or "://" in written:
+        return None
+    own, here = Path(os.path.normpath(written)).parts, Path(os.path.abspath(path.parent)).parts
+    if os.path.isabs(written) or here[-len(own) :] != own:
+        return None
+    folder = Path(*here[: -len(own)])
+    return folder if path.is_absolute() else Path(os.path.relpath(folder))
 
 
 def _is_kept(path: Path) -> bool:

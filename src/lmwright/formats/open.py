@@ -212,13 +212,15 @@ def _nothing_at(path: Path) -> UserError:
         what = "is weights alone, without the config.json that says what they mean"
     elif path.exists():
         what = "is not a folder"
+    lost = what == "is not there" and not path.is_absolute()
+    seen = f", seen from {Path.cwd()}" if lost else ""
     elsewhere = "/" not in str(path) or not path.parent.exists()  # else a folder of this machine
     if what == "is not there" and elsewhere and HUB_LIKE.fullmatch(str(path)):
         hub = f"for a model from the hub, write {PREFIX}{path}"
         if "/" not in str(path):
             hub = f"a model from the hub is named with its owner, as in {PREFIX}owner/{path}"
-        return UserError(f"{name}: {what}; {hub}; otherwise give {MODEL_PLACES}")
-    return UserError(f"{name}: {what}; give {MODEL_PLACES}")
+        return UserError(f"{name}: {what}{seen}; {hub}; otherwise give {MODEL_PLACES}")
+    return UserError(f"{name}: {what}{seen}; give {MODEL_PLACES}")
 
 
 def is_run(name: str | Path) -> bool:
