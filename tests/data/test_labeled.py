@@ -16,10 +16,12 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from lmwright.config.check_data import check_data
 from lmwright.config.run import Data, Pack, Source, Tokenize, Tokenizer
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.stale import find_changes
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.labeled import class_of, labeled_text
 from lmwright.data.tokens.around import ids_between
@@ -242,3 +244,24 @@ def test_other_classes_tokenize_again(tmp_path):
     batch = store.batch(0, store.epoch_rows)
     first = (batch["positions"] == 0) & (batch["segment_ids"] > 0)
     assert Counter(batch["loss_weight"][first].tolist()) == {0.0: 20, 1.0: 20, 2.0: 20}
+
+
+def test_rows_without_a_label_are_left_out(tmp_path):
+    """SNLI has the label -1 where people did not agree."""
+    told = [-1, 0, 1, 2, -1, 0]
+    given = [{"text": f"{i} is red", "label": told[i % 6]} for i in range(60)]
+    path = write(tmp_path / "texts.parquet", given)
+    with pytest.raises(UserError, match=r"or name the label in data\.sources\.unlabeled to leave"):
+        prepare(section(tmp_path / "all", path), T, labels=LABELS, workers=1)
+    data = section(tmp_path, path, unlabeled=("-1",))
+    summary = prepare(data, T, labels=LABELS, workers=1)
+    assert summary.input()["texts"]["empty"] == 20 and summary.input()["texts"]["bad"] == 0
+    (train,) = summary.rows()
+    assert train["classes"] == {"red": 20, "green": 10, "blue": 10}
+    other = replace(data, sources=(replace(data.sources[0], unlabeled=()),))
+    (change,) = find_changes(other)
+    assert change == ("data.sources.0.unlabeled", ["-1"], [])
+    (change,) = find_changes(replace(data, sources=(replace(data.sources[0], unlabeled=("x",)),)))
+    wrong = replace(data.sources[0], rows="related")
+    with pytest.raises(UserError, match=r'unlabeled: has no effect on rows = "related"'):
+        check_data(replace(data, sources=(wrong,)), T)

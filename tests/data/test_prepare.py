@@ -155,7 +155,7 @@ def test_summary(tmp_path):
         line = next(line for line in text.splitlines() if f" {record['source']} " in line)
         assert f"{record['tokens']:,}" in line and f"{record['efficiency']:.1%}" in line
     assert "a: 1 bad rows of 24, listed in normalize/quarantine.jsonl" in text
-    assert "a: 1 rows without text" in text and "duplicates left out" in text
+    assert "a: 1 rows without text or label" in text and "duplicates left out" in text
     assert "tokenizer: 280 ids" in text
 
 

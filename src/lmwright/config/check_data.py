@@ -101,6 +101,11 @@ def _check_sources(data: Data) -> None:
 
 
 def _check_rows(source: Source, where: str) -> None:
+    if source.unlabeled and source.rows != "labeled":
+        raise UserError(
+            f'{where}.unlabeled: has no effect on rows = "{source.rows}", only on "labeled" ones; '
+            "remove it"
+        )
     if source.prompts and source.rows != "related":
         raise UserError(
             f'{where}.prompts: has no effect on rows = "{source.rows}", only on "related" ones; '

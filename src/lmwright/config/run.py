@@ -57,10 +57,8 @@ class Source:
         "auto", "txt", "json", "jsonl", "csv", "tsv", "parquet", "tfrecord", "arrayrecord",
     ] = "auto"  # fmt: skip
     """`auto` goes by the file's extension, which `.gz` or `.zst` may follow."""
-    rows: Literal[
-        "text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt", "preference",
-        "rated", "tagged", "answered",
-    ] = "text"  # fmt: skip
+    rows: Literal["text", "labeled", "related", "alpaca", "prompt", "messages", "sharegpt",
+                  "preference", "rated", "tagged", "answered"] = "text"  # fmt: skip
     """Kind of row: text, text with a label or related text, or example (docs/conversations.md)."""
     columns: dict[str, str] = field(default_factory=dict)
     """Columns of examples that have other names, as in `columns.prompt = "question"`."""
@@ -76,6 +74,8 @@ class Source:
     """Columns kept beside the text, as JSON."""
     documents: Literal["file", "line", "paragraph"] = "file"
     """Unit that is one document in a `.txt` file; a paragraph ends at an empty line."""
+    unlabeled: tuple[str, ...] = ()
+    """Labels of rows without one, such as "-1", which are left out."""
     weight: Positive | None = None
     """Share in the mixture relative to the other weighted sources; its own size if unset."""
     min_tokens: PositiveInt | None = None

@@ -24,6 +24,8 @@ MOST_SHOWN = 3
 LONGEST_SHOWN = 60
 ELSEWHERE = ("name", "weight")
 """Settings of a source that are compared as such, or in another stage."""
+UNSAID: dict[str, Any] = {"prompts": {}, "unlabeled": []}
+"""Settings of a source that are recorded where there are any."""
 
 Change = tuple[str, Any, Any]
 """A field, its value when the data was prepared, and its value now."""
@@ -116,7 +118,7 @@ def _normalize_changes(data: Data) -> Iterator[Change]:
         yield "data.sources", sorted(parts), sorted(names)
         return
     for i, name in enumerate(names):
-        then, source = parts[name]["source"], data.sources[i]
+        then, source = {**UNSAID, **parts[name]["source"]}, data.sources[i]
         moved = "://" in source.path or is_bucket(data.dir)  # prepared on another machine, maybe
         fields = set(then) - set(ELSEWHERE) - ({"path"} if moved else set())
         yield from _changes(f"data.sources.{i}", then, fields, source)

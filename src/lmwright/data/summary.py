@@ -182,7 +182,7 @@ def _left_out(summary: Summary) -> Iterator[str]:
     for name, count in summary.input().items():
         for key, what in (
             ("bad", f"bad rows of {count['rows']:,}, listed in normalize/quarantine.jsonl"),
-            ("empty", "rows without text"),
+            ("empty", "rows without text or label"),
             ("duplicates", "duplicates left out"),
         ):
             if count[key]:

@@ -132,9 +132,12 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
     else:
         try:
             made = MADE.get(source.rows, conversation)
-            text = json.dumps(made(row, source), ensure_ascii=False, default=str)
+            found = made(row, source)
+            text = json.dumps(found, ensure_ascii=False, default=str)
         except UnusableError as e:
             return Bad(number, str(e))
+        if source.unlabeled and found["label"] in source.unlabeled:
+            text = ""  # left out, and counted
     id_ = f"{file.name}:{number}"
     if source.id_column is not None:
         name = source.id_column

@@ -135,8 +135,9 @@ def _described(part: Part) -> dict[str, Any]:
     else:  # the lengths say which documents are counted
         limits = ("min_tokens", "max_tokens")
         described["lengths"] = [getattr(part.source, name) for name in limits]
-    if not part.source.prompts:  # as before there were any
-        del described["source"]["prompts"]
+    for name in ("prompts", "unlabeled"):  # as before there were any
+        if not getattr(part.source, name):
+            del described["source"][name]
     return described
 
 

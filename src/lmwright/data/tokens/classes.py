@@ -30,6 +30,8 @@ class Classes:
     """Unit that has a label."""
     called: ClassVar[str] = "label"
     """Name of a label in messages."""
+    left_out: ClassVar[str] = ", or name the label in data.sources.unlabeled to leave such rows out"
+    """The way to do without rows of one label."""
 
     def number(self, label: str, source: str, row: str) -> int:
         """Index of a label among the classes. Raises UserError, naming its row, for one that is
@@ -39,7 +41,7 @@ class Classes:
             raise UserError(
                 f"{visible(source, lines=False)}: {visible(row, lines=False)} has the "
                 f"{self.called} {label[:80]!r}, which is not one of objective.labels = "
-                f"{listed(self.labels)}; add it there, or correct the row or leave it out"
+                f"{listed(self.labels)}; add it there, or correct the row{self.left_out}"
             )
         return number
 

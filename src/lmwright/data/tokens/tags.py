@@ -25,6 +25,7 @@ class Tags(Classes):
 
     unit: ClassVar[str] = "word"
     called: ClassVar[str] = "tag"
+    left_out: ClassVar[str] = " or leave it out"
 
 
 class Words(NamedTuple):
