@@ -59,7 +59,7 @@ def test_decimals_and_scores_are_amounts(column, values, objective, models, here
     ("values", "objective", "labels", "note"),
     [
         ([0, 2], "regress", (), 'if they are classes, write recipe = "finetune-classifier" and'),
-        ([0, 2, 1, -1], "classify", ("0", "1", "2"), "leave rows with the label -1 out, or add"),
+        ([0, 2, 1, -1], "classify", ("0", "1", "2"), 'rows with the label "-1" are left out'),
         ([1, -1], "regress", (), 'with labels = ["-1", "1"]'),
         ([0.5, 2.0], "regress", (), ""),
     ],
@@ -96,3 +96,22 @@ def test_numbers_have_the_names_beside_them(models, here, capsys):
     pq.write_table(described(labeled[:2], label=names), here / "labeled.parquet")
     assert main(["init", "my.toml", "labeled.parquet", *words]) == 0
     assert load_run("my.toml").objective.labels == ("0", "1")
+
+
+def test_the_form_of_snlis_own_files(models, here, capsys):
+    told = ("neutral", "-", "entailment", "contradiction")
+    rows = [
+        {"annotator_labels": [], "gold_label": label, "pairID": label, "sentence1": f"a {label}",
+         "sentence1_parse": "(ROOT)", "sentence2": f"b {label}"}
+        for label in told * 3
+    ]  # fmt: skip
+    words = [write(here / "a.jsonl", *rows), "--model", str(models / "encoder")]
+    assert main(["init", "my.toml", *words]) == 0
+    run, out = load_run("my.toml"), capsys.readouterr().out
+    assert run.objective.labels == ("contradiction", "entailment", "neutral")
+    (source,) = run.data.sources
+    assert source.unlabeled == ("-",) and source.columns["label"] == "gold_label"
+    assert 'rows with the label "-" are left out' in out
+    words = ["data.workers=1", "data.holdout_fraction=0", "data.pack.seq_len=48"]
+    assert main(["prepare", "my.toml", *words]) == 0
+    assert "a: 3 rows without text or label" in capsys.readouterr().out

@@ -79,7 +79,7 @@ class Found:
         """Its part of the run file."""
         yield "[[data.sources]]"
         given = to_plain(self.source, defaults="omit")
-        for name in ("path", "format", "rows", "columns", "text_column"):
+        for name in ("path", "format", "rows", "columns", "unlabeled", "text_column"):
             if name in given:
                 yield f"{name} = {literal(given[name])}"
 
@@ -220,7 +220,9 @@ def _with_labels(source: Source, files: list[File]) -> Found:
         return Found(source, Labels(ENCODERS.get(source.rows, "")))
     column = label_column(source)
     rows = _first(replace(source, meta_columns=(column,)), files, LABEL_ROWS)
-    return Found(source, labels_of(source, rows, class_names(source, files[0], column)))
+    labels = labels_of(source, rows, class_names(source, files[0], column))
+    unlabeled = (labels.unlabeled,) if labels.unlabeled is not None else ()
+    return Found(replace(source, unlabeled=unlabeled), labels)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from lmwright.config.rows import ANSWERED, LABELED, RELATED, ROW_PARTS, TAGGED
 TEXTS = ("text", "sentence", "content", "review", "comment", "tweet")
 LABELS = ("label", "labels", "sentiment")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
+PAIR_LABELS = (*LABELS, "gold_label", "score")
 CHATS = ("messages", "conversations", "conversation")
 ASKED = (
     ("question", "answer"), ("prompt", "response"),
@@ -47,7 +48,7 @@ KINDS: dict[str, list[dict[str, str]]] = {
         *(
             {"text": first, "text_pair": second, "label": label}
             for first, second in PAIRS
-            for label in (*LABELS, "score")
+            for label in PAIR_LABELS
         ),
         *(
             {"text": text, "label": label}

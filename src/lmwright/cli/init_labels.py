@@ -19,8 +19,8 @@ MOST_LABELS = 200
 YES_OR_NO = {"0", "1"}
 AMOUNT = "score"
 """Name of a column whose numbers are amounts, whatever they are."""
-UNKNOWN = "-1"
-"""Label of a row without one, where labels are numbers (as in SNLI)."""
+UNKNOWN, NO_NAME = "-1", "-"
+"""Label of a row without one, where labels are numbers or names (as in SNLI)."""
 MOST_NOTED = 20
 
 
@@ -32,6 +32,8 @@ class Labels:
     names: tuple[str, ...] = ()
     numbered: bool = False
     """True where the rows have the places of the names."""
+    unlabeled: str | None = None
+    """Label of rows without one."""
     note: str = ""
     """Another way in which they may be meant."""
 
@@ -56,17 +58,22 @@ def labels_of(source: Source, rows: Iterable[Row | Bad], names: tuple[str, ...])
     numbers = not named and source.rows == LABELED and all(map(_is_number, there))
     if numbers and not several and not _are_classes(source, set(there), decimals):
         return Labels("finetune-regression", note=_as_classes(source, [*there], decimals))
-    unknown = (named or numbers) and not several and UNKNOWN in there
-    labels = names if named else tuple(name for name in there if name != UNKNOWN or not unknown)
+    unknown = UNKNOWN if named or numbers else NO_NAME
+    if several or source.rows != LABELED or unknown not in there or len(there) < 3:
+        unknown = None
+    labels = names if named else tuple(name for name in there if name != unknown)
     if len(labels) > MOST_LABELS:
         raise UserError(
             f"{source.path}: its first rows have {len(labels)} labels; if they are plain texts, "
             "add --rows text"
         )
     recipe = "finetune-multilabel" if several else "finetune-classifier"
-    note = f'leave rows with the label {UNKNOWN} out, or add "{UNKNOWN}" to objective.labels'
     recipe = "finetune-tagger" if source.rows == TAGGED else recipe
-    return Labels(recipe, labels, named, note if unknown else "")
+    note = (
+        f'rows with the label "{unknown}" are left out as those without one; if it is a class, '
+        "move it from unlabeled to objective.labels"
+    )
+    return Labels(recipe, labels, named, unknown, note if unknown else "")
 
 
 def together(sources: Mapping[str, Labels]) -> list[str]:
