@@ -61,7 +61,7 @@ def test_decimals_and_scores_are_amounts(column, values, objective, models, here
         ([0, 2], "regress", (), 'if they are classes, write recipe = "finetune-classifier" and'),
         ([0, 2, 1, -1], "classify", ("0", "1", "2"), 'rows with the label "-1" are left out'),
         ([1, -1], "regress", (), 'with labels = ["-1", "1"]'),
-        ([0.5, 2.0], "regress", (), ""),
+        ([0.5, 2.0], "regress", (), 'for vectors whose cosines they are, write recipe = "fine'),
     ],
 )
 def test_what_numbers_may_be_instead_is_said(values, objective, labels, note, models, here, capsys):
@@ -71,7 +71,7 @@ def test_what_numbers_may_be_instead_is_said(values, objective, labels, note, mo
     assert main(["init", "my.toml", *words]) == 0
     run, out = load_run("my.toml"), capsys.readouterr().out
     assert run.objective.kind == objective and getattr(run.objective, "labels", ()) == labels
-    assert note in out and ("note: " in out) == bool(note)
+    assert note in out and "note: " in out
 
 
 def test_numbers_have_the_names_beside_them(models, here, capsys):
@@ -115,3 +115,13 @@ def test_the_form_of_snlis_own_files(models, here, capsys):
     words = ["data.workers=1", "data.holdout_fraction=0", "data.pack.seq_len=48"]
     assert main(["prepare", "my.toml", *words]) == 0
     assert "a: 3 rows without text or label" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", [("text", "text_pair"), ("text1", "text2")])
+def test_pairs_with_a_score(names, models, here):
+    rows = [dict(zip(names, (f"a {n}", f"b {n}"), strict=True), score=n / 7) for n in range(9)]
+    pq.write_table(pa.Table.from_pylist(rows), here / "a.parquet")
+    assert main(["init", "my.toml", "a.parquet", "--model", str(models / "encoder")]) == 0
+    run = load_run("my.toml")
+    assert run.objective.kind == "regress" and run.data.sources[0].columns["label"] == "score"
+    assert main(["config", "show", "my.toml", "recipe=finetune-similarity"]) == 0

@@ -10,7 +10,8 @@ from lmwright.config.rows import ANSWERED, LABELED, RELATED, ROW_PARTS, TAGGED
 
 TEXTS = ("text", "sentence", "content", "review", "comment", "tweet")
 LABELS = ("label", "labels", "sentiment")
-PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
+PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
+         ("text", "text_pair"), ("text1", "text2"))  # fmt: skip
 PAIR_LABELS = (*LABELS, "gold_label", "score")
 CHATS = ("messages", "conversations", "conversation")
 ASKED = (

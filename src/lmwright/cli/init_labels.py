@@ -22,6 +22,10 @@ AMOUNT = "score"
 UNKNOWN, NO_NAME = "-1", "-"
 """Label of a row without one, where labels are numbers or names (as in SNLI)."""
 MOST_NOTED = 20
+AS_VECTORS = (
+    "the numbers are learned by a model that reads both texts of a pair; for vectors whose cosines "
+    'they are, write recipe = "finetune-similarity" (docs/similarity.md)'
+)
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,19 @@ def label_column(source: Source) -> str:
 def labels_of(source: Source, rows: Iterable[Row | Bad], names: tuple[str, ...]) -> Labels:
     """Labels of rows that keep their column of labels as metadata, and whose numbers may have
     `names`. Raises UserError for more labels than classes may be."""
-    several, decimals, there = False, False, dict[str, None]()
+    several, decimals, paired, there = False, False, False, dict[str, None]()
     for row in rows:
         if isinstance(row, Row):
-            told = json.loads(row.text)["tags" if source.rows == TAGGED else "label"]
+            made = json.loads(row.text)
+            told, paired = made["tags" if source.rows == TAGGED else "label"], "text_pair" in made
             several |= source.rows == LABELED and isinstance(told, list)
             decimals |= isinstance(json.loads(row.meta).get(label_column(source)), float)
             there |= dict.fromkeys(told if isinstance(told, list) else [told])
     named = bool(names) and all(label.removeprefix("-").isdecimal() for label in there)
     numbers = not named and source.rows == LABELED and all(map(_is_number, there))
     if numbers and not several and not _are_classes(source, set(there), decimals):
-        return Labels("finetune-regression", note=_as_classes(source, [*there], decimals))
+        note = _as_classes(source, [*there], decimals) or (AS_VECTORS if paired else "")
+        return Labels("finetune-regression", note=note)
     unknown = UNKNOWN if named or numbers else NO_NAME
     if several or source.rows != LABELED or unknown not in there or len(there) < 3:
         unknown = None
