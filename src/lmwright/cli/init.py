@@ -3,7 +3,6 @@
 paths --first rows, read as each kind--> kind of rows --recipe, model--> run file, loaded once
 """
 
-import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cli.init_columns import ways
+from lmwright.cli.init_files import NO_COLUMN, first_rows, is_one_object, opened
 from lmwright.cli.init_labels import Labels, label_column, labels_of, together
 from lmwright.cli.init_model import adapter, begins_texts, without_template
 from lmwright.config.fields import to_plain
@@ -22,18 +22,13 @@ from lmwright.config.text import literal
 from lmwright.data.sources.class_names import class_names
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice
-from lmwright.data.sources.files import ENDINGS, find_files, split_ending
-from lmwright.data.sources.files import PLAIN as PLAIN_ENDINGS
-from lmwright.data.sources.read import read_rows, stream
+from lmwright.data.sources.files import find_files
+from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run
 from lmwright.guard.files import write_whole
 from lmwright.presets import pretraining_of
 
-NO_COLUMN = "\0"
-"""Name that no column has."""
-OTHER_ENDINGS: dict[Any, tuple[str, ...]] = {"jsonl": (".json",), "txt": PLAIN_ENDINGS}
-"""Endings of files that are read where a source names the format."""
 LOOK_ROWS = 20
 LABEL_ROWS = 10_000
 ENCODERS = {
@@ -89,7 +84,18 @@ def look(path: str, rows: Any = None) -> Found:
     used. Raises UserError for a source that cannot be read, or whose rows are of no kind."""
     if not path:
         raise UserError("TEXT: is empty; name a file or a folder")
-    source, files = _opened(path)
+    source, files = opened(path)
+    try:
+        return _kind_of(source, files, rows)
+    except UserError:
+        whole = replace(source, format="json")
+        if source.format != "jsonl" or not is_one_object(whole):
+            raise
+        return _kind_of(whole, find_files(whole), rows)
+
+
+def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
+    path = source.path
     if rows in (None, "text") and all(file.format == "txt" for file in files):
         _refuse_no_text(source, files)
         return Found(source)
@@ -100,7 +106,7 @@ def look(path: str, rows: Any = None) -> Found:
     for given in (*ways(rows, there), plain, *alone):
         tried = replace(source, **given)
         try:
-            first = _first(tried, files, LOOK_ROWS)
+            first = first_rows(tried, files, LOOK_ROWS)
         except UserError as error:
             why = why or f"Read as {tried.rows}: {error}"
             continue
@@ -120,7 +126,7 @@ def look(path: str, rows: Any = None) -> Found:
 def _refuse_no_text(source: Source, files: list[File]) -> None:
     """Raises UserError for plain text of which the first files are mostly not UTF-8, or empty."""
     by_line = replace(source, documents="line")  # so that a large file is not read as a whole
-    first = [(file, _first(by_line, [file], LOOK_ROWS)) for file in files[:LOOK_ROWS]]
+    first = [(file, first_rows(by_line, [file], LOOK_ROWS)) for file in files[:LOOK_ROWS]]
     bad = [
         f"{file.path}:{row.number}: {row.reason}; write it as UTF-8"
         for file, rows in first
@@ -137,7 +143,7 @@ def _refuse_ratings(source: Source, files: list[File], there: Sequence[str]) -> 
     would be learned."""
     labels = tuple(name for name in there if name.casefold() == "label")
     rated = replace(source, meta_columns=labels)
-    first = [row for row in _first(rated, files, LOOK_ROWS) if isinstance(row, Row)]
+    first = [row for row in first_rows(rated, files, LOOK_ROWS) if isinstance(row, Row)]
     if any(isinstance(told, bool) for row in first for told in json.loads(row.meta).values()):
         raise UserError(
             f'{source.path}: its rows of {source.rows} have a label, which is read beside "prompt" '
@@ -151,67 +157,10 @@ def _columns(source: Source, files: list[File]) -> list[str]:
     if source.rows == ANSWERED:
         return [*ROW_PARTS[ANSWERED][0]]
     try:
-        first = _first(replace(source, rows="text", text_column=NO_COLUMN), files, LOOK_ROWS)
+        first = first_rows(replace(source, rows="text", text_column=NO_COLUMN), files, LOOK_ROWS)
     except NoColumnError as error:
         return [*error.there]
     return [*dict.fromkeys(name for row in first if isinstance(row, Bad) for name in row.there)]
-
-
-def _opened(path: str) -> tuple[Source, list[File]]:
-    """The source with its format, where the endings of its files do not tell it, and its files."""
-    source, error = Source(path=path), None
-    try:
-        files = find_files(source)
-    except NoColumnError as other:  # of the hub, whose files have any columns
-        files = find_files(replace(source, text_column=other.there[0]))
-    except UserError as other:
-        files, error = [], other
-    if all(file.format == "txt" for file in files):  # or there are none
-        source, files = _otherwise(source, files, error)
-    if source.format != "jsonl":
-        return source, files
-    begin = next(iter(stream(files[0], 0, None)), b"").removeprefix(b"\xef\xbb\xbf")
-    if begin.lstrip().startswith(b"["):
-        source = replace(source, format="json")
-    elif _is_squad(source, files):
-        source = replace(source, format="json", rows="answered")
-    return source, find_files(source)
-
-
-def _otherwise(
-    source: Source, files: list[File], error: UserError | None
-) -> tuple[Source, list[File]]:
-    """The source with the format of which it has most bytes, be it that of its plain text. Raises
-    the error of its own format where it has files of none."""
-    found = [(sum(file.size or 0 for file in files), source, files)] if files else []
-    for format_, endings in OTHER_ENDINGS.items():
-        given = replace(source, format=format_)
-        if split_ending(source.path)[0] in endings:
-            return given, find_files(given)
-        with contextlib.suppress(UserError):
-            others = find_files(given)
-            there = {file: split_ending(file.path)[0] for file in others}
-            if set(there.values()) <= {*endings, *ENDINGS[format_]}:
-                size = sum(file.size or 0 for file in others if there[file] in endings)
-                found.append((size, given, others))
-    if not found and error is not None:
-        raise error
-    return max(found, key=lambda each: each[0])[1:]
-
-
-def _is_squad(source: Source, files: list[File]) -> bool:
-    """True for a file that is one object of SQuAD's form, in one line or several."""
-    whole = replace(source, format="json", rows="answered")
-    try:
-        first = _first(whole, find_files(whole), 1)
-    except UserError:  # several objects, or another form
-        return False
-    return bool(first) and len(files) == 1
-
-
-def _first(source: Source, files: list[File], count: int) -> list[Row | Bad]:
-    rows = itertools.chain.from_iterable(read_rows(Slice(file), source) for file in files)
-    return list(itertools.islice(rows, count))
 
 
 def _with_labels(source: Source, files: list[File]) -> Found:
@@ -219,7 +168,7 @@ def _with_labels(source: Source, files: list[File]) -> Found:
     if source.rows not in (LABELED, TAGGED):
         return Found(source, Labels(ENCODERS.get(source.rows, "")))
     column = label_column(source)
-    rows = _first(replace(source, meta_columns=(column,)), files, LABEL_ROWS)
+    rows = first_rows(replace(source, meta_columns=(column,)), files, LABEL_ROWS)
     labels = labels_of(source, rows, class_names(source, files[0], column))
     unlabeled = (labels.unlabeled,) if labels.unlabeled is not None else ()
     return Found(replace(source, unlabeled=unlabeled), labels)

@@ -9,9 +9,11 @@ import contextlib
 import csv
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
+from lmwright.config.rows import ANSWERED
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import (
     Bad,
@@ -175,11 +177,23 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
             f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
             "data.sources.format = 'jsonl'"
         ) from None
-    value = rows_of_squad(value, source)
+    squad = source.rows == ANSWERED
+    value = rows_of_squad(value, source) if squad else _only_list(value)
     if not isinstance(value, list):
-        raise UserError(f"{file.path} is not a JSON list; write its rows as a list or as .jsonl")
+        raise UserError(
+            f"{file.path} is neither a JSON list nor an object with one list of objects; write its "
+            "rows as a list or as .jsonl"
+        )
     for number, row in enumerate(value, 1):
         yield _whole_characters(from_mapping(row, number, file, source))
+
+
+def _only_list(value: Any) -> Any:
+    """The list of objects in an object that has one (BBH's `examples`); any other value as it
+    is."""
+    inner = value.values() if isinstance(value, dict) else ()
+    lists = [v for v in inner if isinstance(v, list) and v and all(isinstance(e, dict) for e in v)]
+    return lists[0] if len(lists) == 1 else value
 
 
 def _whole_characters(row: Row | Bad) -> Row | Bad:

@@ -1,0 +1,35 @@
+"""Forms of files for which `lmwright init` writes run files."""
+
+import json
+
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.data.sources.file import Slice
+from lmwright.data.sources.files import find_files
+from lmwright.data.sources.read import read_rows
+from lmwright.formats.open import load_run
+from tests.init_data import make_models
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return make_models(tmp_path)
+
+
+def test_one_object_around_its_rows(here):
+    """BBH's form."""
+    rows = [{"input": f"not {n}?", "target": f"{n}"} for n in range(9)]
+    (here / "a.json").write_text(json.dumps({"canary": "x", "ids": [1], "examples": rows}))
+    words = ["--model", "decoder", "--overwrite"]
+    assert main(["init", "my.toml", "a.json", *words]) == 0
+    (source,) = load_run("my.toml").data.sources
+    assert (source.format, source.rows, source.columns["prompt"]) == ("json", "prompt", "input")
+    assert [r.number for r in read_rows(Slice(find_files(source)[0]), source)] == [*range(1, 10)]
+    (here / "a.json").write_text(json.dumps({"examples": rows, "others": rows}))
+    assert main(["init", "my.toml", "a.json", *words]) == 2
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (here / "a.json").write_text(json.dumps({"messages": chat}))  # a row, as before
+    assert main(["init", "my.toml", "a.json", *words]) == 0
+    assert load_run("my.toml").data.sources[0].rows == "messages"
