@@ -102,6 +102,21 @@ def test_the_name_of_a_model_says_what_its_tokens_strip(phi3, shared_data):
         assert same == strips
 
 
+def test_tokens_that_strip_otherwise_are_refused_where_a_chat_shows_it(phi3):
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>%s{{ m.content }}<|end|>{% endfor %}<|endoftext|>"
+    )
+    chats = [replace(phi3, chat_template=template.replace("%s", between)) for between in ("\n", "")]
+    backend = tokenizers.Tokenizer.from_str(json.dumps(phi3.spec))
+    backend.add_special_tokens([AddedToken("<|system|>", normalized=False)])  # does not strip
+    for chat in chats:
+        metadata_of_tokenizer(chat, phi3.vocab_size, True, "here")
+    some, none = (replace(chat, backend=backend) for chat in chats)
+    metadata_of_tokenizer(none, phi3.vocab_size + 1, True, "here")
+    with pytest.raises(UserError, match="here: special tokens in the chat template strip"):
+        metadata_of_tokenizer(some, phi3.vocab_size + 1, True, "here")
+
+
 def test_a_trained_tokenizer_has_a_name_in_llama_cpp():
     text = ["Once upon a time there were 12 functions; they returned 345 bytes."] * 30
     trained = train_tokenizer(text, Tokenizer(vocab_size=300))

@@ -16,6 +16,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmwright.data.manifest import hash_pieces
+from lmwright.data.text.chat_render import UnusableError
+from lmwright.data.text.chat_template import ChatTemplate
 from lmwright.data.tokens.bpe import O200K_SPLIT, QWEN35_SPLIT, QWEN_SPLIT, merges_of
 from lmwright.data.tokens.gguf_header import GgufHeader
 from lmwright.data.tokens.probe import PROBE
@@ -250,7 +252,26 @@ def metadata_of_tokenizer(
             f"{where}: llama.cpp would cut text otherwise than this tokenizer does; export to a "
             f"Hugging Face folder instead"
         )
+    text = _chat(tokenizer)
+    if back.encode(text, parse_special=True) != tokenizer.encode(text, parse_special=True):
+        raise UserError(
+            f"{where}: special tokens in the chat template strip the spaces beside them, as "
+            "llama.cpp's do for all tokens of Phi-3 alone; export to a Hugging Face folder instead"
+        )
     return meta
+
+
+def _chat(tokenizer: TextTokenizer) -> str:
+    """A conversation by the chat template, where tokens strip what is beside them; empty where
+    none do, or the template writes none."""
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    if not tokenizer.chat_template or not any(t.lstrip or t.rstrip for t in added):
+        return ""
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    try:
+        return ChatTemplate(tokenizer.chat_template, tokenizer).render({"messages": turns * 2})
+    except (UnusableError, UserError):
+        return ""
 
 
 def _name_of_split(tokenizer: TextTokenizer, where: str) -> str:
