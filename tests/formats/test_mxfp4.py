@@ -1,8 +1,6 @@
 """Experts as gpt-oss is released, in four bits: the model that transformers reads from the same
 folder."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -14,47 +12,17 @@ from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.written import refuse_changed
 from tests.in_memory import export_hf
+from tests.released_experts import write_released
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
-CONFIG = {
-    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10, "sliding_window": 7,
-    "num_local_experts": 3, "num_experts_per_tok": 2, "max_position_embeddings": 8192,
-    "pad_token_id": 0,
-}  # fmt: skip
-MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]}
 TOKENS = np.random.default_rng(0).integers(3, 97, (2, 40), dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    """A folder with random codes and scales, as the released ones; biases and sinks are not
-    zero."""
-    folder, dice = tmp_path_factory.mktemp("released"), np.random.default_rng(1)
-    torch.manual_seed(0)
-    config = transformers.GptOssConfig(**CONFIG)
-    theirs = transformers.GptOssForCausalLM._from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if parameter.ndim == 1 or name.endswith("bias"):
-                parameter += 0.3 * torch.randn_like(parameter)
-    theirs.to(torch.bfloat16).save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    tensors = {name: a.float().numpy() for name, a in theirs.state_dict().items()}
-    for layer in range(2):
-        at = f"model.layers.{layer}.mlp.experts."
-        for name, rows, width in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
-            del tensors[f"{at}{name}"]
-            shape = (3, rows, width // 32)
-            tensors[f"{at}{name}_blocks"] = dice.integers(0, 256, (*shape, 16), dtype=np.uint8)
-            tensors[f"{at}{name}_scales"] = dice.integers(121, 127, shape, dtype=np.uint8)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(said | {"quantization_config": MXFP4}))
-    return folder
+    return write_released(tmp_path_factory.mktemp("released"))
 
 
 def test_logits_are_those_of_transformers(released):

@@ -28,7 +28,7 @@ from lmwright.config.registry import Registry
 from lmwright.core.param import Tree
 
 T = TypeVar("T")
-Storage = Literal["fp32", "bf16", "int8", "int4"]
+Storage = Literal["fp32", "bf16", "int8", "int4", "mxfp4"]
 LEAST = 1e-37  # of a squared norm that is divided by: an output may have no weights but zeros
 
 
@@ -56,13 +56,15 @@ class Int4:
 
     `values` int4 [*batch, *inputs, *outputs], two in a byte on devices; `scale` bfloat16 of the
     same rank, with one place for each block of the last input axis. A scale has the sign that
-    puts the largest magnitude at -8, so that all 16 levels serve (as in GGUF's Q4_0).
+    puts the largest magnitude at -8, so that all 16 levels serve (as in GGUF's Q4_0). With `mxfp4`
+    values are the numbers of MXFP4's levels, with their sign, and scales are powers of two.
     """
 
     values: Any
     scale: Any
     inputs: int = field(metadata={"static": True})
     outputs: int = field(metadata={"static": True})
+    mxfp4: bool = field(default=False, metadata={"static": True})
 
 
 ADAPTER_AXIS = "adapters"  # JAX's name of the axis over which several are computed at once
@@ -178,6 +180,12 @@ def in_blocks(w: Array, axis: int, size: int) -> Array:
     return w.reshape(*w.shape[:axis], -1, size, *w.shape[axis + 1 :])
 
 
+def levels_of(numbers: Array) -> Array:
+    """MXFP4's levels, doubled, by their number: 0 1 2 3 4 6 8 12, with its sign."""
+    n = jnp.abs(numbers)
+    return jnp.sign(numbers) * jnp.where(n > 6, 12, jnp.where(n > 4, 2 * n - 4, n))
+
+
 def dequantize(w: Any, dtype: jnp.dtype) -> Array:
     """The array that an array, Int8 or Int4 stands for."""
     match w:
@@ -188,7 +196,8 @@ def dequantize(w: Any, dtype: jnp.dtype) -> Array:
         case Int4():
             axis = w.values.ndim - w.outputs - 1
             size = w.values.shape[axis] // w.scale.shape[axis]
-            blocks = in_blocks(w.values.astype(dtype), axis, size)
+            values = w.values.astype(dtype)
+            blocks = in_blocks(levels_of(values) if w.mxfp4 else values, axis, size)
             scale = jnp.expand_dims(w.scale.astype(dtype), axis + 1)
             return (blocks * scale).reshape(w.values.shape)
         case Ternary() | Rounded() | Float8():

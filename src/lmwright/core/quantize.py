@@ -11,6 +11,7 @@ from lmwright.core.param import Param
 BLOCK = 32  # inputs that share a scale of Int4
 # shares of the largest magnitude in a block that its scale is made for; the best one is taken
 CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8)
+MIDDLES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)  # between MXFP4's levels, doubled
 
 
 def block_size(param: Param) -> int:
@@ -32,7 +33,7 @@ def stored_spec(param: Param, storage: Storage) -> Any:
     last = nb + ni - 1
     blocks = param.shape[last] // block_size(param)
     scale = Param(param.arrow, (*param.shape[:last], blocks, *param.shape[last + 1 :]), fill=1.0)
-    return Int4(param, scale, **sides)
+    return Int4(param, scale, **sides, mxfp4=storage == "mxfp4")
 
 
 def quantize(w: Array, param: Param, storage: Storage) -> Any:
@@ -50,8 +51,22 @@ def quantize(w: Array, param: Param, storage: Storage) -> Any:
         return Int8(values, jnp.squeeze(scale, axes), **sides)
     last = nb + ni - 1
     blocks = in_blocks(w, last, block_size(param))
-    values, scale = _best_clip(blocks, last + 1)
-    return Int4(values.reshape(w.shape), jnp.squeeze(scale, last + 1), **sides)
+    is_mxfp4 = storage == "mxfp4"
+    values, scale = (_mxfp4 if is_mxfp4 else _best_clip)(blocks, last + 1)
+    values, scale = values.reshape(w.shape), jnp.squeeze(scale, last + 1)
+    return Int4(values, scale, **sides, mxfp4=is_mxfp4)
+
+
+def _mxfp4(blocks: Array, axis: int) -> tuple[Array, Array]:
+    """int4 numbers of the nearest levels, and bfloat16 scales of half a level; exact for weights
+    that were MXFP4."""
+    top = jnp.max(jnp.abs(blocks), axis=axis, keepdims=True)
+    exponent = jnp.frexp(top)[1] - 4  # of the specification, which puts the largest at 4 to 8
+    scale = jnp.where(top == 0, 1.0, jnp.ldexp(jnp.float32(1), exponent))
+    size = jnp.abs(blocks) / scale
+    number = sum((size > middle).astype(jnp.int32) for middle in MIDDLES)
+    values = jnp.sign(blocks).astype(jnp.int32) * number
+    return values.astype(jnp.int4), scale.astype(jnp.bfloat16)
 
 
 def _best_clip(blocks: Array, axis: int) -> tuple[Array, Array]:

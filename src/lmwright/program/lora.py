@@ -24,7 +24,7 @@ from lmwright.core.param import Param, Tree, at, init_weights, nest, path_key, w
 from lmwright.core.quantize import quantize, stored_spec
 from lmwright.errors import UserError
 from lmwright.models.counts import part_of
-from lmwright.program.lora_section import Adapter, LowRank
+from lmwright.program.lora_section import SMALL, Adapter, LowRank
 from lmwright.program.targets import by_target, choose, frozen_spec, whole_names
 from lmwright.program.trainee import Trainee, num_steps, spec_of
 
@@ -153,7 +153,7 @@ def refuse_ternary(run: Run, adapter: Adapter) -> None:
     lora = section_of(run)
     if not any(param.ternary for _, param in walk(frozen_spec(run))):
         return
-    if lora.base in ("int8", "int4"):
+    if lora.base in SMALL:
         raise UserError(
             f"lora.base: {lora.base} would round the weights of a {run.model.kind!r} model before "
             'they are made ternary; use "bf16" or "fp32"'
@@ -242,11 +242,13 @@ def storages(run: Run) -> dict[str, Storage]:
 
 def _storages(run: Run) -> list[tuple[str, Param, Storage]]:
     kind = section_of(run).base
-    small: Storage = "bf16" if kind in ("int8", "int4") else kind
+    small: Storage = "bf16" if kind in SMALL else kind
 
     def storage(param: Param) -> Storage:
         if param.balance_rate is not None:  # rounded, it would send tokens to other experts
             return "fp32"
+        if kind == "mxfp4" and "experts" not in param.batch:
+            return small
         return kind if param.is_matrix and part_of(param) in NARROW else small
 
     return [(path, param, storage(param)) for path, param in walk(frozen_spec(run))]

@@ -43,15 +43,19 @@ class Adapter:
     """PEFT folder that it starts from."""
 
 
+SMALL = ("int8", "int4", "mxfp4")
+"""Values of `lora.base` that hold matrices in fewer bits."""
+
+
 @section
 class LowRank:
     """LoRA (https://arxiv.org/abs/2106.09685): the model is frozen, and a trained product of
     low rank is added to every targeted matrix."""
 
     kind: Literal["lora"] = "lora"
-    base: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
-    """Storage of the frozen weights; int8 and int4 (QLoRA) hold the matrices of the layers, the
-    rest is bf16."""
+    base: Literal["fp32", "bf16", "int8", "int4", "mxfp4"] = "bf16"
+    """Storage of the frozen weights; int8 and int4 (QLoRA) hold the matrices of the layers, mxfp4
+    those of experts, exactly as gpt-oss is released; the rest is bf16."""
     targets: tuple[str, ...] = ("all",)
     """`attention`, `mlp`, `experts`, `all` (every matrix of the layers), or names such as
     `q_proj` or `layers.q`."""

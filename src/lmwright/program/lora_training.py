@@ -4,7 +4,7 @@ The base is kept as `lora.base` says and is in no checkpoint, which holds its ha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -32,10 +32,10 @@ from lmwright.program.lora import (
     storages,
     stored,
 )
+from lmwright.program.lora_section import SMALL
 from lmwright.program.targets import frozen_spec
 from lmwright.program.trainee import Held, Training
 
-SMALL = {"int8": jnp.int8, "int4": jnp.int4}
 Parts = Mapping[str, Mapping[str, Array]]
 
 
@@ -87,6 +87,11 @@ class LoraTraining(Training[ResolvedAdapter]):
     def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
         """Raises UserError for what matrices of experts, and several adapters, cannot do yet."""
         experts = any("experts" in param.axes for _, param in walk(self._spec))
+        if section_of(self.run).base == "mxfp4" and not experts:
+            raise UserError(
+                "lora.base: mxfp4 holds the matrices of experts, and this model has none; use "
+                '"int4"'
+            )
         if experts and len(active) > 1:
             raise UserError(
                 "lora.adapters: several at once need a model without experts; train one at a time"
@@ -101,7 +106,7 @@ class LoraTraining(Training[ResolvedAdapter]):
             raise UserError(
                 "lora.targets: experts take adapters on one device only; leave them out"
             )
-        if experts and section_of(self.run).base in ("int8", "int4"):
+        if experts and section_of(self.run).base in SMALL:
             raise UserError(
                 f'lora.base: {section_of(self.run).base} with experts is for one device; use "bf16"'
             )
@@ -171,8 +176,8 @@ def _stored_shape(leaf: Any, storage: str) -> Any:
     if storage in ("fp32", "bf16"):
         return _struct(leaf, jnp.float32 if storage == "fp32" else jnp.bfloat16)
     scale = jnp.float32 if storage == "int8" else jnp.bfloat16
-    sides = {"inputs": leaf.inputs, "outputs": leaf.outputs}
-    return type(leaf)(_struct(leaf.values, SMALL[storage]), _struct(leaf.scale, scale), **sides)
+    values = _struct(leaf.values, jnp.int8 if storage == "int8" else jnp.int4)
+    return replace(leaf, values=values, scale=_struct(leaf.scale, scale))
 
 
 def _bytes(dtype: Any) -> float:

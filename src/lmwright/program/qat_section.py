@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from lmwright.config.run import PositiveInt, Run, section
 from lmwright.errors import UserError
+from lmwright.program.lora_section import SMALL
 
 
 @section
@@ -62,7 +63,7 @@ class Qat:
         if (lora := run.lora) is None:
             return
         dropout = any(map(lora.dropout_of, lora.listed))
-        if lora.variant != "lora" or dropout or lora.base in ("int8", "int4"):
+        if lora.variant != "lora" or dropout or lora.base in SMALL:
             raise UserError(
                 'lora: with [qat] the adapter is inside the rounding: use variant = "lora", base = '
                 '"bf16" or "fp32" and no dropout'
