@@ -23,14 +23,20 @@ def problem(seed=0):
 
 def by_token(x, experts, shares, real, w, kept=None):
     """Token by token: nothing sorted, nothing batched."""
-    y = jnp.zeros_like(x)
-    for b, t in zip(*np.nonzero(real), strict=True):
-        for j in range(experts.shape[-1]):
-            if kept is None or kept[b, t, j]:
-                e = experts[b, t, j]
-                h = activate("swiglu", x[b, t] @ w["gate"][e]) * (x[b, t] @ w["up"][e])
-                y = y.at[b, t].add(shares[b, t, j] * (h @ w["down"][e]))
-    return y
+    counted = np.broadcast_to(real[..., None], experts.shape) if kept is None else kept
+    w = {name: jnp.asarray(a) for name, a in w.items()}
+
+    def one(token):
+        x, experts, shares, counted = token
+        y = jnp.zeros_like(x)
+        for j in range(K):
+            e = experts[j]
+            h = activate("swiglu", x @ w["gate"][e]) * (x @ w["up"][e])
+            y += jnp.where(counted[j], shares[j] * (h @ w["down"][e]), 0.0)
+        return y
+
+    tokens = (a.reshape(-1, *a.shape[2:]) for a in map(jnp.asarray, (x, experts, shares, counted)))
+    return jax.lax.map(one, tuple(tokens)).reshape(x.shape)
 
 
 def places(experts, real, count):
