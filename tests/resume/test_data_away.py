@@ -32,17 +32,27 @@ class Server(RangeHandler):
         super().do_GET()
 
 
-@pytest.fixture
-def remote(small_run, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def served(small_run):
     """A run that reads its rows, and no copies of them, from a server."""
-    monkeypatch.setattr(patience, "WAITS_S", (0.01, 0.01, 0.01))
     handler = functools.partial(Server, directory=small_run.data.dir)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        run = in_dir(small_run, tmp_path / "run")
-        yield replace(run, data=replace(run.data, dir=url, cache_gib=0.0))
+        yield replace(small_run, data=replace(small_run.data, dir=url, cache_gib=0.0))
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def count(served, tmp_path_factory):
+    """How often a run asks, of which a server misses nothing."""
+    return asked_when_trained(in_dir(served, tmp_path_factory.mktemp("before") / "run"))
+
+
+@pytest.fixture
+def remote(served, count, tmp_path, monkeypatch):
+    monkeypatch.setattr(patience, "WAITS_S", (0.01, 0.01, 0.01))
+    return in_dir(served, tmp_path / "run")
 
 
 def asked_when_trained(run, away=(LAST, LAST)):
@@ -51,15 +61,13 @@ def asked_when_trained(run, away=(LAST, LAST)):
     return Server.asked
 
 
-def test_a_run_waits_for_a_server_that_comes_back(remote, trained_run, tmp_path, capfd):
-    count = asked_when_trained(in_dir(remote, tmp_path / "before"))
+def test_a_run_waits_for_a_server_that_comes_back(remote, count, trained_run, capfd):
     asked_when_trained(remote, away=(count // 2, count // 2 + 3))
     assert losses(remote) == losses(trained_run)
     assert "503, message='Service Unavailable'" in capfd.readouterr().err
 
 
-def test_a_server_that_stays_away_is_told(remote, tmp_path):
-    count = asked_when_trained(in_dir(remote, tmp_path / "before"))
+def test_a_server_that_stays_away_is_told(remote, count):
     with pytest.raises(StorageError, match=r"http://.*: cannot be read: 503.*the network"):
         asked_when_trained(remote, away=(count // 2, LAST))
 
