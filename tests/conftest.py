@@ -14,6 +14,7 @@ import pytest
 
 from tests.quick_compile import FLAGS
 from tests.shared_context import share_context
+from tests.shared_states import share_states
 from tests.shared_steps import share_steps
 
 # Tracing makes and drops many small objects beside the million of what is imported, which at
@@ -103,7 +104,9 @@ def compiled_programs_do_not_pile_up():
 
 @pytest.fixture(autouse=True)
 def each_step_compiled_once():
-    """Runs of this process share the train steps that are the same, and programs a context."""
+    """Runs of this process share the programs of first states and steps that are the same, and
+    programs a context."""
+    share_states()
     share_steps()
     share_context()
 

@@ -26,10 +26,7 @@ def remembering(make_step):
 
     @wraps(make_step)
     def shared(plan, active=None):
-        train = replace(plan.run.train, init_from=None, max_skipped_steps=20)
-        run = replace(plan.run, **APART, data=None, train=train)
-        names = [one.name for one in active or plan.training.trainees]
-        key = repr((run, plan.compute, plan.seq_len, plan.mesh.shape, plan.devices, names))
+        key = program_of(plan, active)
         if key not in steps:
             if len(steps) == KEPT:
                 del steps[next(iter(steps))]
@@ -38,3 +35,11 @@ def remembering(make_step):
 
     shared.steps = steps
     return shared
+
+
+def program_of(plan, active=None):
+    """A text that is the same for plans of the same programs."""
+    train = replace(plan.run.train, init_from=None, max_skipped_steps=20)
+    run = replace(plan.run, **APART, data=None, train=train)
+    names = [one.name for one in active or plan.training.trainees]
+    return repr((run, plan.compute, plan.seq_len, plan.mesh.shape, plan.devices, names))
