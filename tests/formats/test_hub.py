@@ -77,18 +77,25 @@ def ask(hub, tmp_path, *names, script=SCRIPT, **more):
     return done.stdout.splitlines(), done.stderr
 
 
-def test_a_gated_model_with_a_token(tmp_path):
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory):
+    """(folder of what was fetched, the hub, which is gone, what was printed); it takes a token."""
+    folder = tmp_path_factory.mktemp("fetched")
+    with FakeHub("acme/tiny", files()[0], "models", token=TOKEN) as hub:
+        names = ("hf://acme/tiny", "hf://acme/tiny@main")
+        return folder, hub, ask(hub, folder, *names, HF_TOKEN=TOKEN)
+
+
+def test_a_gated_model_with_a_token(fetched, tmp_path):
     """Only what is needed is fetched, the commit is pinned, and the token is in no output."""
+    _, hub, (said, noise) = fetched
     held, total = files()
+    assert said == [f"Imported from hf://acme/tiny@{SHA}. 12 {total:.2f}"] * 2
+    names = {path.rpartition("/")[2] for path in hub.asked if path.startswith("GET /acme")}
+    assert names >= {"a.safetensors", "b.safetensors", "config.json", "LICENSE.txt"}
+    assert not any(".bin" in p or ".py" in p or "consolidated" in p for p in hub.asked)
+    assert not any("onnx" in p or "original" in p for p in hub.asked)
     with FakeHub("acme/tiny", held, "models", token=TOKEN) as hub:
-        said, noise = ask(hub, tmp_path, "hf://acme/tiny", "hf://acme/tiny@main", HF_TOKEN=TOKEN)
-        assert said == [f"Imported from hf://acme/tiny@{SHA}. 12 {total:.2f}"] * 2
-        fetched = {path.rpartition("/")[2] for path in hub.asked if path.startswith("GET /acme")}
-        assert fetched >= {"a.safetensors", "b.safetensors", "config.json", "LICENSE.txt"}
-        assert not any(".bin" in p or ".py" in p or "consolidated" in p for p in hub.asked)
-        assert not any("onnx" in p or "original" in p for p in hub.asked)
-        hub.asked.clear()
-        hub.given.clear()
         names = ("hf://acme/tiny", "hf_wrongsecret", "hf://acme/tiny")
         (refused, wrong), more = ask(hub, tmp_path / "other", *names)
         assert "is gated; accept its terms" in refused and "HF_TOKEN" in refused
@@ -126,13 +133,11 @@ def test_what_there_is_not(tmp_path):
         assert part in line
 
 
-def test_nobody_answers(tmp_path):
+def test_nobody_answers(fetched):
     """Offline, what was fetched before is there, and nothing else."""
-    held, total = files()
-    with FakeHub("acme/tiny", held, "models") as hub:
-        ask(hub, tmp_path, "hf://acme/tiny")
-    # gone again, its address is known
+    folder, hub, _ = fetched  # gone again, its address is known
+    _, total = files()
     names = ("hf://acme/tiny", "hf://acme/other")
-    said, _ = ask(hub, tmp_path, *names, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
+    said, _ = ask(hub, folder, *names, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
     assert said[0] == f"Imported from hf://acme/tiny@{SHA}. 12 {total:.2f}"
     assert "was not fetched before" in said[1] and TOKEN not in said[1]

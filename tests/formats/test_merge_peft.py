@@ -259,14 +259,14 @@ def test_dora_of_a_table_is_refused(bases, tmp_path, capsys):
 
 
 def test_a_pattern_that_never_ends_is_refused_in_seconds(bases, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 1.0)
+    monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 0.5)
     adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7)
     path = tmp_path / "a" / "adapter_config.json"
     evil = {"rank_pattern": {r"(([\w.]+)*)*!": 4}}
     path.write_text(json.dumps(json.loads(path.read_text()) | evil))
     start = time.monotonic()
     code, said = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
-    assert code == 2 and "match module names for more than 1 seconds" in said
+    assert code == 2 and "match module names for more than 0.5 seconds" in said
     assert time.monotonic() - start < 30
 
 
@@ -286,14 +286,14 @@ def test_a_pattern_that_never_ends_in_peft_is_not_compared(
     said, bases, tmp_path, capsys, monkeypatch
 ):
     """What is merged does not depend on it; PEFT itself would match it for ever."""
-    monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 1.0)
+    monkeypatch.setattr("lmwright.formats.peft_config.SECONDS", 0.5)
     adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7, target_modules=["q_proj"])
     theirs = logits(peft.PeftModel.from_pretrained(base_model(bases[False]), tmp_path / "a"))
     path = tmp_path / "a" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | said))
     start = time.monotonic()
     code, out = merged(bases[False], tmp_path / "a", tmp_path / "m", capsys)
-    why = f"{path}: its patterns match module names for more than 1 seconds"
+    why = f"{path}: its patterns match module names for more than 0.5 seconds"
     assert code == 0 and f"the adapter in PEFT: not compared, {why}" in out, out
     assert time.monotonic() - start < 60
     close(logits(base_model(tmp_path / "m")), theirs)

@@ -2,7 +2,7 @@
 equal exactly."""
 
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,11 @@ from tests.objectives.cut_batches import after_step
 from tests.objectives.test_diffusion import MASK, MODEL, T, V, drawn, exact_bound, rows
 
 PLAIN = Diffusion(mask_token_id=MASK)
-W = init_weights(MODEL.spec(), jax.random.key(0))
+
+
+@cache
+def fresh():
+    return init_weights(MODEL.spec(), jax.random.key(0))
 
 
 def packed():
@@ -44,7 +48,7 @@ def torch_model():
         rope_theta=MODEL.rope_theta, attn_implementation="eager",
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
-    missing = model.load_state_dict({k: torch.tensor(v) for k, v in to_hf(MODEL, W).items()})
+    missing = model.load_state_dict({k: torch.tensor(v) for k, v in to_hf(MODEL, fresh()).items()})
     assert not missing.missing_keys and not missing.unexpected_keys
     return model
 
@@ -73,7 +77,7 @@ def test_loss_and_gradients_are_those_of_transformers(views, kernels):
     total = lambda w: objective.loss(MODEL, w, batch, draws, compute)  # noqa: E731
     (ours, loss), grads = jax.jit(
         jax.value_and_grad(lambda w: (total(w).total, total(w)), has_aux=True)
-    )(W)
+    )(fresh())
     block = objective.blocks(batch)
     masks = (mask_rows(batch, draws, block),)
     masks = masks if views == "one" else complementary(batch, *masks, block)
@@ -103,7 +107,7 @@ def test_a_block_of_the_whole_row_is_masked_diffusion():
     """The same masks, the same loss, whatever the clean row says."""
     batch, draws = rows(3, 33, 6), drawn(3)
     losses = [
-        jax.jit(lambda w, each=each: each.loss(MODEL, w, batch, draws, Compute()))(W)
+        jax.jit(lambda w, each=each: each.loss(MODEL, w, batch, draws, Compute()))(fresh())
         for each in (PLAIN, replace(PLAIN, block_tokens=T))
     ]
     np.testing.assert_allclose(losses[0].total, losses[1].total, rtol=1e-6)
@@ -114,7 +118,7 @@ def test_blocks_of_one_token_are_the_chain_of_likelihoods():
     """As a causal model of the same weights has them: all before, and a mask."""
     batch = packed()
     objective, draws = replace(PLAIN, block_tokens=1), drawn(2)
-    found = jax.jit(lambda w: objective.loss(MODEL, w, batch, draws, Compute()))(W)
+    found = jax.jit(lambda w: objective.loss(MODEL, w, batch, draws, Compute()))(fresh())
     shared = {f.name: getattr(MODEL, f.name) for f in fields(Llama) if hasattr(MODEL, f.name)}
     shared.pop("kind")
     causal = Llama(**shared)
@@ -125,7 +129,7 @@ def test_blocks_of_one_token_are_the_chain_of_likelihoods():
         """Log probability of a token, of those before it in its document and a mask there."""
         tokens = jnp.where(at == place, MASK, row.tokens)
         one = jax.tree.map(lambda a: a[None], replace(row, tokens=tokens))
-        logits = causal.logits(W, causal.hidden(W, one, Compute())[0])[0, place]
+        logits = causal.logits(fresh(), causal.hidden(fresh(), one, Compute())[0])[0, place]
         return jax.nn.log_softmax(logits)[row.tokens[place]]
 
     each = jax.jit(jax.vmap(lambda row: jax.vmap(partial(chance, row))(at)))(batch)

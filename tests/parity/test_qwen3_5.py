@@ -68,7 +68,7 @@ def hidden(model, w, tokens, ids):
 def test_packed_documents_are_apart():
     _, _, model, w = problem("qwen3-5")
     ids = np.ones_like(TOKENS)
-    ids[0, 11:], ids[1, 17:], ids[1, 25:] = 2, 2, 0
+    ids[0, 11:], ids[1, 11:], ids[1, 22:] = 2, 2, 0  # of two lengths: each is a program
     packed = hidden(replace(model, chunk_tokens=4), w, TOKENS, ids)
     for row, document in [(0, 1), (0, 2), (1, 1), (1, 2)]:
         mine = ids[row] == document

@@ -106,10 +106,10 @@ def test_a_whole_step_and_where_its_state_lies(axes):
     def step(run):
         plan = plan_of(run)
         with jax.set_mesh(plan.mesh):
-            state, metrics = make_step(plan)(init_state(plan), make_batch(1))
-        return state, metrics
+            return make_step(plan)(init_state(plan), make_batch(run.train.num_microbatches))
 
-    (state, metrics), (want, want_metrics) = step(make_run(axes)), step(make_run())
+    state, metrics = step(make_run(axes, num_microbatches=2, remat="dots"))
+    want, want_metrics = step(make_run())
     for name, value in want_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
     part, want = state["trained"]["model"], want["trained"]["model"]
