@@ -11,13 +11,12 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Data, Pack, Run, Source, Tokenize, Tokenizer, Train
 from lmwright.core.param import map_params
 from lmwright.data.prepare import prepare
-from lmwright.formats.train_state import init_state
 from lmwright.formats.weights import load_frozen
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.program.plan import resolve
-from lmwright.program.state import saved
+from lmwright.program.state import abstract_state, saved
 
 LINES = [
     {"step": 1, "time": 4.0, "kind": "eval", "source": "short", "loss": 3.75, "ppl": 42.5},
@@ -60,7 +59,9 @@ def tiny_run(root: Path) -> Run:
 
 
 def save_run(run: Run, steps=(1, 2), std=1.0) -> Path:
-    """Writes the run's directory with a checkpoint at each step, of `weights_at` that step."""
+    """Writes the run's directory with a checkpoint at each step, of `weights_at` that step; the
+    rest is as AdamW begins, and an average `weights_at` step 0. Nothing is compiled for it."""
+    assert run.optim.kind == "adamw", "whose state begins as zeros"
     folder = Path(run.dir)
     folder.mkdir()
     (folder / "run.toml").write_text(dump_toml(run))
@@ -68,8 +69,11 @@ def save_run(run: Run, steps=(1, 2), std=1.0) -> Path:
     plan = resolve(run, jax.devices()[:1])
     frozen = load_frozen(plan)
     meta = {"frozen": {"path": frozen.path, "hash": frozen.hash}}
-    with jax.set_mesh(plan.mesh):
-        state = jax.tree.map(np.asarray, saved(init_state(plan, frozen)))
+    shapes = saved(abstract_state(plan))
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    for trainee in plan.training.trainees:
+        part = state["trained"][trainee.name]
+        part |= {"ema": weights_at(0, trainee.spec, std)} if "ema" in part else {}
     with Checkpoints(folder) as checkpoints:
         for step in steps:
             trained = {
