@@ -28,6 +28,23 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "moe-6m": (None, 3.7e6),
 }
 
+GPT_OSS = {  # config.json of the release
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": 200_002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+    "intermediate_size": 2880, "max_position_embeddings": 131_072, "model_type": "gpt_oss",
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "num_attention_heads": 64,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199_999,
+    "quantization_config": {"quant_method": "mxfp4"}, "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+        "original_max_position_embeddings": 4096, "truncate": False,
+    },
+    "rope_theta": 150_000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201_088,
+}  # fmt: skip
+
 # Counts in the safetensors metadata of the published models, and ours of kisoku.
 PUBLISHED = {
     "llama-135m": 134_515_008,
@@ -105,3 +122,7 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
         "model": {"preset": "ettin-17m"}, "train": {"steps": steps, "global_batch_size": 8},
     })  # fmt: skip
     assert (run.optim.schedule.warmup_steps, run.optim.schedule.decay_steps) == (warmup, decay)
+
+
+def test_gpt_oss_is_what_its_release_says():
+    assert ALL["gpt-oss-20b"]() == model_from_config(GPT_OSS, "config.json")

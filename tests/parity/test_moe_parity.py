@@ -76,6 +76,7 @@ ROWS = {
         {
             "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
             "num_hidden_layers": 3, "sliding_window": 9, "router_aux_loss_coef": 0.3,
+            "output_router_logits": True,
             "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0, "truncate": False,
                 "original_max_position_embeddings": 13,
@@ -251,6 +252,8 @@ def test_the_bias_of_a_router_stays_float32(folders, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_text_of_a_left_padded_batch(name, folders):
+def test_text_of_a_left_padded_batch(name, folders, monkeypatch):
     theirs, _, model, w = problem(name, folders)
+    # whose losses it cannot compute beside a cache
+    monkeypatch.setattr(theirs.config, "output_router_logits", False, raising=False)
     assert_same_text(theirs, model, w)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,11 +14,16 @@ from lmwright.core.param import walk
 from lmwright.core.weight import nbytes
 from lmwright.errors import UserError
 from lmwright.formats.hf_read import import_hf
+from lmwright.formats.open import load_run
+from lmwright.planner.analytic.machine import parse_machine
+from lmwright.planner.analytic.quick import Quick
 from lmwright.program.lora import stored
 from lmwright.program.lora_section import LowRank
 from lmwright.train.session import train
 from tests.released_experts import write_released
 from tests.resume.small_runs import in_dir, losses
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt-oss-lora.toml"
 
 pytest.importorskip("torch", reason="torch writes the folder")
 pytest.importorskip("transformers")
@@ -53,3 +59,12 @@ def test_a_model_without_experts_is_refused(small_run, tmp_path):
     run = replace(in_dir(small_run, tmp_path / "run"), lora=LowRank(base="mxfp4"))
     with pytest.raises(UserError, match=r'base: mxfp4 holds the matrices of experts.*use "int4"'):
         train(run, jax.devices()[:1])
+
+
+def test_the_example_fits_the_machines_that_it_names():
+    for words, machine in (
+        ((), "v6e-1"),
+        (("lora.base=bf16", "train.global_batch_size=8"), "v5e-8"),
+    ):
+        run = load_run(EXAMPLE, words)
+        assert Quick.of(run, parse_machine(machine)).fits

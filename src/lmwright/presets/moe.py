@@ -18,8 +18,7 @@ def _moe(kind: str, experts: dict[str, Any], **fields: Any) -> Any:
 def _oss(num_layers: int, num_experts: int) -> Any:
     from lmwright.nn.rope import YarnRope
 
-    experts = dict(num_experts=num_experts, experts_per_token=4, mlp_dim=2880, bias="all",
-                   balance_loss=0.001)  # fmt: skip
+    experts = dict(num_experts=num_experts, experts_per_token=4, mlp_dim=2880, bias="all")
     return _moe(
         "gpt-oss", experts, vocab_size=201_088, embed_dim=2880, num_layers=num_layers,
         num_heads=64, num_kv_heads=8, head_dim=64, seq_len=131_072,

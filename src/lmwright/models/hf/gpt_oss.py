@@ -33,6 +33,19 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
     return {"layer_pattern": ["global"], **local}
 
 
+def _read_balance(config: Json, fields: Json, _: str) -> Json:
+    """Released folders have a weight of 0.9, which transformers does not use unless it is asked
+    for the router's logits."""
+    used = config.get("output_router_logits") or False
+    balance = {"balance_loss": config["router_aux_loss_coef"] if used else 0.0}
+    return {"experts": fields["experts"] | balance}
+
+
+def _write_balance(model: Any, *_: str) -> Json:
+    weight = model.experts.balance_loss
+    return {"router_aux_loss_coef": weight, "output_router_logits": weight > 0}
+
+
 def _refuse_quantized(config: Json, _: Json, where: str) -> Json:
     said = config.get(QUANTIZED)
     if said and (not isinstance(said, dict) or said.get("quant_method") != "mxfp4"):
@@ -79,10 +92,12 @@ class GptOssHf(MoeHf):
         Fixed("swiglu_limit", LIMIT, REFUSAL),
         Fixed("swiglu_alpha", STEEPNESS, REFUSAL),
         Experts(
-            COMMON | {"mlp_dim": "intermediate_size"},
+            {n: key for n, key in COMMON.items() if n != "balance_loss"}
+            | {"mlp_dim": "intermediate_size"},
             SOFTMAX | {"shares": "chosen", "bias": "all"},
             (),
         ),
+        Derived(_read_balance, _write_balance),
         Derived(write=lambda model, *_: {"num_local_experts": model.experts.num_experts}),
     )
     defaults: ClassVar = {
