@@ -14,11 +14,12 @@ from safetensors.numpy import save_file
 from lmwright.core.param import map_params, walk
 from lmwright.core.sharding import AXES, make_mesh, weight_shardings
 from lmwright.formats import hf_stream
-from lmwright.formats.hf_layout import slots, transposed
+from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import plan_shards, write_shards
+from lmwright.formats.transposed import transposed
 from lmwright.models.llama import Llama
 from tests.in_memory import to_hf
 

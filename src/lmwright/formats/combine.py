@@ -100,6 +100,11 @@ def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
 def _check(
     adapters: Sequence[PeftFolder], weights: Sequence[float], combination: Combination
 ) -> None:
+    if any(adapter.config.get("target_parameters") for adapter in adapters):
+        raise UserError(
+            "adapters: factors of target_parameters, of gpt-oss's experts, are not combined; merge "
+            "one after the other into the base with lmwright adapters merge"
+        )
     if combination.method not in METHODS:
         raise UserError(f"method: {combination.method!r} is not one of {', '.join(METHODS)}")
     if len(adapters) != len(weights) or not adapters:

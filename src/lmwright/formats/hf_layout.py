@@ -21,6 +21,7 @@ from lmwright.core.param import Param, Tree, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
 from lmwright.formats.safetensors import Tensors
+from lmwright.formats.transposed import transposed
 from lmwright.models.over import encoder_of
 
 
@@ -96,20 +97,6 @@ class HfTensors(Tensors):
         codes, scale = self._codes[slot.path]
         scale = np.asarray(scale[slot.at] if slot.at else scale)
         return slot.to_layout(codes), transposed(scale.reshape(-1, slot.shape[0]))
-
-
-ROWS = 64  # transposed at once: what they touch stays in the cache
-
-
-def transposed(array: np.ndarray) -> np.ndarray:
-    """A contiguous transpose of [A, B], several times as fast as numpy's own copy."""
-    out = np.empty(array.shape[::-1], array.dtype)
-    # custom dtypes are copied value by value; as integers they are not
-    bits = f"u{array.itemsize}"
-    source, target = array.view(bits), out.view(bits)
-    for start in range(0, len(array), ROWS):
-        target[:, start : start + ROWS] = source[start : start + ROWS].T
-    return out
 
 
 def _is_linear(param: Param) -> bool:

@@ -20,6 +20,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.leaves import LEAST
 from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
+from lmwright.formats import peft_experts
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_head import (
@@ -64,10 +65,11 @@ def to_peft(
     """The adapter as PEFT keeps it, of the `model` with a head that it trains whole; `base` is the
     name or folder of the base model, and `whole` what its module names begin with where it holds
     more than the text (`TextPart.modules`)."""
-    if model.hf.stacked_experts and any(map(_is_of_experts, adapter.modules)):
+    stacks = model.hf.stacked_experts and any(map(_is_of_experts, adapter.modules))
+    if stacks and adapter.variant == "dora":
         raise UserError(
-            f"lora.targets: PEFT has no form for factors of each expert of {model.hf.name}; write "
-            'the merged model with lmwright export, or train with lora.targets = ["attention"]'
+            f"lora.variant: PEFT has no DoRA for the experts of {model.hf.name}; write the merged "
+            "model with lmwright export"
         )
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas = {}, {}
@@ -89,10 +91,15 @@ def to_peft(
         # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
         # alpha over rank and not alpha over its root
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
-    config = make_config(modules, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
+    alone, beside = (peft_experts.as_parameters if stacks else _as_they_are)(modules, alphas)
+    config = make_config(alone, base, beside, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config["task_type"] = task_type(model)
+    if stacks:  # whose inputs PEFT cannot drop
+        config |= {"target_parameters": peft_experts.targets_of(alone), "lora_dropout": 0.0}
+        alone = {name: each for name, each in alone.items() if name in modules}
     # of what is not the text, modules have the same last words
-    config["target_modules"] = sorted(modules) if whole else _short(modules, module_slots(model))
+    names = sorted(alone) if whole else _short(alone, module_slots(model))
+    config["target_modules"] = names or None
     saved = saved_weights(model, adapter.whole, leaves)
     config |= config_of_saved(saved)
     if (head := _tied_head(model)) and f"{_table(model)}.weight" in saved:
@@ -100,6 +107,10 @@ def to_peft(
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
     return PeftFolder(config, modules, saved=saved)
+
+
+def _as_they_are(modules: Any, alphas: Any) -> tuple[Any, Any]:
+    return modules, alphas
 
 
 def _is_of_experts(module: Module) -> bool:
@@ -138,6 +149,8 @@ def lost_in_peft(adapter: PeftFolder) -> list[str]:
     """Names of the modules whose factors PEFT drops when it loads the folder: with transformers 5,
     it takes those with the last name of an expert's module for parts of experts."""
     last = lambda name: name.rpartition(".")[2]  # noqa: E731
+    if adapter.config.get("target_parameters"):  # by which it finds them
+        return []
     experts = {last(name) for name in adapter.modules if EXPERTS in name}
     return [name for name in adapter.modules if EXPERTS not in name and last(name) in experts]
 
@@ -184,6 +197,11 @@ def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, S
     """The slots of `module_slots`. Raises UserError where the adapter has a module that is not
     among them."""
     known = module_slots(model)
+    if adapter.config.get("target_parameters") and not model.hf.stacked_experts:
+        raise UserError(
+            f"{where}: has factors of target_parameters, which are read for gpt-oss alone; merge "
+            "it with PEFT"
+        )
     if strange := [name for name in adapter.modules if name not in known]:
         raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")
     return known

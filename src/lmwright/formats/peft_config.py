@@ -29,7 +29,6 @@ PLAIN = {
     "fan_in_fan_out": (None, False),
     "lora_bias": (None, False),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
     "use_qalora": (None, False),
@@ -47,8 +46,9 @@ HARMLESS = {
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout",
     "lora_ga_config", "megatron_core", "merge_weights", "peft_type", "peft_version",
     "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
-    "modules_to_save", "task_type", "use_dora", "use_rslora",
+    "modules_to_save", "target_parameters", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
+OF_EXPERTS = re.compile(r"([\w.]+\.)?mlp\.experts\.(gate_up|down)_proj")
 LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
 ENDING = r"(.*\.)?({})$"  # how PEFT looks for a pattern of ranks or alphas in a name
 SECONDS = 5.0  # for all patterns of a file; honest ones take microseconds
@@ -64,6 +64,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:
             raise UserError(f"{path}: {name} = {_short(config[name])} is not supported")
+    _refuse_parameters(config, path)
     for name in sorted(config.keys() - PLAIN.keys() - HARMLESS):
         if config[name]:
             raise UserError(
@@ -73,6 +74,17 @@ def read_config(path: Path) -> dict[str, Any]:
     _check_types(config, path)
     start_of(config, str(path))
     return config
+
+
+def _refuse_parameters(config: Mapping[str, Any], path: Path) -> None:
+    """Raises UserError for `target_parameters` other than gpt-oss's experts."""
+    said = config.get("target_parameters") or []
+    known = isinstance(said, list) and all(isinstance(each, str) for each in said)
+    if not known or not all(OF_EXPERTS.fullmatch(each) for each in said):
+        raise UserError(
+            f"{path}: target_parameters = {_short(said)} is not supported; these of gpt-oss are: "
+            "mlp.experts.gate_up_proj, mlp.experts.down_proj"
+        )
 
 
 def _check_types(config: Mapping[str, Any], path: Path) -> None:

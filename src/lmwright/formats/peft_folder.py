@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from lmwright.data.json_text import write_json
 from lmwright.errors import UserError
+from lmwright.formats import peft_experts
 from lmwright.formats.peft_config import patterned, read_config, start_of
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -89,10 +90,16 @@ def read_folder(folder: str | Path) -> PeftFolder:
     parts, tables, saved = _tensors(path, config.get("modules_to_save") or [])
     whole = {name: part.pop("whole") for name, part in parts.items() if "whole" in part}
     modules = {name: part for name, part in parts.items() if part}
+    targets = config.get("target_parameters") or []
+    modules = peft_experts.named(modules, targets, str(path))
     ranks, scales = _ranks_and_scales(config, list(modules), str(folder / CONFIG))
     start = start_of(config, str(folder / CONFIG))
     factors = {}
     for name, part in modules.items():
+        if targets and peft_experts.is_stacked(name):
+            for own, a, b in peft_experts.of_each(name, part, ranks[name], str(path)):
+                factors[own] = PeftModule(a, b, scales[name])
+            continue
         _check(part, name, path, bool(config.get("use_dora")))
         if name in tables and "magnitude" in part:
             raise UserError(f"{path}: DoRA of {name}, a table, is not supported; merge with PEFT")
@@ -187,7 +194,15 @@ def _ranks_and_scales(
 def write_folder(folder: Path, adapter: PeftFolder) -> None:
     """Writes both files into an existing folder."""
     tensors = {}
+    experts = {}
+    if adapter.config.get("target_parameters"):
+        experts = peft_experts.stacked(adapter.modules)
+    for name, (a, b, _) in experts.items():
+        stem = f"{PREFIX}{peft_experts.keys_of(name, experts)}."
+        tensors |= {f"{stem}lora_A.weight": a, f"{stem}lora_B.weight": b}
     for name, module in adapter.modules.items():
+        if experts and peft_experts.OWN.fullmatch(f"{name}.weight"):
+            continue
         stem = f"{PREFIX}{name}."
         first, second = ("lora_A.weight", "lora_B.weight")
         if module.is_table:

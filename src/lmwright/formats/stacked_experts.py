@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from lmwright.errors import UserError
-from lmwright.formats.hf_layout import transposed
 from lmwright.formats.safetensors import Tensors, described
+from lmwright.formats.transposed import transposed
 
 OWN = re.compile(r"(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj"
                  r"\.(?P<kind>weight|bias)")  # fmt: skip

@@ -1,0 +1,144 @@
+"""Factors of gpt-oss's experts in PEFT, which adapts the tensors that hold all of a layer
+(`target_parameters`), under the names of each expert.
+
+    X.experts.gate_up_proj   A [E R, D]   B [2 F, R E], rows of gate and up in turn
+    X.experts.down_proj      A [E R, F]   B [D, R E]
+
+Gate and up of an expert share its A there; here each has one of its own. Written, the two stand
+behind each other in twice the rank:
+
+    A = [A of gate; A of up]      rows of B: [B of gate, 0], [0, B of up], ...
+
+Both belong to one module: with factors of both, those of `gate_up_proj` are below `base_layer`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lmwright.errors import UserError
+from lmwright.formats.stacked_experts import OWN, PARTS, SOURCES
+
+INSIDE = ".base_layer"
+GATE_UP, DOWN = PARTS
+EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|down_proj)")
+
+Factors = dict[str, np.ndarray]
+
+
+def named(parts: Mapping[str, Factors], targets: Sequence[str], where: str) -> dict[str, Factors]:
+    """Factors by module, those of experts by the parameter that they adapt. Raises UserError for
+    experts of which `target_parameters` does not tell it."""
+    found = {}
+    for name, part in parts.items():
+        stem = name.removesuffix(INSIDE)
+        if targets and stem.endswith(".experts"):
+            found[f"{stem}.{_parameter(name, parts, targets, where)}"] = part
+        else:
+            found[name] = part
+    return found
+
+
+def _parameter(name: str, parts: Mapping[str, Factors], targets: Sequence[str], where: str) -> str:
+    stem = name.removesuffix(INSIDE)
+    if f"{stem}{INSIDE}" in parts:
+        return GATE_UP if name != stem else DOWN
+    told = [each for each in PARTS if f"{stem}.{each}".endswith(tuple(f".{t}" for t in targets))]
+    if len(told) != 1:
+        raise UserError(
+            f"{where}: target_parameters does not tell which parameter of {stem} its factors are "
+            "for; save the adapter again"
+        )
+    return told[0]
+
+
+def is_stacked(name: str) -> bool:
+    """True for the name of a parameter that holds all experts of a layer."""
+    return EXPERTS.fullmatch(name) is not None
+
+
+def of_each(
+    name: str, part: Factors, rank: int, where: str
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(module, A [R, inputs], B [outputs, R]) of each expert, from the factors of parameter `name`.
+    Raises UserError where their shapes are not of one rank."""
+    stem, _, source = name.rpartition(".")
+    a, b = part.get("a"), part.get("b")
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        raise UserError(f"{where}: {name} lacks a factor or its ranks differ; save it again")
+    parts = PARTS[source]
+    if len(a) % rank or len(b) % len(parts):
+        raise UserError(
+            f"{where}: {name} has {len(a)} rows of factors, no multiple of its rank {rank}; save "
+            "it again"
+        )
+    inner, outer = a.reshape(-1, rank, a.shape[1]), b.reshape(len(b), rank, -1)
+    for expert, each in enumerate(inner):
+        for at, one in enumerate(parts):
+            yield f"{stem}.{expert}.{one}_proj", each, outer[at :: len(parts), :, expert]
+
+
+class Stack(NamedTuple):
+    """Factors of a parameter, with their scale in `b`."""
+
+    a: np.ndarray
+    """[E R, inputs]."""
+    b: np.ndarray
+    """[outputs, R E]."""
+    rank: int
+
+
+def stacked(modules: Mapping[str, Any]) -> dict[str, Stack]:
+    """Factors by parameter, of the modules of experts."""
+    groups: dict[str, dict[tuple[str, int], Any]] = {}
+    for name, module in modules.items():
+        if match := OWN.fullmatch(f"{name}.weight"):
+            source = f"{match['layer']}.{SOURCES[match['part']][0]}"
+            groups.setdefault(source, {})[match["part"], int(match["expert"])] = module
+    return {name: _stack(PARTS[name.rpartition(".")[2]], group) for name, group in groups.items()}
+
+
+def _stack(parts: tuple[str, ...], group: Mapping[tuple[str, int], Any]) -> Stack:
+    there = [part for part in parts if (part, 0) in group]
+    experts = range(len(group) // len(there))
+    first = [np.stack([group[part, e].a for e in experts]) for part in there]  # [E, R, inputs]
+    a = np.concatenate(first, axis=1)
+    outputs = len(group[there[0], 0].b)
+    b = np.zeros((outputs, len(parts), a.shape[1], len(experts)), np.float32)
+    start = 0
+    for part, factors in zip(there, first, strict=True):
+        rank = factors.shape[1]
+        for e in experts:
+            module = group[part, e]
+            b[:, parts.index(part), start : start + rank, e] = module.scale * module.b
+        start += rank
+    return Stack(a.reshape(-1, a.shape[2]), b.reshape(outputs * len(parts), -1), start)
+
+
+def as_parameters(
+    modules: Mapping[str, Any], alphas: Mapping[str, float]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Modules and their alphas for adapter_config.json, with the experts of a layer as its
+    parameters: one expert stands for all, and the scale is one."""
+    alone = {name: each for name, each in modules.items() if not OWN.fullmatch(f"{name}.weight")}
+    rest = {name: alphas[name] for name in alone}
+    for name, (a, b, rank) in stacked(modules).items():
+        one = next(each for each in modules if each.startswith(f"{name.rpartition('.')[0]}."))
+        alone[name] = replace(modules[one], a=a[:rank], b=b[:, :rank], scale=1.0)
+        rest[name] = float(rank)
+    return alone, rest
+
+
+def targets_of(names: Iterable[str]) -> list[str]:
+    """`target_parameters` of the parameters among these names."""
+    return sorted({".".join(name.split(".")[-3:]) for name in names if is_stacked(name)})
+
+
+def keys_of(name: str, all_names: Mapping[str, Any]) -> str:
+    """The module below which the factors of a parameter are kept."""
+    layer, _, source = name.rpartition(".")
+    both = source == GATE_UP and f"{layer}.{DOWN}" in all_names
+    return f"{layer}{INSIDE}" if both else layer
