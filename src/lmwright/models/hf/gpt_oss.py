@@ -26,9 +26,7 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
 
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
-    num_layers = fields["num_layers"]
-    every = {"layer_types": None} | config
-    reach = reach_said(every, 2, num_layers, where)
+    reach = reach_said(config, 2, fields["num_layers"], where)
     local = window_fields(config.get("sliding_window", 128), reach)
     return {"layer_pattern": ["global"], **local}
 
@@ -56,15 +54,6 @@ def _refuse_quantized(config: Json, _: Json, where: str) -> Json:
     return {}
 
 
-def _refuse_uneven(model: Any, architecture: str, _: str) -> Json:
-    if model.experts.bias != "all":
-        raise UserError(
-            f"model.experts.bias: {architecture} has biases in its router and experts; set "
-            '"all" to export'
-        )
-    return {}
-
-
 class GptOssHf(MoeHf):
     """Both directions of the family's Hugging Face form."""
 
@@ -87,7 +76,7 @@ class GptOssHf(MoeHf):
             lambda model, *_: rope_config(model.rope_theta, model.rope_scaling, model.seq_len),
         ),
         Derived(_read_reach, lambda model, *_: window_config(model)),
-        Derived(_refuse_quantized, _refuse_uneven),
+        Derived(_refuse_quantized),
         Fixed("hidden_act", "silu", REFUSAL),
         Fixed("swiglu_limit", LIMIT, REFUSAL),
         Fixed("swiglu_alpha", STEEPNESS, REFUSAL),
