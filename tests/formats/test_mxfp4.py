@@ -1,6 +1,9 @@
 """Experts as gpt-oss is released, in four bits: the model that transformers reads from the same
 folder."""
 
+import json
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -34,6 +37,17 @@ def test_logits_are_those_of_transformers(released):
     assert model.rope_scaling.borders == "exact" and model.window == 7
     found = logits(model, jax.tree.map(lambda a: a.astype("f4"), w), TOKENS)
     np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+def test_transformers_loads_a_model_without_windows(released, tmp_path):
+    shutil.copytree(released, tmp_path / "plain")
+    said = json.loads((released / "config.json").read_text()) | {"sliding_window": None}
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(said))
+    model, w, _ = import_hf(tmp_path / "plain")
+    assert model.window is None
+    proof = export_hf(model, w, None, tmp_path / "whole")
+    assert proof.folder_to_transformers.max_abs_diff < 1e-4
+    assert import_hf(tmp_path / "whole")[0] == model
 
 
 def test_an_export_is_plain_and_the_same(released, tmp_path):

@@ -11,6 +11,7 @@ from lmwright.models.hf.table import WEIGHTS
 from lmwright.models.hf.window import reach_said, window_config, window_fields
 from lmwright.nn.swiglu_oai import LIMIT, STEEPNESS
 
+WINDOW = 128  # of config.json that says none
 QUANTIZED = "quantization_config"
 ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": 4096}  # fmt: skip
@@ -27,8 +28,13 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
     reach = reach_said(config, 2, fields["num_layers"], where)
-    local = window_fields(config.get("sliding_window", 128), reach)
+    local = window_fields(config.get("sliding_window", WINDOW), reach)
     return {"layer_pattern": ["global"], **local}
+
+
+def _write_reach(model: Any, *_: str) -> Json:
+    """transformers wants a window even where `layer_types` has no layer with one."""
+    return window_config(model) | {"sliding_window": model.window or WINDOW}
 
 
 def _read_balance(config: Json, fields: Json, _: str) -> Json:
@@ -75,7 +81,7 @@ class GptOssHf(MoeHf):
             _read_rope,
             lambda model, *_: rope_config(model.rope_theta, model.rope_scaling, model.seq_len),
         ),
-        Derived(_read_reach, lambda model, *_: window_config(model)),
+        Derived(_read_reach, _write_reach),
         Derived(_refuse_quantized),
         Fixed("hidden_act", "silu", REFUSAL),
         Fixed("swiglu_limit", LIMIT, REFUSAL),
