@@ -3,6 +3,7 @@ folder."""
 
 import json
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from lmwright.formats.hf_read import import_hf
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.written import refuse_changed
+from lmwright.presets import of_section
 from tests.in_memory import export_hf
 from tests.released_experts import write_released
 
@@ -80,3 +82,18 @@ def test_what_is_damaged_or_other_is_refused(released, tmp_path):
     (tmp_path / "config.json").write_text(said.replace("mxfp4", "gptq"))
     with pytest.raises(UserError, match=r"quantization_config is not mxfp4, which alone is read"):
         import_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"experts": {"bias": "none"}}, r'experts\.bias: gpt-oss has biases.*write bias = "all"'),
+        ({"experts": {"shared_dim": 8}}, r"experts\.shared_dim: gpt-oss has no shared experts"),
+        ({"window": None}, r"layer_pattern: has no effect without model\.window"),
+    ],
+)
+def test_settings_that_no_gpt_oss_has(changes, why):
+    model = of_section("model")["gpt-oss-20b"]()
+    experts = replace(model.experts, **changes.get("experts", {}))
+    with pytest.raises(UserError, match=why):
+        replace(model, **changes | {"experts": experts})

@@ -47,7 +47,8 @@ class GptOss(MoeDecoder):
         super().__post_init__()
         if self.experts.bias != "all":
             raise UserError(
-                'model.experts.bias: gpt-oss has biases in its router and experts; write bias = "all"'
+                "model.experts.bias: gpt-oss has biases in its router and experts; write bias = "
+                '"all"'
             )
         if self.experts.shared_dim is not None:
             raise UserError("model.experts.shared_dim: gpt-oss has no shared experts; leave it out")
