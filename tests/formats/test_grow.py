@@ -13,8 +13,10 @@ from lmwright.core.param import init_weights, map_params, walk
 from lmwright.errors import UserError
 from lmwright.formats.grow import grow_command, source_layer, wrapped
 from lmwright.models.eurobert import EuroBert
+from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
+from lmwright.models.moe import Mixtral
 from lmwright.models.qwen3_5 import Qwen35
 from tests.in_memory import export_hf
 
@@ -149,6 +151,16 @@ def test_heads_of_linear_layers_do_not_grow(tmp_path):
     words = ["embed_dim=48", "linear_num_value_heads=8"]
     with pytest.raises(UserError, match=r"linear_num_value_heads: 8 is not the 4 .* what grows is"):
         grow_command(str(tmp_path / "small"), tmp_path / "large", words)
+
+
+def test_experts_do_not_grow(tmp_path):
+    """The message names the one field of their section."""
+    experts = Experts(num_experts=2, experts_per_token=1, mlp_dim=8)
+    sizes = {name: size for name, size in SIZES.items() if name != "mlp_dim"}
+    model = Mixtral(**sizes, num_layers=1, num_kv_heads=2, experts=experts)
+    export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "small")
+    with pytest.raises(UserError, match=r"^experts\.mlp_dim: 12 is not the 8 of the model; "):
+        grow_command(str(tmp_path / "small"), tmp_path / "large", ["experts.mlp_dim=12"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ Gopher's (https://arxiv.org/abs/2112.11446). Heads stay whole, each query with i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,18 @@ def _refuse_other_sizes(small: Any, large: Any) -> None:
     if named[0] == named[1]:
         return
     for field in fields(small):
-        was, now = (getattr(model, field.name) for model in (small, large))
-        if was != now and field.name not in like:
-            raise UserError(
-                f"{field.name}: {now} is not the {was} of the model; what grows is "
-                f"{', '.join(n for n in SIZES if hasattr(small, n) and n != 'head_dim')}"
+        name, (was, now) = field.name, (getattr(model, field.name) for model in (small, large))
+        if was == now or name in like:
+            continue
+        if is_dataclass(was) and type(was) is type(now):  # a section, of which one field is another
+            inner = next(
+                f.name for f in fields(was) if getattr(was, f.name) != getattr(now, f.name)
             )
+            name, was, now = f"{name}.{inner}", getattr(was, inner), getattr(now, inner)
+        raise UserError(
+            f"{name}: {now} is not the {was} of the model; what grows is "
+            f"{', '.join(n for n in SIZES if hasattr(small, n) and n != 'head_dim')}"
+        )
 
 
 def wrapped(was: int, now: int) -> np.ndarray:
