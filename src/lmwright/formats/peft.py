@@ -91,8 +91,10 @@ def to_peft(
         # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
         # alpha over rank and not alpha over its root
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
-    alone, beside = (peft_experts.as_parameters if stacks else _as_they_are)(modules, alphas)
-    config = make_config(alone, base, beside, use_rslora=sqrt, lora_dropout=adapter.dropout)
+    alone = modules
+    if stacks:
+        alone, alphas = peft_experts.as_parameters(modules, alphas)
+    config = make_config(alone, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config["task_type"] = task_type(model)
     if stacks:  # whose inputs PEFT cannot drop
         config |= {"target_parameters": peft_experts.targets_of(alone), "lora_dropout": 0.0}
@@ -107,10 +109,6 @@ def to_peft(
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
     return PeftFolder(config, modules, saved=saved)
-
-
-def _as_they_are(modules: Any, alphas: Any) -> tuple[Any, Any]:
-    return modules, alphas
 
 
 def _is_of_experts(module: Module) -> bool:

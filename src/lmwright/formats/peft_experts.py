@@ -27,6 +27,7 @@ GATE_UP, DOWN = PARTS
 EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|down_proj)")
 
 Factors = dict[str, np.ndarray]
+Group = dict[tuple[str, int], Any]
 
 
 def named(parts: Mapping[str, Factors], targets: Sequence[str], where: str) -> dict[str, Factors]:
@@ -65,11 +66,11 @@ def of_each(
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(module, A [R, inputs], B [outputs, R]) of each expert, from the factors of parameter `name`.
     Raises UserError where their shapes are not of one rank."""
-    stem, _, source = name.rpartition(".")
+    stem = name.rpartition(".")[0]
     a, b = part.get("a"), part.get("b")
     if a is None or b is None or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise UserError(f"{where}: {name} lacks a factor or its ranks differ; save it again")
-    parts = PARTS[source]
+    parts = _parts(name)
     if len(a) % rank or len(b) % len(parts):
         raise UserError(
             f"{where}: {name} has {len(a)} rows of factors, no multiple of its rank {rank}; save "
@@ -88,20 +89,29 @@ class Stack(NamedTuple):
     """[E R, inputs]."""
     b: np.ndarray
     """[outputs, R E]."""
-    rank: int
 
 
 def stacked(modules: Mapping[str, Any]) -> dict[str, Stack]:
     """Factors by parameter, of the modules of experts."""
-    groups: dict[str, dict[tuple[str, int], Any]] = {}
+    return {name: _stack(_parts(name), group) for name, group in _groups(modules).items()}
+
+
+def _groups(modules: Mapping[str, Any]) -> dict[str, Group]:
+    """The modules of experts by parameter, and in it by part and expert."""
+    groups: dict[str, Group] = {}
     for name, module in modules.items():
         if match := OWN.fullmatch(f"{name}.weight"):
             source = f"{match['layer']}.{SOURCES[match['part']][0]}"
             groups.setdefault(source, {})[match["part"], int(match["expert"])] = module
-    return {name: _stack(PARTS[name.rpartition(".")[2]], group) for name, group in groups.items()}
+    return groups
 
 
-def _stack(parts: tuple[str, ...], group: Mapping[tuple[str, int], Any]) -> Stack:
+def _parts(name: str) -> tuple[str, ...]:
+    """The parts of an expert in a parameter."""
+    return PARTS[name.rpartition(".")[2]]
+
+
+def _stack(parts: tuple[str, ...], group: Group) -> Stack:
     there = [part for part in parts if (part, 0) in group]
     experts = range(len(group) // len(there))
     first = [np.stack([group[part, e].a for e in experts]) for part in there]  # [E, R, inputs]
@@ -115,7 +125,7 @@ def _stack(parts: tuple[str, ...], group: Mapping[tuple[str, int], Any]) -> Stac
             module = group[part, e]
             b[:, parts.index(part), start : start + rank, e] = module.scale * module.b
         start += rank
-    return Stack(a.reshape(-1, a.shape[2]), b.reshape(outputs * len(parts), -1), start)
+    return Stack(a.reshape(-1, a.shape[2]), b.reshape(outputs * len(parts), -1))
 
 
 def as_parameters(
@@ -125,10 +135,10 @@ def as_parameters(
     parameters: one expert stands for all, and the scale is one."""
     alone = {name: each for name, each in modules.items() if not OWN.fullmatch(f"{name}.weight")}
     rest = {name: alphas[name] for name in alone}
-    for name, (a, b, rank) in stacked(modules).items():
-        one = next(each for each in modules if each.startswith(f"{name.rpartition('.')[0]}."))
-        alone[name] = replace(modules[one], a=a[:rank], b=b[:, :rank], scale=1.0)
-        rest[name] = float(rank)
+    for name, group in _groups(modules).items():
+        first = [group[part, 0] for part in _parts(name) if (part, 0) in group]
+        alone[name] = replace(first[0], a=np.concatenate([each.a for each in first]), scale=1.0)
+        rest[name] = float(alone[name].rank)
     return alone, rest
 
 

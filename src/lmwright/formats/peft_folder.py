@@ -197,7 +197,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
     experts = {}
     if adapter.config.get("target_parameters"):
         experts = peft_experts.stacked(adapter.modules)
-    for name, (a, b, _) in experts.items():
+    for name, (a, b) in experts.items():
         stem = f"{PREFIX}{peft_experts.keys_of(name, experts)}."
         tensors |= {f"{stem}lora_A.weight": a, f"{stem}lora_B.weight": b}
     for name, module in adapter.modules.items():

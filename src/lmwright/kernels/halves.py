@@ -5,7 +5,7 @@ kernels compute them: for functions that change results and sums in between.
     backward   q, k, v, seen, out, log sums, g      --> gradients of q, k and v
 
 The backward pass reads no more than `out` and the sums, as in FlashAttention
-(https://arxiv.org/abs/2205.14135), which may hold more keys than these.
+(https://arxiv.org/abs/2205.14135). Both may be those of a softmax over more keys than `seen`.
 """
 
 import math

@@ -61,7 +61,7 @@ class Decoder:
     both_ways: ClassVar[bool] = False  # whether queries see tokens after themselves
     fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
     mixer: ClassVar[str] = "attention"  # what joins tokens in its layers
-    sinks: ClassVar[bool] = False  # whether its softmaxes have a learned score of nothing
+    sinks: ClassVar[bool] = False  # whether each softmax has a learned score without a key
     # fields of some families, the same in all models of the others
     qk_norm: ClassVar[QkNorm] = "none"
     logits_soft_cap: ClassVar[float | None] = None

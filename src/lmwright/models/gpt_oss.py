@@ -19,7 +19,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.models.decoder import LayerReach, reaches
+from lmwright.models.decoder import Decoder, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.models.moe import AttentionBias, MoeDecoder
 from lmwright.nn.attention import Scoring
@@ -63,14 +63,7 @@ class GptOss(MoeDecoder):
         """The window of local layers, and the pattern of local and global ones."""
         return self.window, self.layer_pattern
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer: its reach."""
-        return reaches(self.layer_pattern if self.window else ("global",), self.num_layers)
-
-    def window_of(self, kind: str) -> int | None:
-        """Tokens that queries of such a layer look at, themselves included; None for all."""
-        return self.window if kind == "local" else None
+    kinds, window_of = Decoder.kinds, Decoder.window_of  # by reach, as most decoders have them
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""

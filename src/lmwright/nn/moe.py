@@ -5,7 +5,7 @@
                   +--> C slots for each expert of each row --> MLP of [E, B C, D] --> sum
                        (`capacity_factor`; tokens without a slot are dropped and counted)
 
-Biases of experts are sums of a product with marks [rows, E], as TPUs gather rows one by one.
+Biases are a product of marks [rows, E] with them: TPUs would gather them row by row.
 
 Over the mesh axis `expert`, each device holds some experts: rows go where their experts are and
 come back (`nn.exchange`). Weights that are cut over fsdp and context are gathered

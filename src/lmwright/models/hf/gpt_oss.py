@@ -4,6 +4,7 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
+from lmwright.models.hf.bitnet import QUANTIZATION
 from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Experts, MoeHf
 from lmwright.models.hf.pairs import BIAS, HEAD, Derived, Fixed, Json
 from lmwright.models.hf.rope import rope_config, rope_fields
@@ -12,11 +13,9 @@ from lmwright.models.hf.window import reach_said, window_config, window_fields
 from lmwright.nn.swiglu_oai import LIMIT, STEEPNESS
 
 WINDOW = 128  # of config.json that says none
-QUANTIZED = "quantization_config"
 ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
         "original_max_position_embeddings": 4096}  # fmt: skip
 """transformers' rotations where config.json says none."""
-REFUSAL = "{key} = {said} is not supported; it is {value} in released models"
 
 
 def _read_rope(config: Json, _: Json, where: str) -> Json:
@@ -51,11 +50,11 @@ def _write_balance(model: Any, *_: str) -> Json:
 
 
 def _refuse_quantized(config: Json, _: Json, where: str) -> Json:
-    said = config.get(QUANTIZED)
+    said = config.get(QUANTIZATION)
     if said and (not isinstance(said, dict) or said.get("quant_method") != "mxfp4"):
         raise UserError(
-            f"{where}: {QUANTIZED} is not mxfp4, which alone is read; start from the released or "
-            "the unquantized model"
+            f"{where}: {QUANTIZATION} is not mxfp4, which alone is read; start from the released "
+            "or the unquantized model"
         )
     return {}
 
@@ -83,9 +82,9 @@ class GptOssHf(MoeHf):
         ),
         Derived(_read_reach, _write_reach),
         Derived(_refuse_quantized),
-        Fixed("hidden_act", "silu", REFUSAL),
-        Fixed("swiglu_limit", LIMIT, REFUSAL),
-        Fixed("swiglu_alpha", STEEPNESS, REFUSAL),
+        Fixed("hidden_act", "silu"),
+        Fixed("swiglu_limit", LIMIT),
+        Fixed("swiglu_alpha", STEEPNESS),
         Experts(
             {n: key for n, key in COMMON.items() if n != "balance_loss"}
             | {"mlp_dim": "intermediate_size"},

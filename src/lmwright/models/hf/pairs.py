@@ -69,7 +69,7 @@ class Fixed:
 
     key: str
     value: Any
-    refusal: str
+    refusal: str = "{key} = {said} is not supported; it is {value} in released models"
     """Message for any other: `{key}`, what it `{said}` and the `{value}`."""
     same: tuple[Any, ...] = ()
     """Other values that mean the same."""

@@ -13,7 +13,6 @@ from lmwright.models.qwen3_5 import Mixer
 LINEAR = "model.layers.{i}.linear_attn."
 TYPES: dict[Mixer, str] = {"linear": "linear_attention", "full": "full_attention"}
 SIZES = ("linear_key_head_dim", "linear_value_head_dim")
-REFUSAL = "{key} = {said} is not supported; it is {value} in released models"
 
 
 def _read_size(config: Json, _: Json, where: str) -> Json:
@@ -75,8 +74,8 @@ class HybridHf(Table):
         Derived(_read_rope, _write_rope),
         Derived(_read_size, lambda model, *_: dict.fromkeys(SIZES, model.linear_head_dim)),
         Derived(_read_pattern, _write_pattern),
-        Fixed("hidden_act", "silu", REFUSAL),
-        Fixed("attention_bias", False, REFUSAL, same=(None,)),
+        Fixed("hidden_act", "silu"),
+        Fixed("attention_bias", False, same=(None,)),
         NO_IDS,
     )
     defaults: ClassVar = {

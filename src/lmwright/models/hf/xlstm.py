@@ -11,7 +11,6 @@ ROUNDED = 64  # of the mlp's width, unless config.json says another
 FIXED = {
     "add_out_norm": True, "use_bias": False, "eps": 1e-6, "norm_reduction_force_float32": True,
 }  # fmt: skip
-REFUSAL = "{key} = {said} is not supported; it is {value} in released models"
 MODES = "{key} {said} is not supported; it is single or fused"
 FUSED = "fused"
 UNTIED = Words("head", "tie_word_embeddings", {"untied": False}, False, False)  # they tie nothing
@@ -113,7 +112,7 @@ class XlstmHf(Table):
         _twins("num_layers", "num_hidden_layers", "num_blocks", 32),
         Derived(_read_heads, _write_heads),
         Derived(_read_mlp, _write_mlp),
-        *(Fixed(key, value, REFUSAL) for key, value in FIXED.items()),
+        *(Fixed(key, value) for key, value in FIXED.items()),
         Fixed("weight_mode", "single", MODES, same=(FUSED,)),
     )
     defaults: ClassVar = {
