@@ -24,6 +24,7 @@ from lmwright.data.text import normalize as normalize_module
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
 from tests.data.portioned import COUNT, TOKENS, T, data_of, list_first, packed_rows, write_corpus
+from tests.flipped import flipped
 
 ROWS = {name: tokens // T for name, tokens in TOKENS.items()}
 
@@ -278,7 +279,7 @@ def test_verify_names_the_portion(part):
     verified = verify_store(folder)
     assert {one.stage.split("/")[0] for one in verified} == {folder_of(0), folder_of(1)}
     shard = next((folder / folder_of(1)).glob("pack/train/web/*.bin"))
-    shard.write_bytes(b"\0" + shard.read_bytes()[1:])
+    shard.write_bytes(flipped(shard.read_bytes()))
     with pytest.raises(UserError, match=r"portion-001/pack/train/web/.* was altered"):
         verify_store(folder)
 

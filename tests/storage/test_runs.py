@@ -17,6 +17,7 @@ from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import CLAIM
 from lmwright.storage.mirror import fetched
 from lmwright.train.session import train
+from tests.flipped import flipped
 from tests.resume.small_runs import STEPS, train_in_process
 from tests.storage.fake_gcs import BUCKET, Faults
 
@@ -135,7 +136,7 @@ def test_another_run_is_refused_there(run, trained, capsys):
 def test_a_damaged_checkpoint_is_set_aside(run, trained, local, capsys):
     bucket = Bucket(trained)
     name = max((e.size, n) for n, e in bucket.entries(f"checkpoints/{STEPS}/state").items())[1]
-    bucket.write(name, bucket.read(name)[0][:-1] + b"\0")
+    bucket.write(name, flipped(bucket.read(name)[0]))
     with pytest.raises(UserError, match="was altered"):
         SavedStates(fetched(trained)).restore_at(STEPS, lambda shapes: shapes)
     assert train(run, jax.devices()[:1]).exit_code == 0
@@ -152,7 +153,7 @@ def test_a_copy_on_a_disk_is_checked_by_the_same_hashes(trained, tmp_path, capsy
         bucket.download(name, copy / name)
     assert main(["eval", str(copy)]) == 0
     file = next(path for path in (copy / f"checkpoints/{STEPS}/state").rglob("d/*"))
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    file.write_bytes(flipped(file.read_bytes()))
     capsys.readouterr()
     assert main(["eval", str(copy)]) == 0
     assert "checkpoint 12 is damaged" in capsys.readouterr().err

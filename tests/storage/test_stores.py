@@ -21,6 +21,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.storage.bucket import Bucket
 from lmwright.storage.claim import CLAIM
 from lmwright.train.session import train
+from tests.flipped import flipped
 from tests.storage.fake_gcs import Faults
 from tests.storage.test_runs import losses
 
@@ -68,7 +69,7 @@ def test_a_damaged_file_is_not_pushed(small_run, url, tmp_path, capsys):
 
     copy = shutil.copytree(small_run.data.dir, tmp_path / "data")
     shard = next(Path(copy).glob("pack/train/*/shard-*.bin"))
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\7")
+    shard.write_bytes(flipped(shard.read_bytes()))
     assert main(["data", "push", str(copy), url]) == 2
     assert f"{shard} was altered" in capsys.readouterr().err
     assert "pack/manifest.json" not in Bucket(url).entries()
