@@ -7,6 +7,7 @@ from lmwright.config.registry import Registry
 CLASSES = {
     "llama": "llama.Llama",
     "gemma": "gemma.Gemma",
+    "gemma4": "gemma4.Gemma4",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3",
     "granite": "granite.Granite",

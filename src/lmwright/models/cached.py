@@ -84,7 +84,10 @@ def extend(
     if empty_cache:
         own = select.KERNELS["attention with sinks"] if model.sinks else select.causal_attention
         kernel = own(compute)
-    x, cache = extend_layers(model.layer, model.spans, w, x, tables, valid, cache, kernel)
+    w = model.with_inputs(w, tokens, x)
+    x, cache = extend_layers(
+        model.layer, model.spans, w, x, tables, valid, cache, kernel, model.tables_after
+    )
     return model.last_norm(w, x), cache
 
 
@@ -98,9 +101,11 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
 def extend_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree,
     kernel: Callable[..., Array] | None = None,
+    tables_after: Callable[[Span, Tree, Tree], Tree] = lambda span, states, tables: tables,
 ) -> tuple[Array, Tree]:  # fmt: skip
     """x [B, T, D] of new tokens after those in the cache, and the new cache. `kernel` is that
-    of the platform where the cache is empty: new tokens then see each other alone."""
+    of the platform where the cache is empty: new tokens then see each other alone.
+    `tables_after(span, new states of its layers, tables)` are those of the layers behind it."""
     start = cache["filled"]
     all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
     places = jnp.cumsum(all_valid, axis=1)  # [B, S]: windows are counted without padding
@@ -110,17 +115,22 @@ def extend_layers(
     back = query[:, :, None] - places[:, None, :]
     ids = valid.astype(jnp.int32)
 
-    def block(kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
+    def block(tables: Tree, kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
         new: list[Tree] = []
 
         def attend(q: Array, k: Array, v: Array, scoring: Scoring, *sinks: Array) -> Array:
             at = (0, start, 0, 0)  # [B, S, K, H]
             put = jax.lax.dynamic_update_slice
-            new.append({"k": put(state["k"], k, at), "v": put(state["v"], v, at)})
+            if state:
+                new.append({"k": put(state["k"], k, at), "v": put(state["v"], v, at)})
+                every = new[0]["k"], new[0]["v"]
+            else:  # those of another layer, all of them
+                new.append({})
+                every, (k, v) = (k, v), (a[:, : x.shape[1]] for a in (k, v))
             if kernel is not None:
                 return kernel(q, k, v, *sinks, ids, scoring)
             mask = seen if scoring.window is None else seen & (back < scoring.window)
-            return cached_attention(q, new[0]["k"], new[0]["v"], mask, scoring, *sinks)
+            return cached_attention(q, *every, mask, scoring, *sinks)
 
         of_state = Attend(attend, ids, state=state, put=new.append)
         x, _ = kind.run(layer, w, x, tables, of_state)
@@ -128,8 +138,9 @@ def extend_layers(
 
     layers: Tree = {}
     for span in spans:
-        blocks = [partial(block, kind) for kind in span.kinds]
+        blocks = [partial(block, tables, kind) for kind in span.kinds]
         x, layers[span.name] = run_stack_cached(blocks, w[span.name], x, cache["layers"][span.name])
+        tables = tables_after(span, layers[span.name], tables)
     return x, {"layers": layers, "valid": all_valid, "filled": start + valid.shape[1]}
 
 

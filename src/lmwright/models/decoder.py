@@ -15,7 +15,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Attention, Batch, Work
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux, spans
+from lmwright.core.stack import Aux, Span, spans
 from lmwright.core.weight import Noisy, dot, lookup
 from lmwright.errors import UserError
 from lmwright.kernels import select
@@ -171,6 +171,10 @@ class Decoder:
             positions, self.rotary_dim, self.rope_theta, self.rope_scaling, length=length
         )
 
+    def with_inputs(self, w: Tree, tokens: Array, x: Array) -> Tree:
+        """The weights, and beside them what layers read of tokens [B, T], embedded as x."""
+        return w
+
     def last_norm(self, w: Tree, x: Array) -> Array:
         """The residual stream as the head sees it."""
         return rms_norm(x, w["norm"], self.norm_eps)
@@ -201,15 +205,18 @@ class Decoder:
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        if self.head == "untied":
-            return dot("btd,dv->btv", hidden, w["head"], out_dtype=jnp.float32)
-        return dot("btd,vd->btv", hidden, w["embed"], out_dtype=jnp.float32)
+        by, name = ("btd,dv->btv", "head") if self.head == "untied" else ("btd,vd->btv", "embed")
+        return dot(by, hidden, w[name], out_dtype=jnp.float32)
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
         """Shapes of what a layer carries from token to token, in rows of up to `length`: here
         keys and values."""
         each = jax.ShapeDtypeStruct((batch_size, length, self.num_kv_heads, self.head_dim), dtype)
         return {"k": each, "v": each}
+
+    def tables_after(self, span: Span, states: Tree, tables: Tree) -> Tree:
+        """What layers behind a span see, by the states of its own."""
+        return tables
 
 
 def reaches(pattern: Sequence[LayerReach], num_layers: int) -> tuple[LayerReach, ...]:

@@ -44,6 +44,17 @@ def _gemma3(shape: Shape, **fields: Any) -> Any:
     return _gemma(shape, **(usual | fields))
 
 
+def _gemma4(shape: Shape, **fields: Any) -> Any:
+    from lmwright.models.gemma4 import Gemma4
+    from lmwright.nn.rope import ProportionalRope
+
+    usual = {
+        "vocab_size": 262_144, "seq_len": 131_072, "window": 512, "head_dim": 256,
+        "rope_scaling": ProportionalRope(fraction=0.25), "logits_soft_cap": 30.0,
+    }  # fmt: skip
+    return Gemma4(**sizes(shape), **(usual | fields))
+
+
 def _olmo2(shape: Shape) -> Any:
     from lmwright.models.olmo2 import Olmo2
 
@@ -154,6 +165,14 @@ PRESETS = {
         _gemma3, (3840, 15_360, 48, 16, 8)),
     "gemma3-27b": row("27.0 B: the text part of Gemma 3 27B (https://arxiv.org/abs/2503.19786)",
         _gemma3, (5376, 21_504, 62, 32, 16), head_dim=128, query_dim=168),
+    "gemma4-e2b": row("4.63 B: the text part of Gemma 4 E2B (https://ai.google.dev/gemma)",
+        _gemma4, (1536, 6144, 35, 8, 1), layer_pattern=("local",) * 4 + ("global",),
+        num_shared_layers=20, shared_mlp_dim=12_288, layer_input_dim=256),
+    "gemma4-e4b": row("7.46 B: the text part of Gemma 4 E4B (https://ai.google.dev/gemma)",
+        _gemma4, (2560, 10_240, 42, 8, 2), num_shared_layers=18, layer_input_dim=256),
+    "gemma4-31b": row("30.7 B: the text part of Gemma 4 31B (https://ai.google.dev/gemma)",
+        _gemma4, (5376, 21_504, 60, 32, 16), window=1024, seq_len=262_144,
+        global_kv_heads=4, global_values="keys"),
     "olmo2-1b": row("1.48 B: OLMo 2 1B (https://arxiv.org/abs/2501.00656)", _olmo2,
         (2048, 8192, 16, 16, 16)),
     "olmo2-7b": row("7.30 B: OLMo 2 7B (https://arxiv.org/abs/2501.00656)", _olmo2,
