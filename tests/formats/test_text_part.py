@@ -264,3 +264,50 @@ def test_the_text_of_a_qwen_is_taken_as_released(tmp_path, capsys):
         wanted = theirs(input_ids=ids).logits
         found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids)
     assert torch.allclose(found.logits, wanted, atol=1e-5)
+
+
+GEMMA4_TEXT = {
+    **{name: size for name, size in TEXT.items() if name != "query_pre_attn_scalar"},
+    "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 20, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 97,
+    "final_logit_softcapping": 2.3,
+}  # fmt: skip
+GEMMA4_SIGHT = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 12, "patch_size": 4, "position_embedding_size": 64,
+}  # fmt: skip
+
+
+def test_the_text_of_a_gemma4_is_taken_as_released(tmp_path, capsys):
+    """With its vision tower, sizes under the keys of released models, and in layers that share
+    keys and values those that nothing reads."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma4Config(
+        text_config=GEMMA4_TEXT, vision_config=GEMMA4_SIGHT, audio_config=None
+    )
+    torch.manual_seed(0)
+    theirs = transformers.Gemma4ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path / "source")
+    path = tmp_path / "source" / "config.json"
+    said = json.loads(path.read_text())
+    del said["text_config"]["per_layer_config"]
+    said["text_config"] |= {"global_head_dim": 20, "num_global_key_value_heads": None}
+    path.write_text(json.dumps(said))
+    stem = "model.language_model.layers.{}.self_attn.{}.weight".format
+    unused = {stem(4, name): np.zeros((2 * 16, 48), "f4") for name in ("k_proj", "v_proj")} | {
+        stem(5, "k_norm"): np.zeros(20, "f4")
+    }
+    set_tensors(tmp_path / "source", lambda tensors: tensors | unused)
+    proof = import_command(tmp_path / "source", tmp_path / "out")
+    for against in (proof.source_to_transformers, proof.folder_to_transformers):
+        assert against.max_abs_diff < 1e-5 * max(against.max_abs_logit, 1.0)
+    said = capsys.readouterr().out
+    assert "not taken: vision tower" in said
+    assert "not taken: unused keys and values of shared layers, 3 tensors" in said
+    ids = torch.arange(20)[None] % 97
+    with torch.no_grad():
+        wanted = theirs(input_ids=ids).logits
+        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids)
+    assert torch.allclose(found.logits, wanted, atol=1e-5)

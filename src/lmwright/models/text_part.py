@@ -34,6 +34,9 @@ class TextPart:
     in the text model alone."""
 
 
+GEMMA4 = "Gemma4ForCausalLM"
+SHARED_LAYERS = "num_kv_shared_layers"
+"""Key for the last layers of a Gemma 4, which have no keys and values of their own."""
 FURTHER = {"mtp.": "layer that predicts a further token"}
 TEXT_PARTS = MappingProxyType(
     {
@@ -46,6 +49,17 @@ TEXT_PARTS = MappingProxyType(
             )
             for kind in ("", "Moe")
         },
+        "Gemma4ForConditionalGeneration": TextPart(
+            GEMMA4,
+            {"model.language_model.": "model.", "lm_head.": "lm_head."},
+            {
+                "model.vision_tower.": "vision tower",
+                "model.embed_vision.": "projector of the vision tower",
+                "model.audio_tower.": "audio tower",
+                "model.embed_audio.": "projector of the audio tower",
+            },
+            modules={"model.": "model.language_model."},
+        ),
         "Gemma3ForConditionalGeneration": TextPart(
             "Gemma3ForCausalLM",
             # the second forms are those within transformers, which some tools write
@@ -90,6 +104,7 @@ USES = (
 OTHER_NAMES = MappingProxyType(
     {
         **_berts(),
+        GEMMA4: TextPart(GEMMA4, {"": ""}),
         **{
             name: TextPart(name, {"": ""}, FURTHER)
             for name in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
@@ -144,9 +159,29 @@ def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
     """Location of a config.json's model among the tensors; None if these have its own names
     alone."""
     name = architecture_of(config)
-    if (part := TEXT_PARTS.get(name) or OTHER_NAMES.get(name)) and MASK_DECODER in config:
+    part = TEXT_PARTS.get(name) or OTHER_NAMES.get(name)
+    if part and MASK_DECODER in config:
         return replace(part, others={k: v for k, v in part.others.items() if k != POSITIONS})
+    if part and part.architecture == GEMMA4:
+        return replace(part, others={**part.others, **_unused_heads(config, part)})
     return part
+
+
+def _unused_heads(config: Mapping[str, Any], part: TextPart) -> dict[str, str]:
+    """Beginnings of the names of keys and values in layers that share those of others, which
+    released files hold all the same."""
+    text = config.get("text_config", config)
+    layers, shared = text.get("num_hidden_layers"), text.get(SHARED_LAYERS)
+    if not (isinstance(layers, int) and isinstance(shared, int) and 0 < shared <= layers < 1000):
+        return {}
+    inside = next(before for before, after in part.prefixes.items() if after in ("model.", ""))
+    inside = inside or "model."
+    heads = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return {
+        f"{inside}layers.{i}.self_attn.{head}.": "unused keys and values of shared layers"
+        for i in range(layers - shared, layers)
+        for head in heads
+    }
 
 
 def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lmwright.models.hf.pairs import Derived, Fixed, Json, Words
 from lmwright.models.hf.rope import SIDES, sides_config, sides_fields
 from lmwright.models.hf.table import WEIGHTS, Table
 from lmwright.models.hf.window import TYPES, pattern_of, reach_said
+from lmwright.models.text_part import SHARED_LAYERS
 
 LAYER = "model.layers.{i}"
 GLOBAL_SIZES = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
@@ -79,7 +80,7 @@ def _write_sizes(model: Any, architecture: str, _: str) -> Json:
 
 
 def _read_shared(config: Json, fields: Json, _: str) -> Json:
-    count = config.get("num_kv_shared_layers") or 0
+    count = config.get(SHARED_LAYERS) or 0
     wide = 2 * fields["mlp_dim"] if config.get("use_double_wide_mlp") and count else None
     return {"num_shared_layers": count, "shared_mlp_dim": wide}
 
@@ -91,7 +92,7 @@ def _write_shared(model: Any, architecture: str, _: str) -> Json:
             f"model.shared_mlp_dim: {architecture} has model.mlp_dim or twice that, not "
             f"{model.shared_mlp_dim}; change it to export"
         )
-    return {"num_kv_shared_layers": model.num_shared_layers, "use_double_wide_mlp": wide}
+    return {SHARED_LAYERS: model.num_shared_layers, "use_double_wide_mlp": wide}
 
 
 def _read_inputs(config: Json, _: Json, where: str) -> Json:
