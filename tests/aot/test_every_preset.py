@@ -21,11 +21,11 @@ SLICES = {
         bert-base bert-large minilm-l6 roberta-base roberta-large xlm-roberta-base xlm-roberta-large
         bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m""",
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
-        llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b""",
+        llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
-        qwen3-5-27b""",
+        qwen3-5-27b gemma4-31b""",
     "v5p-32": "qwen3-5-35b-a3b gpt-oss-20b",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b",
     "v5p-128": "llama-175b gpt-oss-120b",

@@ -14,7 +14,8 @@ from lmwright.evals.embed import embed_command
 from lmwright.evals.predict import predict_command
 from lmwright.formats.load import load_model
 from tests.parity.compare import randomize
-from tests.parity.families import BERT, SIZES
+from tests.parity.families import BERT
+from tests.parity.row import SIZES
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

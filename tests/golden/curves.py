@@ -39,7 +39,9 @@ HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linea
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
-    "olmo2": DENSE,
+    "gemma4": DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
+                       "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10},
+    "olmo2": DENSE, "bitnet": DENSE, "fanformer": DENSE,
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]},
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
@@ -56,9 +58,7 @@ MODELS = {
         "key_dim": 6, "chunk_tokens": 32},
     "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
-    "bitnet": DENSE, "fanformer": DENSE,
-    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
-    "mixtral": SIZES | {"experts": EXPERTS},
+    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "mixtral": SIZES | {"experts": EXPERTS},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},

@@ -15,7 +15,8 @@ from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_read import import_hf, model_from_config, open_tensors, read_config
 from lmwright.models.deberta import Deberta
 from lmwright.presets import of_section
-from tests.parity.families import DEBERTA, SIZES
+from tests.parity.families import DEBERTA
+from tests.parity.row import SIZES
 
 RELEASED = {  # of microsoft/deberta-v3-base, which names no architecture
     "architectures": ["DebertaV2ForMaskedLM"], "model_type": "deberta-v2",

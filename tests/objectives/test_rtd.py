@@ -27,7 +27,8 @@ from lmwright.planner.analytic.quick import Quick
 from tests.in_memory import abstract_weights, to_hf
 from tests.objectives.cut_batches import CUTS, after_step
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import DEBERTA, SIZES
+from tests.parity.families import DEBERTA
+from tests.parity.row import SIZES
 from tests.parity.test_encoders import EOS, LENGTHS, MASK, T, V, packed
 from tests.planner.test_analytic import dot_flops
 from tests.train.test_step import SEQ_LEN, make_run

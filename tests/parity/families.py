@@ -5,15 +5,9 @@ shorter than the rows of the tests. A new family adds its rows here, and is then
 transformers in all of `test_families.py`.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from tests.parity.gemmas import GEMMAS
+from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
-SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
-    "max_position_embeddings": 192, "rms_norm_eps": 3e-4, "initializer_range": 0.3,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
 MODERN = {
     "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "norm_eps": 3e-4,
     "local_attention": 12,
@@ -40,33 +34,6 @@ DELTA_RULE = {
     "linear_value_head_dim": 9, "num_hidden_layers": 2, "full_attention_interval": 2,
     "rms_norm_eps": 0.05,  # less makes rounding large where a query and a key are at right angles
 }  # fmt: skip
-OLD = {"original_max_position_embeddings": 13}
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
-
-
-def rope(kind: str = "default", **said: Any) -> dict[str, Any]:
-    """rope_parameters with a theta of its own."""
-    return {"rope_type": kind, "rope_theta": 5003.0, **said}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model of the table."""
-
-    architecture: str
-    config: dict[str, Any] = field(default_factory=dict)
-    """What differs from SIZES; None takes a key out."""
-    gradients: bool = True
-    """Whether its gradients are compared too; else its logits alone."""
-    generates: bool = False
-    """Whether its text is compared token for token."""
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """Its config.json."""
-        whole = SIZES | {"rope_parameters": rope()} | self.config
-        return {k: v for k, v in whole.items() if v is not None}
-
 
 ROWS = {
     "llama": Row(
@@ -226,89 +193,7 @@ ROWS = {
         },
         gradients=False,
     ),
-    "gemma2": Row(
-        "Gemma2ForCausalLM",
-        {
-            "sliding_window": 7,
-            "query_pre_attn_scalar": 23,
-            "attn_logit_softcapping": 1.7,
-            "final_logit_softcapping": 2.3,
-        },
-        generates=True,
-    ),
-    "gemma2-no-caps": Row(
-        "Gemma2ForCausalLM",
-        {
-            "sliding_window": 7,
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "layer_types": [GLOBAL] * 5,
-            "rope_parameters": rope("linear", factor=3.5),
-            "hidden_activation": "silu",
-            "tie_word_embeddings": False,
-        },
-        gradients=False,
-    ),
-    "gemma3": Row(
-        "Gemma3ForCausalLM",
-        {
-            "num_hidden_layers": 7,
-            "sliding_window": 7,
-            "query_pre_attn_scalar": 23,
-            "layer_types": [LOCAL, LOCAL, GLOBAL] * 2 + [LOCAL],
-            "rope_parameters": {
-                GLOBAL: rope("linear", factor=3.5),
-                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
-            },
-        },
-        generates=True,
-    ),
-    "gemma3-cap": Row(
-        "Gemma3ForCausalLM",
-        {
-            "num_hidden_layers": 7,
-            "sliding_window": 7,
-            "final_logit_softcapping": 2.3,
-            "rope_parameters": None,
-        },
-        gradients=False,
-    ),
-    "gemma4": Row(
-        "Gemma4ForCausalLM",
-        {
-            "num_hidden_layers": 7,
-            "sliding_window": 7,
-            "num_kv_shared_layers": 4,
-            "use_double_wide_mlp": True,
-            "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
-            "global_head_dim": 14,
-            "hidden_size_per_layer_input": 12,
-            "rms_norm_eps": 0.01,
-            "vocab_size_per_layer_input": 97,
-            "final_logit_softcapping": 2.3,
-            "rope_parameters": {
-                GLOBAL: rope("proportional", partial_rotary_factor=0.6, factor=1.5),
-                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
-            },
-        },
-        generates=True,
-    ),
-    "gemma4-keys": Row(
-        "Gemma4ForCausalLM",
-        {
-            "num_hidden_layers": 6,
-            "sliding_window": 7,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 3,
-            "global_head_dim": 14,
-            "hidden_size_per_layer_input": 0,
-            "layer_types": [LOCAL, LOCAL, GLOBAL] * 2,
-            "rope_parameters": None,
-            "initializer_range": 0.2,
-            "tie_word_embeddings": False,
-        },
-        generates=True,
-    ),
+    **GEMMAS,
     "olmo2": Row(
         "Olmo2ForCausalLM",
         {"rope_parameters": rope("yarn", factor=6.0, **OLD), "attention_bias": True},

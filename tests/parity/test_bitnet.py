@@ -16,7 +16,7 @@ from tests.parity.compare import (
     assert_same_training,
     randomize,
 )
-from tests.parity.families import SIZES, rope
+from tests.parity.row import SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,8 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.objectives.mlm import Mlm
 from tests.in_memory import to_hf
 from tests.parity.compare import assert_near, randomize
-from tests.parity.families import BERT, DEBERTA, GLOBAL, LOCAL, MODERN, SIZES, rope
+from tests.parity.families import BERT, DEBERTA, MODERN
+from tests.parity.row import GLOBAL, LOCAL, SIZES, rope
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")

@@ -215,7 +215,7 @@ class Decoder:
         return {"k": each, "v": each}
 
     def tables_after(self, span: Span, states: Tree, tables: Tree) -> Tree:
-        """What layers behind a span see, by the states of its own."""
+        """Tables of the layers behind a span, by the states of its own."""
         return tables
 
 

@@ -278,8 +278,8 @@ class Gemma4(Decoder):
         return w | {span.name: _with_inputs(span, w[span.name], inputs) for span in self.spans}
 
     def tables_after(self, span: Span, states: Tree, tables: Tree) -> Tree:
-        """What layers behind a span see, with the states of its layers: keys and values that are
-        kept, too."""
+        """Tables of the layers behind a span: with keys and values from the state of a kept
+        layer."""
         kind = span.kinds[0].kind
         if not kind.endswith(KEPT):
             return tables
