@@ -12,6 +12,7 @@ from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
+from lmwright.models.gemma4 import Gemma4
 from lmwright.models.granite import Granite
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
@@ -21,7 +22,7 @@ from lmwright.models.qwen3_5 import Qwen35
 from lmwright.models.smollm3 import SmolLm3
 from lmwright.models.xlstm import Xlstm
 from lmwright.models.xlstm_blocks import XlstmBlocks
-from lmwright.nn.rope import LinearRope, LongRope, YarnRope
+from lmwright.nn.rope import LinearRope, LongRope, ProportionalRope, YarnRope
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
@@ -40,6 +41,15 @@ MODELS = {
     "gemma3": Gemma(
         **SIZES, window=7, qk_norm="head", local_rope_theta=77.0, head="untied",
         rope_scaling=LinearRope(factor=3.0),
+    ),
+    "gemma4": Gemma4(
+        **SIZES, window=7, layer_pattern=("local", "global"), global_head_dim=10,
+        num_shared_layers=2, shared_mlp_dim=56, layer_input_dim=14, logits_soft_cap=2.0,
+        norm_eps=0.01,
+    ),
+    "gemma4-keys": Gemma4(
+        **SIZES, window=7, layer_pattern=("local", "global"), global_head_dim=10,
+        global_kv_heads=4, global_values="keys", rope_scaling=ProportionalRope(fraction=0.6),
     ),
     "olmo2": Olmo2(**SIZES, bias="attention"),
     "olmo3": Olmo2(
@@ -134,13 +144,16 @@ def test_stages_of_layers_with_memories(name):
     check(name, STAGES, num_microbatches=4, remat="dots")
 
 
-@pytest.mark.parametrize("name", slow_but("gemma2", "qwen3-5", without=("deberta", *RECURRENT)))
+@pytest.mark.parametrize("name", slow_but("gemma4", "qwen3-5", without=("deberta", *RECURRENT)))
 def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
 
-# the first layer of ModernBERT is like no other
-@pytest.mark.parametrize("name", slow_but("gemma2", without=("modernbert", "deberta", *RECURRENT)))
+# the first layer of ModernBERT is like no other, and Gemma 4's last ones look at others
+WHOLE = ("modernbert", "deberta", "gemma4", *RECURRENT)
+
+
+@pytest.mark.parametrize("name", slow_but("gemma2", without=WHOLE))
 def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
 
