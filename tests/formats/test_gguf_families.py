@@ -12,6 +12,7 @@ pytest.importorskip("gguf")
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
+from lmwright.formats.gguf_gemma4 import is_unused
 from lmwright.formats.gguf_names import config_of
 from lmwright.formats.gguf_read import GgufFile
 from lmwright.formats.gguf_write import write_gguf
@@ -33,6 +34,12 @@ LLAMA3 = {
 }  # fmt: skip
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 GEMMA = {"sliding_window": 9, "query_pre_attn_scalar": 32, "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA4 = {
+    "sliding_window": 9, "num_hidden_layers": 6, "layer_types": [LOCAL, GLOBAL] * 3,
+    "global_head_dim": 64, "rope_parameters": {
+        GLOBAL: {"rope_type": "proportional", "rope_theta": 5003.0, "partial_rotary_factor": 0.25},
+        LOCAL: {"rope_type": "default", "rope_theta": 301.0}},
+}  # fmt: skip
 HYBRID = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
     "linear_value_head_dim": 32, "rms_norm_eps": 1e-6,
@@ -75,6 +82,13 @@ FAMILIES = {
     "Gemma3ForCausalLM": GEMMA | {
         "num_hidden_layers": 7, "rope_theta": 500_000.0, "rope_local_base_freq": 10_000.0,
         "sliding_window_pattern": 6},
+    "Gemma4ForCausalLM": GEMMA4 | {
+        "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 97,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 17.0},
+    "Gemma4ForCausalLM keys": GEMMA4 | {
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "num_hidden_layers": 4,
+        "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL]},
     "GraniteForCausalLM": {
         "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
         "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
@@ -156,6 +170,7 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("MistralForCausalLM", {"sliding_window": 7}, "window"),
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 144}, "query_dim"),
         ("Gemma3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3 + [LOCAL]}, "pattern"),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "a local layer and then a global one"),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("EuroBertForMaskedLM llada", {"attention_bias": True}, "has no biases"),
         ("EuroBertForMaskedLM llada", {"rope_parameters": LLAMA3}, "llada does not compute"),
@@ -184,6 +199,18 @@ def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):
     with pytest.raises(UserError, match=field):
         write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="q8_0")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_and_values_that_nothing_reads_are_left():
+    """Files made of released Gemma 4 have them in layers that share those of others."""
+    config = {"num_hidden_layers": 6, "num_kv_shared_layers": 2}
+    assert is_unused("blk.4.attn_k.weight", config) and is_unused(
+        "blk.5.attn_k_norm.weight", config
+    )
+    assert not is_unused("blk.3.attn_v.weight", config)
+    assert not is_unused("blk.4.attn_q.weight", config) and not is_unused(
+        "token_embd.weight", config
+    )
 
 
 def test_a_file_names_the_layers_with_windows():

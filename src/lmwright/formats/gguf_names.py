@@ -15,7 +15,7 @@ import numpy as np
 
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_hybrid
+from lmwright.formats import gguf_gemma4, gguf_hybrid
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 from lmwright.models.hf.window import TYPES
@@ -133,6 +133,10 @@ ARCHS = {
         window=True,
         fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
     ),
+    "gemma4": Arch(
+        "Gemma4ForCausalLM", "gemma4_text", window=True, factors=True, keys=gguf_gemma4.KEYS,
+        fixed=GEMMA,
+    ),
     "granite": Arch(
         "GraniteForCausalLM", "granite", rotated=True, factors=True, biases=True,
         fixed={"hidden_act": "silu"},
@@ -228,6 +232,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     """config.json of metadata and the tensors' shapes by name (GGUF's names, numpy order)."""
     name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
+    of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -247,6 +252,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config["attention_bias"] = "blk.0.attn_output.bias" in shapes
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
+    if name == gguf_gemma4.NAME:
+        return config | gguf_gemma4.config_of(of_layers, shapes, config, where)
     if arch.partial and (rotated := meta.get(f"{name}.rope.dimension_count")):
         config["partial_rotary_factor"] = rotated / (config["head_dim"] or 1)
     if arch.hybrid:
@@ -298,6 +305,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     if "attention.key_length" in meta:
         meta["attention.value_length"] = meta["attention.key_length"]
         meta["rope.dimension_count"] = rotated_dims(config)
+    if name == gguf_gemma4.NAME:
+        return name, arch, meta | gguf_gemma4.metadata(config, where)
     if arch.hybrid:
         meta |= gguf_hybrid.metadata(config, where)
     if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
@@ -350,7 +359,8 @@ class NameMap:
     def __call__(self, name: str) -> tuple[str, int | None]:
         """Returns (GGUF's name, number of the expert within it or None). Raises UserError."""
         expert = EXPERT.search(name)
-        name = f"{name}.weight" if name.endswith(".sinks") else gguf_hybrid.place_of(name)
+        alone = name.endswith((".sinks", ".layer_scalar"))
+        name = f"{name}.weight" if alone else gguf_hybrid.place_of(name)
         bare = EXPERT.sub(".experts.", name)
         for ours, theirs in THEIR_NAMES.items():
             bare = bare.replace(ours, theirs)

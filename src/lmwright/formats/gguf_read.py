@@ -15,7 +15,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_hybrid
+from lmwright.formats import gguf_gemma4, gguf_hybrid
 from lmwright.formats.gguf_names import (
     Arch,
     NameMap,
@@ -24,7 +24,7 @@ from lmwright.formats.gguf_names import (
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope
+from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope, proportional_rope
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.formats.ternary import floats_of_values
@@ -83,6 +83,8 @@ class GgufTensors(Tensors):
         }
         taken = {name for name, _ in self._places.values()} | {ROPE_FACTORS}
         taken |= set(self._scales.values())
+        if file.meta["general.architecture"] == gguf_gemma4.NAME:
+            taken |= {name for name in file.tensors if gguf_gemma4.is_unused(name, config)}
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
         super().__init__(self._places)
 
@@ -142,7 +144,8 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:
             "download another conversion of the model"
         )
     if ROPE_FACTORS in file.tensors:
-        llama3_rope(config, file.read(ROPE_FACTORS), str(path))
+        take = proportional_rope if name == gguf_gemma4.NAME else llama3_rope
+        take(config, file.read(ROPE_FACTORS), str(path))
     missing = [k for k in ("num_hidden_layers", "hidden_size") if not config.get(k)]
     if missing:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")

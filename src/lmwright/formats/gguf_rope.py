@@ -3,7 +3,8 @@
 rope.scaling.type             linear where it is silent
 rope.scaling.factor           or the rope.scale_linear of 2023; 0 and 1 scale nothing
 rope.scaling.attn_factor      on top of what yarn makes of the factor
-rope_freqs.weight             a tensor of factors: Llama 3.1's scaling
+rope_freqs.weight             a tensor of factors: Llama 3.1's scaling, and 1e30 for the pairs of a
+                              Gemma 4's global layers that are not rotated
 """
 
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.errors import UserError
+from lmwright.models.hf.window import TYPES
 
 ROPE_FACTORS = "rope_freqs.weight"
 READ = {
@@ -27,6 +29,8 @@ NEUTRAL = {
     "scaling.yarn_log_multiplier": (0.0,),
     "scaling.alpha": (0.0,),
 }
+GLOBAL = TYPES["global"]
+NOT_ROTATED = 1e30
 LOCAL_THETA = ("rope_local_base_freq", "local_rope_theta")  # in config.json
 LOCAL_BASE = "freq_base_swa"  # of layers with a window, where an architecture tells them apart
 
@@ -145,3 +149,47 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int) -> np.n
         smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
         out.append(1 / ((1 - smooth) / factor + smooth))
     return np.asarray(out, np.float32)
+
+
+def rope_factors(config: Mapping[str, Any]) -> np.ndarray | None:
+    """The factors that a file has beside its metadata, float32 [pairs]; None without any."""
+    rope = config.get("rope_parameters") or {}
+    if "global_head_dim" in config:
+        return proportional_factors(config)
+    if rope.get("rope_type") == "llama3":
+        return llama3_factors(rope, config["rope_theta"], config["head_dim"])
+    return None
+
+
+def proportional_factors(config: Mapping[str, Any]) -> np.ndarray:
+    """float32 [global_head_dim / 2] by which llama.cpp divides the rotations of global layers.
+    Raises UserError for scaling that these do not express."""
+    rope, pairs = config["rope_parameters"][GLOBAL], config["global_head_dim"] // 2
+    if rope["rope_type"] not in ("default", "proportional"):
+        raise UserError(
+            f"model.rope_scaling: GGUF has no {rope['rope_type']!r} for Gemma 4; export to a "
+            "Hugging Face folder instead"
+        )
+    rotated = int(rope.get("partial_rotary_factor", 1.0) * pairs)
+    values = np.full(pairs, NOT_ROTATED, np.float32)
+    values[:rotated] = rope.get("factor") or 1.0
+    return values
+
+
+def proportional_rope(config: dict[str, Any], values: np.ndarray, where: str) -> None:
+    """Puts into config.json the rotations of Gemma 4's global layers with these factors. Raises
+    UserError for others than `proportional_factors` gives."""
+    rotated = int((values < NOT_ROTATED / 10).sum())
+    factor = float(values[0])
+    if (
+        not rotated
+        or np.any(values[:rotated] != factor)
+        or len(values) != config["global_head_dim"] // 2
+    ):
+        raise UserError(f"{where}: its factors of rotations are not those of a Gemma 4")
+    if rotated < pairs or factor != 1.0:
+        config["rope_parameters"][GLOBAL] |= {
+            "rope_type": "proportional",
+            "partial_rotary_factor": rotated / pairs,
+            **({"factor": factor} if factor != 1.0 else {}),
+        }

@@ -34,7 +34,7 @@ from lmwright.formats.gguf_names import (
     rotated_heads,
 )
 from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
-from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_factors
+from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.hf_write import checked_tokenizer
@@ -249,11 +249,9 @@ def _write(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():
         _add(writer, key, value)
-    rope = config.get("rope_parameters") or {}
-    extra = []
-    if rope.get("rope_type") == "llama3":
-        extra = [llama3_factors(rope, config["rope_theta"], config["head_dim"])]
-        writer.add_tensor_info(ROPE_FACTORS, extra[0].shape, extra[0].dtype, extra[0].nbytes)
+    factors = rope_factors(config)
+    if factors is not None:
+        writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
     for entry in entries:
         kind = types[entry.kind]
         size = int(np.prod(gguf.quant_shape_to_byte_shape(entry.shape, kind)))
@@ -265,8 +263,8 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for array in extra:
-            writer.write_tensor_data(array)
+        if factors is not None:
+            writer.write_tensor_data(factors)
         for entry in entries:
             writer.write_tensor_data(_laid_out(entry, tensors, config, arch))
             if entry.kind in TERNARY:
