@@ -180,12 +180,8 @@ def proportional_rope(config: dict[str, Any], values: np.ndarray, where: str) ->
     """Puts into config.json the rotations of Gemma 4's global layers with these factors. Raises
     UserError for others than `proportional_factors` gives."""
     rotated = int((values < NOT_ROTATED / 10).sum())
-    factor = float(values[0])
-    if (
-        not rotated
-        or np.any(values[:rotated] != factor)
-        or len(values) != config["global_head_dim"] // 2
-    ):
+    factor, pairs = float(values[0]), config["global_head_dim"] // 2
+    if not rotated or np.any(values[:rotated] != factor) or len(values) != pairs:
         raise UserError(f"{where}: its factors of rotations are not those of a Gemma 4")
     if rotated < pairs or factor != 1.0:
         config["rope_parameters"][GLOBAL] |= {
