@@ -26,7 +26,7 @@ SLICES = {
         phi3-medium qwen3-5-9b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b""",
-    "v5p-32": "qwen3-5-35b-a3b gpt-oss-20b",
+    "v5p-32": "qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b",
     "v5p-128": "llama-175b gpt-oss-120b",
     "v5p-1024": "llama-600b",

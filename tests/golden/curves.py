@@ -36,18 +36,18 @@ EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 40, "balance_los
 SHARED = EXPERTS | {"shared_dim": 40}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
+GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
+                  "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10}  # fmt: skip
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
-    "gemma4": DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
-                       "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10},
-    "olmo2": DENSE, "bitnet": DENSE, "fanformer": DENSE,
+    "gemma4": GEMMA4, "gemma4-moe": GEMMA4 | {"experts": EXPERTS},
+    "olmo2": DENSE, "bitnet": DENSE, "fanformer": DENSE, "eurobert": DENSE,
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]},
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
     "qwen3-5": DENSE | HYBRID,
     "qwen3-5-moe": SIZES | HYBRID | {"experts": SHARED | {"shared_gate": "sigmoid"}},
-    "eurobert": DENSE,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},

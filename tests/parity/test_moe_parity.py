@@ -83,6 +83,17 @@ ROWS = {
             },
         },
     ),
+    "gemma4-moe": (
+        "Gemma4ForCausalLM",
+        {
+            "enable_moe_block": True, "num_experts": 7, "top_k_experts": 3,
+            "moe_intermediate_size": 28, "intermediate_size": 80,
+            "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4, "global_head_dim": 14, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 3, "hidden_size_per_layer_input": 0,
+            "rms_norm_eps": 0.01, "final_logit_softcapping": 2.3, "rope_parameters": None,
+        },
+    ),
     "dots1": (
         "Dots1ForCausalLM",
         {
@@ -94,7 +105,8 @@ ROWS = {
     ),
 }  # fmt: skip
 DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")  # theirs are rounded: test_qwen3_5.py
-NOT_COMPARED = ("correction_bias", *DECAYS)
+NOT_COMPARED = ("correction_bias", "layer_scalar", *DECAYS)
+NO_LOSS = ("dots1", "gemma4-moe")  # of theirs, that balances experts
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
 TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
@@ -139,7 +151,7 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
     real[PADDED] = False
     labels = np.where(real & (np.cumsum(real, 1) > 1), TOKENS, -100)
     theirs.zero_grad()
-    routed = {} if name == "dots1" else {"output_router_logits": True}
+    routed = {} if name in NO_LOSS else {"output_router_logits": True}
     out = theirs(
         input_ids=torch.tensor(TOKENS), attention_mask=torch.tensor(real).long(),
         position_ids=torch.tensor(np.maximum(np.cumsum(real, 1) - 1, 0)),

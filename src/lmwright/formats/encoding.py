@@ -79,7 +79,8 @@ class StackedExperts(Encoding):
         self, model: HfModel, tensors: Mapping[str, np.ndarray]
     ) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors by name, in the order of `sizes`."""
-        return stacked(super().tensors(model, tensors))
+        turns = model.hf.stacked_experts == "turns"
+        return stacked(super().tensors(model, tensors), turns=turns)
 
 
 class Ternary(Encoding):

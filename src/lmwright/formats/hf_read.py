@@ -150,7 +150,7 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     if kind is None:
         return named
     table = TABLES[kind]()
-    if table.stacked_experts:
+    if table.stacked_experts == "turns":
         return UnstackedExperts(named, str(folder))
     fused = table.fused(own, where)
     return FusedTensors(named, fused, str(folder)) if fused else named

@@ -65,7 +65,12 @@ def to_peft(
     """The adapter as PEFT keeps it, of the `model` with a head that it trains whole; `base` is the
     name or folder of the base model, and `whole` what its module names begin with where it holds
     more than the text (`TextPart.modules`)."""
-    stacks = model.hf.stacked_experts and any(map(_is_of_experts, adapter.modules))
+    stacks = model.hf.stacked_experts is not None and any(map(_is_of_experts, adapter.modules))
+    if stacks and model.hf.stacked_experts == "halves":
+        raise UserError(
+            f"lora.targets: PEFT folders of the experts of {model.hf.name} are not written; train "
+            "without them, or write the merged model with lmwright export"
+        )
     if stacks and adapter.variant == "dora":
         raise UserError(
             f"lora.variant: PEFT has no DoRA for the experts of {model.hf.name}; write the merged "
@@ -195,7 +200,7 @@ def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, S
     """The slots of `module_slots`. Raises UserError where the adapter has a module that is not
     among them."""
     known = module_slots(model)
-    if adapter.config.get("target_parameters") and not model.hf.stacked_experts:
+    if adapter.config.get("target_parameters") and model.hf.stacked_experts != "turns":
         raise UserError(
             f"{where}: has factors of target_parameters, which are read for gpt-oss alone; merge "
             "it with PEFT"

@@ -7,6 +7,9 @@
     X.down_proj_blocks    uint8 [E, out, F / 32, 16]   as released: MXFP4, two values a byte, the
     X.down_proj_scales    uint8 [E, out, F / 32]       first at the low bits; 2^(scale - 127) of 32
 
+Gemma 4's are [E, 2 F, in], all of the gate before all of up, and [E, out, F]; they are read as
+other fused tensors are (`formats.fused_tensors`).
+
 https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
 """
 
@@ -147,15 +150,17 @@ def stacked_sizes(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return list(found.items())
 
 
-def stacked(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+def stacked(
+    tensors: Iterable[tuple[str, np.ndarray]], *, turns: bool
+) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a folder, in the order of `stacked_sizes`, from those by the names of each
-    expert, in the order of their layers."""
+    expert, in the order of their layers: as gpt-oss has them with `turns`, else as Gemma 4."""
     held: dict[str, dict[tuple[str, int], np.ndarray]] = {}
     layer = ""
     for name, array in tensors:
         match = OWN.fullmatch(name)
         if held and (match is None or match["layer"] != layer):
-            yield from _joined(held)
+            yield from _joined(held, turns)
             held = {}
         if match is None:
             yield name, array
@@ -163,20 +168,25 @@ def stacked(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np
         layer = match["layer"]
         whole = held.setdefault(stacked_name(name) or name, {})
         whole[match["part"], int(match["expert"])] = array
-    yield from _joined(held)
+    yield from _joined(held, turns)
 
 
 def _joined(
-    held: dict[str, dict[tuple[str, int], np.ndarray]],
+    held: dict[str, dict[tuple[str, int], np.ndarray]], turns: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
     for name, parts in held.items():
         kinds = PARTS[name.rpartition(".")[2].removesuffix("_bias")]
         experts = range(len(parts) // len(kinds))
         first = next(iter(parts.values()))
         outputs, inputs = first.shape[0], first.shape[1:]
-        result = np.empty((len(experts), *inputs, outputs * len(kinds)), first.dtype)
+        rows = outputs * len(kinds)
+        shape = (len(experts), *inputs, rows) if turns else (len(experts), rows, *inputs)
+        result = np.empty(shape, first.dtype)
         for (part, expert), array in parts.items():
             _, at, count = SOURCES[part]
-            result[expert][..., at::count] = array.T
+            if turns:
+                result[expert][..., at::count] = array.T
+            else:
+                result[expert][at * outputs : (at + 1) * outputs] = array
         yield name, result
         parts.clear()

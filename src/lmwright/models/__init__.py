@@ -8,6 +8,7 @@ CLASSES = {
     "llama": "llama.Llama",
     "gemma": "gemma.Gemma",
     "gemma4": "gemma4.Gemma4",
+    "gemma4-moe": "gemma4.Gemma4Moe",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3",
     "granite": "granite.Granite",

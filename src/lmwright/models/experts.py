@@ -24,6 +24,8 @@ from lmwright.nn.moe import TWO_INPUTS, Dispatch, ExpertMlp, mixture
 from lmwright.nn.router import Routing, choose, load_balance, router_sums
 
 ROUTER, SHARED, EXPERT = "router", "shared_", "expert_"
+EXPERT_SCALE = "router_expert_scale"
+"""A factor of each expert on its routing weights, in families that have one."""
 
 
 @section
@@ -120,17 +122,24 @@ class Experts:
         return spec
 
     def run(
-        self, mlp: ExpertMlp, w: Tree, h: Array, real: Array, chunk_tokens: int | None = None
-    ) -> tuple[Array, Aux]:
+        self, mlp: ExpertMlp, w: Tree, h: Array, real: Array, chunk_tokens: int | None = None,
+        routed: Array | None = None,
+    ) -> tuple[Array, Aux]:  # fmt: skip
         """[B, T, D] of h [B, T, D], and what the router did; `real` [B, T] is False at padding.
-        Shared experts take `chunk_tokens` of each row at a time."""
+        Shared experts take `chunk_tokens` of each row at a time. The router reads `routed`, h if
+        None."""
         bias = w.get("router_bias")
-        logits = dot("btd,de->bte", h.astype(jnp.float32), w[ROUTER])
+        logits = dot(
+            "btd,de->bte", (h if routed is None else routed).astype(jnp.float32), w[ROUTER]
+        )
         if self.bias == "all":
             logits = logits + w["router_logit_bias"].astype(jnp.float32)
         choice = choose(logits, bias, self.routing)
-        dispatch = Dispatch(self.num_experts, mlp, self.capacity_factor)
-        y, dropped = mixture(h, choice.experts, choice.shares, real, part(w, EXPERT), dispatch)
+        dispatch, shares = Dispatch(self.num_experts, mlp, self.capacity_factor), choice.shares
+        if (scale := w.get(EXPERT_SCALE)) is not None:  # by comparison, as in `choose`
+            own = choice.experts[..., None] == jnp.arange(self.num_experts)
+            shares = shares * jnp.sum(jnp.where(own, scale.astype(jnp.float32), 0), axis=-1)
+        y, dropped = mixture(h, choice.experts, shares, real, part(w, EXPERT), dispatch)
         if self.shared_dim is not None:
             assert mlp != "swiglu_oai"  # whose family has none
             y = y + self._shared(mlp, w, h, chunk_tokens)

@@ -1,4 +1,4 @@
-"""Gemma 4 (https://huggingface.co/collections/google/gemma-4): the text model, dense.
+"""Gemma 4 (https://huggingface.co/collections/google/gemma-4): the text model.
 
     x --+--> norm --> attention --> norm --+--> norm --> mlp --> norm --+--> input --> times s
         +----------------------------------^ +--------------------------^
@@ -36,8 +36,16 @@ from lmwright.core.stack import Aux, Span, added
 from lmwright.core.weight import dot, lookup, name_result
 from lmwright.errors import UserError
 from lmwright.kernels import select
-from lmwright.models.block import OutNorm, attention_spec, feed_forward, mlp_spec, output
+from lmwright.models.block import (
+    OutNorm,
+    attention_spec,
+    feed_forward,
+    into_stream,
+    mlp_spec,
+    output,
+)
 from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
+from lmwright.models.experts import EXPERT_SCALE, Experts
 from lmwright.models.layers import Attend, Kernel, run_layers
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import GatedMlp, gated
@@ -249,15 +257,20 @@ class Gemma4(Decoder):
         h = attend(q, k, v, Scoring(1.0, self.window_of(kind)))
         h = constrain(output(w, h), "batch stream embed")
         x = constrain(x + norm(h, w["attention_out_norm"]), "batch stream embed")
-        h, chunk = norm(x, w["mlp_norm"]), attend.mlp_chunk_tokens
-        h = feed_forward(self.mlp, w, h, chunk, OutNorm("mlp_out_norm", norm))
+        h, aux = self.ffn(w, x, attend)
         x = constrain(x + h, "batch stream embed")
         if self.layer_input_dim is not None:
             h = gated(self.mlp, dot("btd,df->btf", x, w["input_gate"]), w["inputs"])
             h = constrain(dot("btf,fd->btd", h, w["input_out"]), "batch stream embed")
             x = constrain(x + norm(h, w["input_out_norm"]), "batch stream embed")
         x = x * lax.stop_gradient(w["layer_scale"]).astype(x.dtype)  # no training changes it
-        return x, dict(zip(_kept(reach), (k, v), strict=True)) if kind.endswith(KEPT) else {}
+        kept = dict(zip(_kept(reach), (k, v), strict=True)) if kind.endswith(KEPT) else {}
+        return x, aux | kept
+
+    def ffn(self, w: Tree, x: Array, attend: Attend) -> tuple[Array, Aux]:
+        """The feed-forward of x [B, T, D], between its norms, and sums over real tokens."""
+        h, chunk = self._norm(x, w["mlp_norm"]), attend.mlp_chunk_tokens
+        return feed_forward(self.mlp, w, h, chunk, OutNorm("mlp_out_norm", self._norm)), {}
 
     def _norm(self, x: Array, scale: Array) -> Array:
         return rms_norm(x, scale, self.norm_eps)
@@ -296,6 +309,47 @@ class Gemma4(Decoder):
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
         return _work(self, seq_len)
+
+
+@section
+class Gemma4Moe(Gemma4):
+    """Gemma 4 with experts beside the mlp of every layer.
+
+    x --+--> norm --> mlp -------> norm --+--> norm -->
+        +--> norm --> experts ---> norm --+
+        +--> unit norm --> router         the shares of experts, each times a number of its own
+    """
+
+    kind: Literal["gemma4-moe"] = "gemma4-moe"  # type: ignore[assignment]
+    experts: Annotated[Experts, Field(description="Experts beside the mlp of the layers.")]
+
+    @property
+    def mixtures(self) -> dict[str, Experts]:
+        """Experts of the layers, by prefix of their statistics."""
+        return {"router": self.experts, **super().mixtures}
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        norms = ("mlp_branch_norm", "experts_norm", "experts_out_norm", "router_scale")
+        return {
+            **super().layer_spec(kind),
+            **self.experts.spec(self.mlp, self.embed_dim, into_stream(self)),
+            **{name: Param("norm", (self.embed_dim,), fill=1.0) for name in norms},
+            EXPERT_SCALE: Param("experts", (self.experts.num_experts,), fill=1.0),
+        }
+
+    def ffn(self, w: Tree, x: Array, attend: Attend) -> tuple[Array, Aux]:
+        """The feed-forward of x [B, T, D], between its norms, and what the router did."""
+        h, chunk = self._norm(x, w["mlp_norm"]), attend.mlp_chunk_tokens
+        h = feed_forward(self.mlp, w, h, chunk, OutNorm("mlp_branch_norm", self._norm))
+        routed = _unit(x.astype(jnp.float32), self.norm_eps) * w["router_scale"]
+        y, aux = self.experts.run(
+            self.mlp, w, self._norm(x, w["experts_norm"]), attend.real, chunk,
+            routed * self.embed_dim**-0.5,
+        )  # fmt: skip
+        y = constrain(y, "batch stream embed")
+        h = constrain(h + self._norm(y, w["experts_out_norm"]), "batch stream embed")
+        return self._norm(h, w["mlp_out_norm"]), aux
 
 
 def _reach(kind: str) -> LayerReach:

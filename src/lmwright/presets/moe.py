@@ -26,6 +26,13 @@ def _oss(num_layers: int, num_experts: int) -> Any:
     )  # fmt: skip
 
 
+def _gemma4(**fields: Any) -> Any:
+    from lmwright.nn.rope import ProportionalRope
+
+    experts = dict(num_experts=128, experts_per_token=8, mlp_dim=704)
+    return _moe("gemma4-moe", experts, rope_scaling=ProportionalRope(fraction=0.25), **fields)
+
+
 PRESETS = {
     "moe-6m": row(
         "6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192",
@@ -52,6 +59,11 @@ PRESETS = {
                                   shared_dim=512, shared_gate="sigmoid", balance_loss=0.001),
         vocab_size=248_320, embed_dim=2048, num_layers=40, num_heads=16, num_kv_heads=2,
         head_dim=256, seq_len=262_144),
+    "gemma4-26b-a4b": row(
+        "25.2 B, 3.82 B active: the text part of Gemma 4 26B-A4B (https://ai.google.dev/gemma)",
+        _gemma4, vocab_size=262_144, embed_dim=2816, mlp_dim=2112, num_layers=30, num_heads=16,
+        num_kv_heads=8, head_dim=256, global_kv_heads=2, global_values="keys", window=1024,
+        seq_len=262_144, logits_soft_cap=30.0),
     "gpt-oss-20b": row(
         "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),

@@ -9,10 +9,12 @@ Sizes of single layers are said in one of two ways:
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
+from lmwright.models.experts import EXPERT_SCALE
 from lmwright.models.hf.gemma import ACT, HEAD, NORMS, NOT_SUPPORTED
-from lmwright.models.hf.pairs import Derived, Fixed, Json, Words
+from lmwright.models.hf.moe import SOFTMAX, Experts, stacked_experts
+from lmwright.models.hf.pairs import Derived, Fixed, Json, Pair, Words
 from lmwright.models.hf.rope import SIDES, sides_config, sides_fields
-from lmwright.models.hf.table import WEIGHTS, Table
+from lmwright.models.hf.table import WEIGHTS, Fused, Table
 from lmwright.models.hf.window import TYPES, pattern_of, reach_said
 from lmwright.models.text_part import SHARED_LAYERS
 
@@ -137,7 +139,7 @@ class Gemma4Hf(Table):
         "layers.layer_scale": f"{LAYER}.layer_scalar",
     }
     optional: ClassVar = {"logits_soft_cap": "final_logit_softcapping"}
-    pairs = (
+    pairs: ClassVar[tuple[Pair, ...]] = (
         ACT,
         HEAD,
         Derived(_read_rope, lambda model, *_: sides_config(model, (), before=False)),
@@ -146,7 +148,6 @@ class Gemma4Hf(Table):
         Words("global_values", "attention_k_eq_v", {"own": False, "keys": True}),
         Derived(_read_shared, _write_shared),
         Derived(_read_inputs, _write_inputs),
-        Fixed("enable_moe_block", False, "a Gemma 4 with experts is not supported", same=(None,)),
         Fixed("attention_bias", False, NOT_SUPPORTED, same=(None,)),
         # "vision" changes how tokens of images see each other alone
         Fixed("use_bidirectional_attention", None, NOT_SUPPORTED, same=(False, "vision")),
@@ -155,3 +156,38 @@ class Gemma4Hf(Table):
         "head_dim": 256, "rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 512,
         "max_position_embeddings": 131_072,
     }  # fmt: skip
+
+
+class Gemma4MoeHf(Gemma4Hf):
+    """Both directions of the Hugging Face form with experts."""
+
+    name = "Gemma 4 with experts"
+    mark = "num_experts"
+    weights = Gemma4Hf.weights | {
+        "layers.mlp_branch_norm": f"{LAYER}.post_feedforward_layernorm_1.weight",
+        "layers.experts_norm": f"{LAYER}.pre_feedforward_layernorm_2.weight",
+        "layers.experts_out_norm": f"{LAYER}.post_feedforward_layernorm_2.weight",
+        "layers.router": f"{LAYER}.router.proj.weight",
+        "layers.router_scale": f"{LAYER}.router.scale",
+        f"layers.{EXPERT_SCALE}": f"{LAYER}.router.per_expert_scale",
+        **{f"layers.expert_{name}": f"{LAYER}.experts.{{}}.{name}_proj.weight"
+           for name in ("gate", "up", "down")},
+    }  # fmt: skip
+    stacked_experts = "halves"
+    pairs = (
+        *Gemma4Hf.pairs,
+        Experts(
+            {
+                "num_experts": "num_experts",
+                "experts_per_token": "top_k_experts",
+                "mlp_dim": "moe_intermediate_size",
+            },
+            SOFTMAX | {"shares": "chosen"},
+            (),
+        ),
+        Fixed("enable_moe_block", True),
+    )
+
+    def fused(self, config: Json, where: str) -> Fused:
+        """The stacked experts of a layer."""
+        return stacked_experts(self.fields(config, where), ".experts")

@@ -71,7 +71,7 @@ class GptOssHf(MoeHf):
         **{f"layers.expert_{name}_bias": f"{BLOCK}.experts.{{}}.{name}_proj.bias"
            for name in ("gate", "up", "down")},
     }  # fmt: skip
-    stacked_experts = True
+    stacked_experts = "turns"
     quantized = True
     keys = NO_PLAIN
     pairs = (

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json, Words, only_written
 from lmwright.models.hf.rope import ROPE, usual_theta
-from lmwright.models.hf.table import KEYS, WEIGHTS, Table, required
+from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table, required
 
 NEW_BIAS_RATE = 0.001
 """DeepSeek-V3's, for going on with a model whose config.json does not say it."""
@@ -94,6 +94,16 @@ class Experts:
         for pair in self.words:
             config |= pair.write(experts, architecture, family)
         return config
+
+
+def stacked_experts(fields: Json, stem: str) -> Fused:
+    """The tensors of a layer's experts, `stem` their beginning, where files hold gate and up of
+    each one behind the other."""
+    wide, numbers = fields["experts"]["mlp_dim"], range(fields["experts"]["num_experts"])
+    name = f"{stem}.{{}}.{{}}_proj.weight".format
+    inputs = tuple((name(i, part), wide) for i in numbers for part in ("gate", "up"))
+    outputs = tuple((name(i, "down"), fields["embed_dim"]) for i in numbers)
+    return {f"{stem}.gate_up_proj": inputs, f"{stem}.down_proj": outputs}
 
 
 class MoeHf(Table):

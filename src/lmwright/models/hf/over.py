@@ -8,6 +8,7 @@ from typing import Any
 from lmwright.errors import UserError
 from lmwright.models import TABLES
 from lmwright.models.hf.pairs import Json, Pair
+from lmwright.models.hf.table import Stacked
 from lmwright.models.text_part import architecture_of
 
 
@@ -57,7 +58,7 @@ class OverTable:
         self.form, self.name = form, table.name
         self.weights: Mapping[str, str] = form.weights(table)
         self.convs: tuple[str, ...] = table.convs
-        self.stacked_experts: bool = table.stacked_experts
+        self.stacked_experts: Stacked = table.stacked_experts
 
     def config(self, model: Any) -> Json:
         """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot

@@ -3,7 +3,15 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Experts
+from lmwright.models.hf.moe import (
+    BLOCK,
+    COMMON,
+    EXPERTS,
+    NO_PLAIN,
+    SOFTMAX,
+    Experts,
+    stacked_experts,
+)
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
 from lmwright.models.hf.rope import rope_config, rope_fields
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table
@@ -122,9 +130,4 @@ class Qwen35MoeHf(HybridHf):
 
     def fused(self, config: Json, where: str) -> Fused:
         """The stacked experts of a layer, as released."""
-        fields = self.fields(config, where)
-        wide, numbers = fields["experts"]["mlp_dim"], range(fields["experts"]["num_experts"])
-        name = "mlp.experts.{}.{}_proj.weight".format
-        inputs = tuple((name(i, part), wide) for i in numbers for part in ("gate", "up"))
-        outputs = tuple((name(i, "down"), fields["embed_dim"]) for i in numbers)
-        return {"mlp.experts.gate_up_proj": inputs, "mlp.experts.down_proj": outputs}
+        return stacked_experts(self.fields(config, where), "mlp.experts")

@@ -10,7 +10,7 @@ follows from its arrow.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, HEAD, Json, Pair, refuse_number
@@ -71,6 +71,7 @@ class ClassifierForm:
         }
 
 
+Stacked = Literal["turns", "halves"] | None
 Fused = Mapping[str, tuple[tuple[str, int], ...]]
 """Tensors in which several are one, by the ending of their names: the endings of the parts' names
 and their rows, in order."""
@@ -102,9 +103,9 @@ class Table:
     optional: ClassVar[dict[str, str]] = {}
     pairs: ClassVar[tuple[Pair, ...]] = (ACT, HEAD, ROPE)
     """Fields that are read and written by functions, in this order."""
-    stacked_experts: ClassVar[bool] = False
-    """True if files hold the experts of a layer in a few tensors, gate and up row by row in turn
-    (`formats.stacked_experts`)."""
+    stacked_experts: ClassVar[Stacked] = None
+    """Order of gate and up where files hold the experts of a layer in a few tensors: row by row in
+    turn, or one behind the other (`formats.stacked_experts`)."""
     quantized: ClassVar[bool] = False
     """True if a pair reads `quantization_config`, which is refused otherwise."""
     defaults: ClassVar[Json] = {}
