@@ -265,8 +265,7 @@ def _work(model: Decoder, seq_len: int) -> Work:
     up."""
     spec = model.spec()
     active = {path: active_share(model, path, param) for path, param in walk(spec)}
-    if model.head == "untied":
-        active["embed"] = 0.0
+    active |= {"embed": 0.0} if model.head == "untied" else {}
     return Work(
         spec=spec,
         seq_len=seq_len,
