@@ -171,6 +171,16 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 144}, "query_dim"),
         ("Gemma3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3 + [LOCAL]}, "pattern"),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "a local layer and then a global one"),
+        (
+            "Gemma4ForCausalLM keys",
+            {
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 8,
+            },
+            "with experts are neither read",
+        ),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("EuroBertForMaskedLM llada", {"attention_bias": True}, "has no biases"),
         ("EuroBertForMaskedLM llada", {"rope_parameters": LLAMA3}, "llada does not compute"),

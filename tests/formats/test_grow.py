@@ -14,6 +14,7 @@ from lmwright.errors import UserError
 from lmwright.formats.grow import grow_command, source_layer, wrapped
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
+from lmwright.models.gemma4 import Gemma4
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
 from lmwright.models.moe import Mixtral
@@ -150,6 +151,22 @@ def test_heads_of_linear_layers_do_not_grow(tmp_path):
     export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "small")
     words = ["embed_dim=48", "linear_num_value_heads=8"]
     with pytest.raises(UserError, match=r"linear_num_value_heads: 8 is not the 4 .* what grows is"):
+        grow_command(str(tmp_path / "small"), tmp_path / "large", words)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["num_layers=4"], "num_layers: the model's table of layer inputs is for its 2 layers"),
+        (["num_heads=8", "num_kv_heads=4"], "num_heads: global layers have 1 heads of keys"),
+    ],
+)
+def test_what_a_gemma4_cannot_grow(tmp_path, words, said):
+    model = Gemma4(**SIZES, num_layers=2, num_kv_heads=2, layer_pattern=("local", "global"),
+                   window=5, global_head_dim=12, global_kv_heads=1, global_values="keys",
+                   layer_input_dim=6)  # fmt: skip
+    export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "small")
+    with pytest.raises(UserError, match=said):
         grow_command(str(tmp_path / "small"), tmp_path / "large", words)
 
 

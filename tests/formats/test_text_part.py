@@ -279,35 +279,70 @@ GEMMA4_SIGHT = {
 }  # fmt: skip
 
 
-def test_the_text_of_a_gemma4_is_taken_as_released(tmp_path, capsys):
-    """With its vision tower, sizes under the keys of released models, and in layers that share
-    keys and values those that nothing reads."""
+def gemma4_whole(transformers, config, folder):
+    """A model that sees, saved with sizes under the keys of released models."""
+    cls = f"{type(config).__name__.removesuffix('Config')}ForConditionalGeneration"
+    theirs = getattr(transformers, cls)(config).eval()
+    theirs.save_pretrained(folder)
+    said = json.loads((folder / "config.json").read_text())
+    wide = said["text_config"].pop("per_layer_config")["1"]
+    said["text_config"] |= {
+        "global_head_dim": wide["head_dim"],
+        "num_global_key_value_heads": wide.get("num_key_value_heads"),
+    }
+    (folder / "config.json").write_text(json.dumps(said))
+    return theirs
+
+
+def assert_text_is_taken(theirs, folder, out):
+    """Ours, and transformers from the text alone, compute what the whole model does."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    proof = import_command(folder, out)
+    for against in (proof.source_to_transformers, proof.folder_to_transformers):
+        assert against.max_abs_diff < 1e-5 * max(against.max_abs_logit, 1.0)
+    ids = torch.arange(20)[None] % 97
+    with torch.no_grad():
+        wanted = theirs(input_ids=ids).logits
+        found = transformers.AutoModelForCausalLM.from_pretrained(out)(input_ids=ids)
+    assert torch.allclose(found.logits, wanted, atol=1e-5)
+
+
+def test_the_text_of_a_gemma4_is_taken_as_released(tmp_path, capsys):
+    """With its vision tower, and in layers that share keys and values those that nothing reads."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
     config = transformers.Gemma4Config(
         text_config=GEMMA4_TEXT, vision_config=GEMMA4_SIGHT, audio_config=None
     )
-    torch.manual_seed(0)
-    theirs = transformers.Gemma4ForConditionalGeneration(config).eval()
-    theirs.save_pretrained(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    said = json.loads(path.read_text())
-    del said["text_config"]["per_layer_config"]
-    said["text_config"] |= {"global_head_dim": 20, "num_global_key_value_heads": None}
-    path.write_text(json.dumps(said))
+    theirs = gemma4_whole(transformers, config, tmp_path / "source")
     stem = "model.language_model.layers.{}.self_attn.{}.weight".format
     unused = {stem(4, name): np.zeros((2 * 16, 48), "f4") for name in ("k_proj", "v_proj")} | {
         stem(5, "k_norm"): np.zeros(20, "f4")
     }
     set_tensors(tmp_path / "source", lambda tensors: tensors | unused)
-    proof = import_command(tmp_path / "source", tmp_path / "out")
-    for against in (proof.source_to_transformers, proof.folder_to_transformers):
-        assert against.max_abs_diff < 1e-5 * max(against.max_abs_logit, 1.0)
+    assert_text_is_taken(theirs, tmp_path / "source", tmp_path / "out")
     said = capsys.readouterr().out
     assert "not taken: vision tower" in said
     assert "not taken: unused keys and values of shared layers, 3 tensors" in said
-    ids = torch.arange(20)[None] % 97
-    with torch.no_grad():
-        wanted = theirs(input_ids=ids).logits
-        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")(input_ids=ids)
-    assert torch.allclose(found.logits, wanted, atol=1e-5)
+
+
+def test_the_text_of_a_gemma4_without_towers(tmp_path, capsys):
+    """The 12B, whose config.json does not know of inputs of each layer."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    text = {
+        name: value
+        for name, value in GEMMA4_TEXT.items()
+        if "per_layer_input" not in name
+        and name not in ("num_kv_shared_layers", "use_double_wide_mlp")
+    } | {"attention_k_eq_v": True, "num_global_key_value_heads": 3}
+    sight = {"patch_size": 4, "mm_embed_dim": 24, "mm_posemb_size": 16, "output_proj_dims": 48}
+    config = transformers.Gemma4UnifiedConfig(
+        text_config=text, vision_config=sight, audio_config=None
+    )
+    theirs = gemma4_whole(transformers, config, tmp_path / "source")
+    assert_text_is_taken(theirs, tmp_path / "source", tmp_path / "out")
+    assert "not taken: " in capsys.readouterr().out

@@ -28,8 +28,9 @@ CAP = "final_logit_softcapping"  # here and in config.json
 
 
 def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Keys below the architecture's name. Raises UserError where llama.cpp would look at the keys
-    and values of other layers."""
+    """Keys below the architecture's name. Raises UserError for experts, and where llama.cpp would
+    look at the keys and values of other layers."""
+    refuse_experts(config, where)
     local = [kind == TYPES["local"] for kind in config["layer_types"]]
     heads, wide = config["num_key_value_heads"], config["num_global_key_value_heads"]
     own = len(local) - config[SHARED_LAYERS]
@@ -51,6 +52,15 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     rope = config["rope_parameters"]
     bases = {"freq_base": rope[SIDES[0]], LOCAL_BASE: rope[SIDES[1]]}
     return meta | {f"rope.{key}": float(each["rope_theta"]) for key, each in bases.items()}
+
+
+def refuse_experts(config: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for a Gemma 4 with experts."""
+    if config.get("num_experts"):
+        raise UserError(
+            f"{where}: GGUF files of a Gemma 4 with experts are neither read nor written; use a "
+            "Hugging Face folder, which llama.cpp's convert_hf_to_gguf.py takes"
+        )
 
 
 def plain(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +85,7 @@ def config_of(
     """Keys of config.json that other architectures do not have. Raises UserError for rotations that
     are not computed."""
     said = {key.removeprefix(f"{NAME}."): decimal(value) for key, value in meta.items()}
+    refuse_experts(config, where)
     local = said.get(PATTERN)
     if not isinstance(local, list):
         raise UserError(f"{where}: lacks {NAME}.{PATTERN}; download another conversion")

@@ -116,11 +116,26 @@ def refuse_growth(small: Any, large: Any) -> None:
             raise UserError(f"{name}: {now} is less than the {was} of the model; give more")
         if name == "head_dim":
             raise UserError(f"head_dim: {now} is not the {was} of the model; add heads instead")
+    _refuse_gemma4(small, large)
     groups = [model.num_heads / model.num_kv_heads for model in (small, large)]
     if groups[0] != groups[1]:
         raise UserError(
             f"num_kv_heads: {large.num_heads} heads on {large.num_kv_heads} are other groups than "
             f"the model's {small.num_heads} on {small.num_kv_heads}; keep {groups[0]:g} to one"
+        )
+
+
+def _refuse_gemma4(small: Any, large: Any) -> None:
+    """Raises UserError where a Gemma 4 would grow along what its axes do not name."""
+    if getattr(small, "layer_input_dim", None) and large.num_layers != small.num_layers:
+        raise UserError(
+            f"num_layers: the model's table of layer inputs is for its {small.num_layers} layers; "
+            "keep them"
+        )
+    if getattr(small, "global_kv_heads", None) and large.num_heads != small.num_heads:
+        raise UserError(
+            f"num_heads: global layers have {small.global_kv_heads} heads of keys and values "
+            "(model.global_kv_heads), which do not grow; keep them"
         )
 
 

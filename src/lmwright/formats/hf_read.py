@@ -43,7 +43,6 @@ OVER = (Classifier, Tagger, Answerer, Detector, MaskDecoder, Embedder)
 """Models over an encoder; of a name that two of them have, the first that takes it."""
 BOOLEANS = (
     "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob",
-    "use_bidirectional_attention",
 )  # fmt: skip
 
 

@@ -49,17 +49,21 @@ TEXT_PARTS = MappingProxyType(
             )
             for kind in ("", "Moe")
         },
-        "Gemma4ForConditionalGeneration": TextPart(
-            GEMMA4,
-            {"model.language_model.": "model.", "lm_head.": "lm_head."},
-            {
-                "model.vision_tower.": "vision tower",
-                "model.embed_vision.": "projector of the vision tower",
-                "model.audio_tower.": "audio tower",
-                "model.embed_audio.": "projector of the audio tower",
-            },
-            modules={"model.": "model.language_model."},
-        ),
+        **{
+            f"{name}ForConditionalGeneration": TextPart(
+                GEMMA4,
+                {"model.language_model.": "model.", "lm_head.": "lm_head."},
+                {
+                    "model.vision_tower.": "vision tower",
+                    "model.vision_embedder.": "embedding of images",
+                    "model.embed_vision.": "projector of images",
+                    "model.audio_tower.": "audio tower",
+                    "model.embed_audio.": "projector of sounds",
+                },
+                modules={"model.": "model.language_model."},
+            )
+            for name in ("Gemma4", "Gemma4Unified")
+        },
         "Gemma3ForConditionalGeneration": TextPart(
             "Gemma3ForCausalLM",
             # the second forms are those within transformers, which some tools write

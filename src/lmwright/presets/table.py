@@ -22,6 +22,8 @@ FEATURES = {
     "local_rope_theta": "two thetas",
     "position_buckets": "rows of distances",
     "first_position": "rows of positions",
+    "layer_input_dim": "inputs of each layer",
+    "num_shared_layers": "keys and values of other layers",
     "periodic_fraction": "waves of the stream",
     "key_dim": "memories in place of attention",
     "block_pattern": "memories and cells in place of attention",

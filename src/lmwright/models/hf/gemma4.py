@@ -98,7 +98,8 @@ def _write_shared(model: Any, architecture: str, _: str) -> Json:
 
 
 def _read_inputs(config: Json, _: Json, where: str) -> Json:
-    width = config.get("hidden_size_per_layer_input", 256) or None
+    usual = 256 if config.get("model_type") == "gemma4_text" else 0  # the 12B has none
+    width = config.get("hidden_size_per_layer_input", usual) or None
     rows = config.get("vocab_size_per_layer_input", config["vocab_size"])
     if width and rows != config["vocab_size"]:
         raise UserError(
