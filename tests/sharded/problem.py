@@ -21,7 +21,7 @@ SEQ_LEN, VOCAB, ROWS = 48, 56, 32
 def make_run(axes=None, model=None, **train):
     """A run over `axes`, a dict of mesh sizes."""
     sizes = {
-        "vocab_size": VOCAB, "embed_dim": 24, "mlp_dim": 40, "num_layers": 4, "num_heads": 16,
+        "vocab_size": VOCAB, "embed_dim": 24, "mlp_dim": 40, "num_layers": 2, "num_heads": 16,
         "num_kv_heads": 8, "head_dim": 6, "seq_len": SEQ_LEN, "head": "untied",
     }  # fmt: skip
     fields = {"steps": 10, "global_batch_size": ROWS, "precision": "fp32", "loss_chunk_tokens": 20}

@@ -51,7 +51,7 @@ def alone():
     "axes, train",
     [
         ({"fsdp": 2, "context": 2, "tensor": 2}, {"num_microbatches": 2}),
-        pytest.param({"stage": 4, "data": 2}, {"num_microbatches": 4}, marks=pytest.mark.slow),
+        pytest.param({"stage": 2, "data": 4}, {"num_microbatches": 4}, marks=pytest.mark.slow),
         pytest.param({"data": 2, "fsdp": 4}, {"remat": "block"}, marks=pytest.mark.slow),
     ],
 )

@@ -24,8 +24,9 @@ SIZES = {
     "vocab_size": VOCAB, "embed_dim": 24, "num_layers": 2, "num_heads": 16, "num_kv_heads": 8,
     "head_dim": 6, "seq_len": SEQ_LEN,
 }  # fmt: skip
+ONE_LAYER = SIZES | {"num_layers": 1}
 BIASED = Dots1(
-    **SIZES,
+    **ONE_LAYER,
     mlp_dim=40,
     experts=Experts(
         num_experts=16, experts_per_token=3, mlp_dim=16, shared_dim=32, score="sigmoid",
@@ -39,7 +40,7 @@ SOFTMAX = Mixtral(
     reasoning=Reasoning(every=1, num_experts=8, mlp_dim=8),
 )
 OSS = GptOss(
-    **SIZES,
+    **ONE_LAYER,
     window=7,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1, bias="all"),
 )

@@ -38,7 +38,7 @@ from tests.sharded.problem import make_run
         (
             {"stage": 8},
             {},
-            "mesh.stage: 8 does not divide the 4 of axis 'layers'",
+            "mesh.stage: 8 does not divide the 2 of axis 'layers'",
         ),
         (
             {"fsdp": 4, "expert": 2},
