@@ -20,7 +20,7 @@ from lmwright.cloud.spec import Spec, read_state, save_spec
 from lmwright.config.load import dump_toml
 from tests.cloud.fake_tpu import Server
 from tests.cloud.test_local import until
-from tests.resume.conftest import small_run  # noqa: F401
+from tests.resume.conftest import run_of_two_layers as small_run  # noqa: F401
 from tests.resume.small_runs import in_dir, losses
 
 NONE_YET = 503, '{"error": "no notifications have been received yet, try again later"}'

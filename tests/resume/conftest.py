@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,14 @@ from tests.resume.small_runs import STEPS, in_dir
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory) -> Run:
+def small_run(run_of_two_layers) -> Run:
     """A run whose data is prepared; give it a `dir` of its own before training."""
+    return replace(run_of_two_layers, model=replace(run_of_two_layers.model, num_layers=1))
+
+
+@pytest.fixture(scope="session")
+def run_of_two_layers(tmp_path_factory) -> Run:
+    """The same with two layers, where a stage or a file has to tell them apart."""
     from lmwright.data.prepare import prepare
 
     root = tmp_path_factory.mktemp("small")

@@ -107,8 +107,9 @@ def test_rows_that_a_device_computes_otherwise(small_run, tmp_path, monkeypatch,
         ({"fsdp": 8}, {"lora": LowRank(rank=2, base="int4")}),
     ],
 )
-def test_no_alarm_on_any_mesh(small_run, tmp_path, mesh, changes):
-    run = in_dir(replace(checked(small_run, 1, **mesh), **changes), tmp_path / "run")
+def test_no_alarm_on_any_mesh(run_of_two_layers, tmp_path, mesh, changes):
+    run = replace(checked(run_of_two_layers, 1, **mesh), **changes)
+    run = in_dir(run, tmp_path / "run")
     assert session.train(run, jax.devices()).exit_code == 0
 
 

@@ -39,6 +39,12 @@ class Preempted(Hook):
 
 
 @pytest.fixture(scope="module")
+def small_run(run_of_two_layers):
+    """With a layer for each stage."""
+    return run_of_two_layers
+
+
+@pytest.fixture(scope="module")
 def whole(small_run, tmp_path_factory):
     """The run, and its losses on four devices without a break."""
     run = replace(small_run, train=replace(small_run.train, global_batch_size=8))

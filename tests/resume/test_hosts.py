@@ -110,7 +110,8 @@ HOOKS.append(Tell())
 def test_two_processes_equal_one(small_run, axes, tmp_path):
     """On CPUs they take no program from JAX's cache, which has lost the order of its collectives:
     devices that take them in another one wait for each other, now and then."""
-    run = replace(small_run, mesh=Mesh(**axes))
+    model = replace(small_run.model, num_layers=axes.get("stage", 1))
+    run = replace(small_run, model=model, mesh=Mesh(**axes))
     run = replace(run, train=replace(run.train, global_batch_size=16, steps=6))
     whole, two = in_dir(run, tmp_path / "whole"), in_dir(run, tmp_path / "two")
     assert train(whole).step == 6

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from tests.resume.conftest import small_run  # noqa: F401
+from tests.resume.conftest import run_of_two_layers as small_run  # noqa: F401
 from tests.storage.fake_gcs import BUCKET, Faults, served
 
 running = []
