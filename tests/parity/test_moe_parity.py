@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
-    "vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6,
+    "vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 192,
     "rms_norm_eps": 3e-4, "rope_parameters": {"rope_type": "default", "rope_theta": 5003.0},
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -45,8 +45,9 @@ ROWS = {
         "Qwen3MoeForCausalLM",
         {
             "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
-            "intermediate_size": 80, "decoder_sparse_step": 2, "mlp_only_layers": [1],
-            "norm_topk_prob": True, "attention_bias": True, "router_aux_loss_coef": 0.3,
+            "intermediate_size": 80, "decoder_sparse_step": 2, "mlp_only_layers": [3],
+            "num_hidden_layers": 4, "norm_topk_prob": True, "attention_bias": True,
+            "router_aux_loss_coef": 0.3,
             "use_sliding_window": True, "sliding_window": 9,
         },
     ),
@@ -75,7 +76,7 @@ ROWS = {
         "GptOssForCausalLM",
         {
             "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
-            "num_hidden_layers": 3, "sliding_window": 9, "router_aux_loss_coef": 0.3,
+            "num_hidden_layers": 2, "sliding_window": 9, "router_aux_loss_coef": 0.3,
             "output_router_logits": True,
             "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0, "truncate": False,
@@ -99,8 +100,8 @@ ROWS = {
         {
             "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
             "intermediate_size": 80, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
-            "first_k_dense_replace": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-            "sliding_window": None, "attention_bias": True,
+            "num_hidden_layers": 4, "first_k_dense_replace": 2, "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5, "sliding_window": None, "attention_bias": True,
         },
     ),
 }  # fmt: skip
