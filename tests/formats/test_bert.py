@@ -3,6 +3,7 @@ sentence-transformers make of ours."""
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ def as_released(folder, body, use):
 def logits_of(model, w, ids):
     places = np.broadcast_to(np.arange(len(ids)), (1, len(ids)))
     batch = Batch(*map(jnp.asarray, ([ids], np.ones_like(places), places, np.ones(places.shape))))
-    return np.asarray(model.logits(w, model.hidden(w, batch, Compute())[0])[0])
+    fn = jax.jit(lambda w: model.logits(w, model.hidden(w, batch, Compute())[0])[0])
+    return np.asarray(fn(w))
 
 
 @pytest.mark.parametrize("kind", BODIES)

@@ -3,6 +3,7 @@ documents and states, and what is refused."""
 
 import copy
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,13 @@ def hidden(model, w, tokens, ids):
         mine = ids[row] == document
         places[row, mine] = np.arange(mine.sum())
     batch = Batch(jnp.asarray(tokens), jnp.asarray(ids), jnp.asarray(places), jnp.ones(ids.shape))
-    return np.asarray(jax.jit(lambda w: model.hidden(w, batch, Compute())[0])(w))
+    return np.asarray(hidden_of(model)(w, batch))
+
+
+@cache
+def hidden_of(model):
+    """A function of weights and a batch: rows of one length are one program."""
+    return jax.jit(lambda w, batch: model.hidden(w, batch, Compute())[0])
 
 
 def test_packed_documents_are_apart():
@@ -80,10 +87,10 @@ def test_a_state_goes_on():
     """Tokens in three pieces, one of them a single token, as in one."""
     _, _, model, w = problem("qwen3-5")
     model, compute = replace(model, chunk_tokens=4), Compute()
-    cache, parts = cached.new_cache(model, len(TOKENS), 32, compute), []
+    memory, parts = cached.new_cache(model, len(TOKENS), 32, compute), []
+    extend = jax.jit(lambda w, t, kept: cached.extend(model, w, t, t >= 0, kept, compute))
     for start, end in [(0, 13), (13, 14), (14, 29)]:
-        some = jnp.asarray(TOKENS[:, start:end])
-        h, cache = cached.extend(model, w, some, jnp.ones(some.shape, bool), cache, compute)
+        h, memory = extend(w, jnp.asarray(TOKENS[:, start:end]), memory)
         parts.append(h)
     whole = hidden(model, w, TOKENS, np.ones_like(TOKENS))
     assert_near(np.concatenate(parts, 1), whole, "pieces")

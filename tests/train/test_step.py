@@ -201,8 +201,7 @@ def test_chunked_loss_equals_whole_logits():
         return chunked_xent(logits_fn, w, x, targets, weights, chunk=4, z_loss=0.3).total * 0.5
 
     for a, b in zip(
-        jax.value_and_grad(whole, argnums=(0, 1))(w, x),
-        jax.value_and_grad(chunked, argnums=(0, 1))(w, x),
+        *(jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(w, x) for f in (whole, chunked)),
         strict=True,
     ):
         assert_close(a, b, rtol=1e-5, atol=1e-5)
