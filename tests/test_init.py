@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from lmwright.cli import quickstart
 from lmwright.cli.main import main
 from lmwright.data.rows.store import TokenStore
 from lmwright.formats.open import load_run
@@ -198,12 +199,14 @@ def test_a_small_data_set_fills_its_batches(kind, rows, models, here):
     assert batch == 1 if rows == 3 else batch > 4
 
 
-def test_where_no_file_can_be_made(here, capsys):
+def test_where_no_file_can_be_made(here, capsys, monkeypatch):
     if not Path("/proc/self").exists():
         pytest.skip("the system has no folders of its own")
     (here / "a.txt").write_text("a text")
     assert main(["init", "/proc/my.toml", "a.txt"]) == 2
     assert "/proc/my.toml: cannot be written" in capsys.readouterr().err
+    of_one = [("a.py", Path(__file__).read_text())]  # all of Python's take ten seconds
+    monkeypatch.setattr(quickstart, "modules", lambda: of_one)
     assert main(["quickstart", "/proc/my"]) == 2
     assert "/proc/my: cannot be made" in capsys.readouterr().err
 
