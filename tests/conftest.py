@@ -43,6 +43,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_cache.name, "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+MANY_DEVICES = ("cloud", "earlier", "resume", "storage", "train/test_distill_run.py")
 COMPUTE_MODELS = ("adapters", "evals", "formats", "models", "objectives", "parity")
 MOST_BYTES = 3 * 2**30  # of a worker
 LONG = tomllib.loads(Path(__file__).with_name("long_cases.toml").read_text())
@@ -125,6 +126,22 @@ def only_the_branch_of_cpus_is_traced(request, monkeypatch):
 def branch_of_cpus(*args, default, **branches):
     """`lax.platform_dependent` on CPUs."""
     return branches.get("cpu", default)(*args)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def the_command_trains_on_one_device(request):
+    """As on a user's CPU: a step over eight takes longer to compile. Rooms whose runs change hands,
+    and tests that call `train` with devices, have all."""
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
+    if file.startswith(MANY_DEVICES) or "jax" not in sys.modules:
+        yield
+        return
+    from lmwright.train import command
+
+    train, one = command.train, sys.modules["jax"].devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "train", lambda run, *given, **k: train(run, *(given or [one]), **k))
+        yield
 
 
 @pytest.fixture(scope="session")
