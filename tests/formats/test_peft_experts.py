@@ -1,5 +1,5 @@
-"""Adapters on gpt-oss's experts: PEFT computes what they are here, from the same folder, and what
-PEFT has made is read."""
+"""Adapters on the experts of gpt-oss and Gemma 4: PEFT computes what they are here, from the same
+folder, and what PEFT has made is read."""
 
 import json
 
@@ -29,6 +29,11 @@ CONFIG = {
     "num_key_value_heads": 2, "head_dim": 10, "sliding_window": 7, "num_local_experts": 3,
     "num_experts_per_tok": 2, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
+GEMMA4 = {name: size for name, size in CONFIG.items() if "experts" not in name} | {
+    "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 28, "enable_moe_block": True,
+    "global_head_dim": 14, "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(3, 97, (2, 29), dtype=np.int32)
 
 
@@ -39,6 +44,16 @@ def base(tmp_path_factory):
     torch.manual_seed(0)
     config = transformers.GptOssConfig(**CONFIG, initializer_range=0.2)
     transformers.GptOssForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory):
+    """Another one, whose files hold gate and up one behind the other."""
+    folder = tmp_path_factory.mktemp("gemma")
+    torch.manual_seed(0)
+    config = transformers.Gemma4TextConfig(**GEMMA4, initializer_range=0.2)
+    transformers.Gemma4ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -64,6 +79,17 @@ def theirs(base, adapter=None):
     ids=lambda lora: " ".join(lora["targets"]),
 )
 def test_peft_computes_what_they_are_here(lora, base, tmp_path):
+    assert_same_as_peft(lora, base, tmp_path)
+
+
+def test_peft_computes_what_they_are_here_of_gemma4(gemma, tmp_path):
+    assert_same_as_peft({"targets": ("all",), "rank": 3, "alpha": 5.0}, gemma, tmp_path)
+    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert said["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
+
+
+def assert_same_as_peft(lora, base, tmp_path):
+    """Our adapter with random factors is PEFT's, and merged into the base transformers'."""
     model, w, _ = import_hf(base)
     run = Run(
         name="x", dir="x", model=model, objective=Clm(), data=Data(dir="x"),
@@ -102,17 +128,27 @@ def test_an_adapter_of_some_layers_from_peft_is_merged(base, tmp_path):
     """As OpenAI's guide to fine-tuning names them: layer by layer."""
     parameters = ["0.mlp.experts.gate_up_proj", "1.mlp.experts.gate_up_proj",
                   "1.mlp.experts.down_proj"]  # fmt: skip
+    assert_is_merged(base, tmp_path, parameters)
+    with pytest.raises(UserError, match=r"target_parameters.*are not combined"):
+        combine_command(tmp_path / "both", [tmp_path / "adapter", tmp_path / "adapter"])
+
+
+def test_an_adapter_of_gemma4_from_peft_is_merged(gemma, tmp_path):
+    parameters = ["0.experts.gate_up_proj", "1.experts.gate_up_proj", "1.experts.down_proj"]
+    assert_is_merged(gemma, tmp_path, parameters)
+
+
+def assert_is_merged(base, tmp_path, parameters):
+    """What PEFT has made is merged into what PEFT computes."""
     made_by_peft(
         base, tmp_path / "adapter", target_modules=["q_proj"], target_parameters=parameters,
-        rank_pattern={"1.mlp.experts.down_proj": 2},
+        rank_pattern={parameters[-1]: 2},
     )  # fmt: skip
     wanted = theirs(base, tmp_path / "adapter")
     assert np.abs(wanted - theirs(base)).max() > 0.05 * np.abs(wanted).max()
     merge_command(base, tmp_path / "adapter", tmp_path / "merged", dtype="fp32")
     found = theirs(tmp_path / "merged")
     np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max())
-    with pytest.raises(UserError, match=r"target_parameters.*are not combined"):
-        combine_command(tmp_path / "both", [tmp_path / "adapter", tmp_path / "adapter"])
 
 
 def test_other_parameters_are_refused(base, tmp_path):

@@ -66,11 +66,6 @@ def to_peft(
     name or folder of the base model, and `whole` what its module names begin with where it holds
     more than the text (`TextPart.modules`)."""
     stacks = model.hf.stacked_experts is not None and any(map(_is_of_experts, adapter.modules))
-    if stacks and model.hf.stacked_experts == "halves":
-        raise UserError(
-            f"lora.targets: PEFT folders of the experts of {model.hf.name} are not written; train "
-            "without them, or write the merged model with lmwright export"
-        )
     if stacks and adapter.variant == "dora":
         raise UserError(
             f"lora.variant: PEFT has no DoRA for the experts of {model.hf.name}; write the merged "
@@ -200,10 +195,10 @@ def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, S
     """The slots of `module_slots`. Raises UserError where the adapter has a module that is not
     among them."""
     known = module_slots(model)
-    if adapter.config.get("target_parameters") and model.hf.stacked_experts != "turns":
+    if adapter.config.get("target_parameters") and model.hf.stacked_experts is None:
         raise UserError(
-            f"{where}: has factors of target_parameters, which are read for gpt-oss alone; merge "
-            "it with PEFT"
+            f"{where}: has factors of target_parameters, which are read for gpt-oss and Gemma 4; "
+            "merge it with PEFT"
         )
     if strange := [name for name in adapter.modules if name not in known]:
         raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")

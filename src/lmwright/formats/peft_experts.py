@@ -1,8 +1,9 @@
-"""Factors of gpt-oss's experts in PEFT, which adapts the tensors that hold all of a layer
-(`target_parameters`), under the names of each expert.
+"""Factors of the experts of gpt-oss and Gemma 4 in PEFT, which adapts the tensors that hold all of
+a layer (`target_parameters`), under the names of each expert.
 
-    X.experts.gate_up_proj   A [E R, D]   B [2 F, R E], rows of gate and up in turn
-    X.experts.down_proj      A [E R, F]   B [D, R E]
+    X.mlp.experts.gate_up_proj   A [E R, D]   B [2 F, R E], gpt-oss: rows of gate and up in turn
+    X.experts.gate_up_proj       A [E R, D]   B [2 F, R E], Gemma 4: those of the gate, those of up
+    X.experts.down_proj          A [E R, F]   B [D, R E]
 
 Gate and up of an expert share its A there; here each has one of its own. Written, the two stand
 behind each other in twice the rank:
@@ -78,8 +79,27 @@ def of_each(
         )
     inner, outer = a.reshape(-1, rank, a.shape[1]), b.reshape(len(b), rank, -1)
     for expert, each in enumerate(inner):
-        for at, one in enumerate(parts):
-            yield f"{stem}.{expert}.{one}_proj", each, outer[at :: len(parts), :, expert]
+        for part_name, rows in zip(parts, _apart(name, outer), strict=True):
+            yield f"{stem}.{expert}.{part_name}_proj", each, rows[..., expert]
+
+
+def _in_turn(name: str) -> bool:
+    """True for a parameter of gpt-oss, whose rows of gate and up are in turn."""
+    return ".mlp.experts." in name
+
+
+def _apart(name: str, rows: np.ndarray) -> np.ndarray:
+    """[parts, outputs, ...] of the rows [parts outputs, ...] of a parameter."""
+    count = len(_parts(name))
+    if _in_turn(name):
+        return rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1)
+    return rows.reshape(count, -1, *rows.shape[1:])
+
+
+def _together(name: str, apart: np.ndarray) -> np.ndarray:
+    """The rows of a parameter of what `_apart` gives."""
+    parts = apart.swapaxes(0, 1) if _in_turn(name) else apart
+    return parts.reshape(-1, *apart.shape[2:])
 
 
 class Stack(NamedTuple):
@@ -93,7 +113,7 @@ class Stack(NamedTuple):
 
 def stacked(modules: Mapping[str, Any]) -> dict[str, Stack]:
     """Factors by parameter, of the modules of experts."""
-    return {name: _stack(_parts(name), group) for name, group in _groups(modules).items()}
+    return {name: _stack(name, group) for name, group in _groups(modules).items()}
 
 
 def _groups(modules: Mapping[str, Any]) -> dict[str, Group]:
@@ -111,21 +131,22 @@ def _parts(name: str) -> tuple[str, ...]:
     return PARTS[name.rpartition(".")[2]]
 
 
-def _stack(parts: tuple[str, ...], group: Group) -> Stack:
+def _stack(name: str, group: Group) -> Stack:
+    parts = _parts(name)
     there = [part for part in parts if (part, 0) in group]
     experts = range(len(group) // len(there))
     first = [np.stack([group[part, e].a for e in experts]) for part in there]  # [E, R, inputs]
     a = np.concatenate(first, axis=1)
     outputs = len(group[there[0], 0].b)
-    b = np.zeros((outputs, len(parts), a.shape[1], len(experts)), np.float32)
+    b = np.zeros((len(parts), outputs, a.shape[1], len(experts)), np.float32)
     start = 0
     for part, factors in zip(there, first, strict=True):
         rank = factors.shape[1]
         for e in experts:
             module = group[part, e]
-            b[:, parts.index(part), start : start + rank, e] = module.scale * module.b
+            b[parts.index(part), :, start : start + rank, e] = module.scale * module.b
         start += rank
-    return Stack(a.reshape(-1, a.shape[2]), b.reshape(outputs * len(parts), -1))
+    return Stack(a.reshape(-1, a.shape[2]), _together(name, b).reshape(outputs * len(parts), -1))
 
 
 def as_parameters(
@@ -144,7 +165,8 @@ def as_parameters(
 
 def targets_of(names: Iterable[str]) -> list[str]:
     """`target_parameters` of the parameters among these names."""
-    return sorted({".".join(name.split(".")[-3:]) for name in names if is_stacked(name)})
+    words = {name: -3 if _in_turn(name) else -2 for name in names if is_stacked(name)}
+    return sorted({".".join(name.split(".")[start:]) for name, start in words.items()})
 
 
 def keys_of(name: str, all_names: Mapping[str, Any]) -> str:
