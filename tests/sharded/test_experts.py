@@ -12,6 +12,7 @@ from lmwright.core import ragged
 from lmwright.core.sharding import AXES, make_mesh
 from lmwright.errors import UserError
 from lmwright.models.experts import Experts
+from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
 from lmwright.models.moe import Dots1, Mixtral
 from lmwright.models.reasoning import Reasoning
@@ -44,6 +45,11 @@ OSS = GptOss(
     window=7,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1, bias="all"),
 )
+GEMMA4 = Gemma4Moe(
+    **SIZES, mlp_dim=40, window=7, layer_pattern=("local", "global"), global_head_dim=10,
+    global_kv_heads=4, global_values="keys", norm_eps=0.01,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1),
+)  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
 
@@ -86,6 +92,8 @@ MORE_MESHES = [
     (PLACES, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (SOFTMAX, {"tensor": 8}),
     (OSS, {"fsdp": 2, "expert": 4}),
+    (GEMMA4, {"expert": 2, "context": 2, "tensor": 2}),
+    (GEMMA4, {"fsdp": 2, "expert": 4}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]
 
