@@ -106,14 +106,14 @@ class Gemma4(Decoder):
     head: Head = "tied"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.wide  # whose heads are checked as those of local layers
         own, shared = self._own_and_shared()
         if missing := sorted(set(shared) - set(own)):
             raise UserError(
                 f"model.num_shared_layers: {self.num_shared_layers} of {self.num_layers} leave no "
                 f"{missing[0]} layer with keys and values of its own; choose fewer"
             )
+        super().__post_init__()
+        _ = self.wide  # whose heads are checked as those of local layers
         if self.shared_mlp_dim is not None and not shared:
             raise UserError(
                 "model.shared_mlp_dim: has no effect without model.num_shared_layers; leave it out"
