@@ -1,5 +1,6 @@
 """Gemma 4's config.json in both of its forms, and what is refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,16 @@ def test_sizes_of_single_layers_may_be_said_for_each(model):
         model_from_config(config, "config.json")
 
 
+@pytest.mark.parametrize("model", [E2B, DENSE, MOE], ids=["e2b", "31b", "26b-a4b"])
+def test_a_config_that_transformers_wrote_again_is_the_same_model(model):
+    """Which pads the numbers of layers: "05"."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma4TextConfig(**model.hf.config(model))
+    written = json.loads(config.to_json_string())
+    assert min(map(len, written["per_layer_config"])) == 2
+    assert model_from_config(written, "config.json") == model
+
+
 def test_rotations_and_windows_that_are_not_said_are_those_of_transformers():
     config = E2B.hf.config(E2B)
     del config["rope_parameters"], config["sliding_window"], config["global_head_dim"]
@@ -46,6 +57,7 @@ def test_rotations_and_windows_that_are_not_said_are_those_of_transformers():
         ({"rope_parameters": {"rope_theta": 1e4}}, "not one object a type of layer"),
         ({"num_kv_shared_layers": 34}, "num_shared_layers: 34 of 35 leave no global layer"),
         ({"per_layer_config": {"4": {"mlp": 3}}}, "per_layer_config"),
+        ({"per_layer_config": {"last": {}}}, "per_layer_config has 'last', not a layer's number"),
         ({"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
           "enable_moe_block": False}, "enable_moe_block = False is not supported"),
     ],

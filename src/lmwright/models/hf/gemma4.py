@@ -3,7 +3,7 @@
 Sizes of single layers are said in one of two ways:
 
     "global_head_dim": 512, "num_global_key_value_heads": 4     released models
-    "per_layer_config": {"5": {"head_dim": 512, ...}, ...}      what transformers writes
+    "per_layer_config": {"05": {"head_dim": 512, ...}, ...}     what transformers writes
 """
 
 from typing import Any, ClassVar
@@ -51,10 +51,13 @@ def _read_sizes(config: Json, fields: Json, where: str) -> Json:
     reach = reach_said(config, 6, fields["num_layers"], where)
     said = {key: config.get(key) for key in GLOBAL_SIZES}
     if (layers := config.get("per_layer_config")) is not None:
-        own = [layers.get(str(i), {}) for i, each in enumerate(reach) if each == "global"]
+        numbers = [i for i, each in enumerate(reach) if each == "global"]
+        if strange := [key for key in layers if not key.isdecimal()]:
+            raise UserError(f"{where}: per_layer_config has {strange[0]!r}, not a layer's number")
+        layers = {int(key): each for key, each in layers.items()}  # "05" where there are ten
+        own = [layers.get(i, {}) for i in numbers]
         first: Json = own[0] if own else {}
-        numbers = {str(i) for i, each in enumerate(reach) if each == "global"}
-        if set(layers) - numbers or any(each != first for each in own):
+        if set(layers) - set(numbers) or any(each != first for each in own):
             raise UserError(
                 f"{where}: per_layer_config is not supported for other than global layers, or "
                 "where these differ"
