@@ -57,6 +57,8 @@ def test_rotations_and_windows_that_are_not_said_are_those_of_transformers():
         ({"rope_parameters": {"rope_theta": 1e4}}, "not one object a type of layer"),
         ({"num_kv_shared_layers": 34}, "num_shared_layers: 34 of 35 leave no global layer"),
         ({"per_layer_config": {"4": {"mlp": 3}}}, "per_layer_config"),
+        ({"architectures": -1}, "names no architecture"),
+        ({"enable_moe_block": True}, "enable_moe_block = True needs num_experts"),
         ({"per_layer_config": {"last": {}}}, "per_layer_config has 'last', not a layer's number"),
         ({"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
           "enable_moe_block": False}, "enable_moe_block = False is not supported"),

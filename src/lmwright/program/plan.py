@@ -95,8 +95,6 @@ def refuse_impossible(plan: Plan) -> None:
     tokens = f"{plan.seq_len} tokens of a row (data.pack.seq_len)"
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
-    _ = plan.shardings  # heads, layers and every other dimension of a weight
-    refuse_chunks(plan)
     alone = {axis for w in plan.works.values() for axis in w.uncut}
     alone |= {"context" for w in plan.works.values() if w.attention is None}
     for axis, what in (("context", "its rows"), ("stage", "its layers")):
@@ -104,6 +102,8 @@ def refuse_impossible(plan: Plan) -> None:
             raise UserError(
                 f"mesh.{axis}: a {model.kind} model cannot cut {what} over devices; use mesh.fsdp"
             )
+    _ = plan.shardings  # heads, layers and every other dimension of a weight
+    refuse_chunks(plan)
     if train.context_attention == "ring":
         pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"
         refuse_uneven(mesh, "context", plan.seq_len // 2, pairs)

@@ -127,6 +127,21 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
     return sides_fields(config, whole, local, where)
 
 
+COMMON: tuple[Pair, ...] = (
+    ACT,
+    HEAD,
+    Derived(_read_rope, lambda model, *_: sides_config(model, (), before=False)),
+    Derived(_read_reach, _write_reach),
+    Derived(_read_sizes, _write_sizes),
+    Words("global_values", "attention_k_eq_v", {"own": False, "keys": True}),
+    Derived(_read_shared, _write_shared),
+    Derived(_read_inputs, _write_inputs),
+    Fixed("attention_bias", False, NOT_SUPPORTED, same=(None,)),
+    # "vision" changes how tokens of images see each other alone
+    Fixed("use_bidirectional_attention", None, NOT_SUPPORTED, same=(False, "vision")),
+)
+
+
 class Gemma4Hf(Table):
     """Both directions of the family's Hugging Face form."""
 
@@ -144,17 +159,8 @@ class Gemma4Hf(Table):
     }
     optional: ClassVar = {"logits_soft_cap": "final_logit_softcapping"}
     pairs: ClassVar[tuple[Pair, ...]] = (
-        ACT,
-        HEAD,
-        Derived(_read_rope, lambda model, *_: sides_config(model, (), before=False)),
-        Derived(_read_reach, _write_reach),
-        Derived(_read_sizes, _write_sizes),
-        Words("global_values", "attention_k_eq_v", {"own": False, "keys": True}),
-        Derived(_read_shared, _write_shared),
-        Derived(_read_inputs, _write_inputs),
-        Fixed("attention_bias", False, NOT_SUPPORTED, same=(None,)),
-        # "vision" changes how tokens of images see each other alone
-        Fixed("use_bidirectional_attention", None, NOT_SUPPORTED, same=(False, "vision")),
+        *COMMON,
+        Fixed("enable_moe_block", False, "{key} = {said} needs num_experts; add it", same=(None,)),
     )
     defaults: ClassVar = {
         "head_dim": 256, "rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 512,
@@ -179,7 +185,7 @@ class Gemma4MoeHf(Gemma4Hf):
     }  # fmt: skip
     stacked_experts = "halves"
     pairs = (
-        *Gemma4Hf.pairs,
+        *COMMON,
         Experts(
             {
                 "num_experts": "num_experts",

@@ -40,10 +40,11 @@ LLADA_ONLY: Json = {
 def without_remote_code(config: Json, where: str) -> Json:
     """config.json as it would be without remote code; others as they are. Raises UserError for
     what the released models do not have."""
-    names = config.get("architectures") or [""]
-    if names[0] == "LLaDAModelLM":
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else ""
+    if name == "LLaDAModelLM":
         return _llada(config, where)
-    if names[0] in ("DreamModel", "DreamBaseModel"):
+    if name in ("DreamModel", "DreamBaseModel"):
         own: Json = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
         own |= {"masked_diffusion": {"predicts": "next"}}
         return {"tie_word_embeddings": False, **config, **own}

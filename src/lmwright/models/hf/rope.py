@@ -96,6 +96,8 @@ def rope_config(
         values["partial_rotary_factor"] = config["partial_rotary_factor"] = fraction
     if isinstance(scaling, ProportionalRope):
         values["partial_rotary_factor"] = scaling.fraction
+        if scaling.factor == 1.0:  # of which transformers warns
+            del values["factor"]
     if isinstance(scaling, DynamicRope):
         config["max_position_embeddings"] = scaling.original_seq_len  # what it is over there
     elif original := getattr(scaling, "original_seq_len", None):
