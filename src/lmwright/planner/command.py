@@ -317,7 +317,8 @@ def _quick(run: Run, machine: Machine, wanted: Wanted, compiled: Compiled | None
 
 
 def _compiled(run: Run, where: Slice, wanted: Wanted) -> Answer:
-    print(f"compiling the train step for {where.name} (about a minute)", file=sys.stderr)
+    long = "a minute; more for many kinds of layers"
+    print(f"compiling the train step for {where.name} ({long})", file=sys.stderr)
     report = Report(run, where, compile_for(run, where))
     compiled, machine = report.compiled, machine_of(where)
     quick = Quick.of(run, machine)
