@@ -37,24 +37,22 @@ GEMMA4 = {name: size for name, size in CONFIG.items() if "experts" not in name} 
 TOKENS = np.random.default_rng(0).integers(3, 97, (2, 29), dtype=np.int32)
 
 
+def saved(cls, said, folder):
+    """The folder of a random model of transformers."""
+    torch.manual_seed(0)
+    cls(cls.config_class(**said, initializer_range=0.2)).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A random model of transformers in a folder."""
-    folder = tmp_path_factory.mktemp("base")
-    torch.manual_seed(0)
-    config = transformers.GptOssConfig(**CONFIG, initializer_range=0.2)
-    transformers.GptOssForCausalLM(config).save_pretrained(folder)
-    return folder
+    return saved(transformers.GptOssForCausalLM, CONFIG, tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
-    """Another one, whose files hold gate and up one behind the other."""
-    folder = tmp_path_factory.mktemp("gemma")
-    torch.manual_seed(0)
-    config = transformers.Gemma4TextConfig(**GEMMA4, initializer_range=0.2)
-    transformers.Gemma4ForCausalLM(config).save_pretrained(folder)
-    return folder
+    """Its files hold gate and up one behind the other."""
+    return saved(transformers.Gemma4ForCausalLM, GEMMA4, tmp_path_factory.mktemp("gemma"))
 
 
 def theirs(base, adapter=None):

@@ -16,6 +16,7 @@ import numpy as np
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import gguf_gemma4, gguf_hybrid
+from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 from lmwright.models.hf.window import TYPES
@@ -41,7 +42,6 @@ KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-PATTERN = "attention.sliding_window_pattern"
 SHIFT = "diffusion.shift_logits"  # whether an output predicts the next token
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",

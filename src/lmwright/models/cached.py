@@ -100,8 +100,7 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
 
 def extend_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree,
-    kernel: Callable[..., Array] | None = None,
-    tables_after: Callable[[Span, Tree, Tree], Tree] = lambda span, states, tables: tables,
+    kernel: Callable[..., Array] | None, tables_after: Callable[[Span, Tree, Tree], Tree],
 ) -> tuple[Array, Tree]:  # fmt: skip
     """x [B, T, D] of new tokens after those in the cache, and the new cache. `kernel` is that
     of the platform where the cache is empty: new tokens then see each other alone.
@@ -126,7 +125,8 @@ def extend_layers(
                 every = new[0]["k"], new[0]["v"]
             else:  # those of another layer, all of them
                 new.append({})
-                every, (k, v) = (k, v), (a[:, : x.shape[1]] for a in (k, v))
+                every = k, v
+                k, v = (a[:, : x.shape[1]] for a in every)
             if kernel is not None:
                 return kernel(q, k, v, *sinks, ids, scoring)
             mask = seen if scoring.window is None else seen & (back < scoring.window)
