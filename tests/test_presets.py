@@ -23,6 +23,11 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
     "gemma4-26b-a4b": (25_233_141_790, 3.82e9),  # with 30 numbers that are no parameters there
+    "deepseek-v2-lite": (15_706_484_224, 2.66e9),
+    "deepseek-v3": (671_026_419_200, 37.6e9),
+    "moonlight-16b-a3b": (None, 2.91e9),
+    "glm-4-7-flash": (None, 3.9e9),
+    "glm-4-5-air": (None, 13.4e9),
     "gpt-oss-20b": (20_914_757_184, 4.19e9),  # 3.61 and 5.13 without the embedding
     "gpt-oss-120b": (116_829_156_672, 5.71e9),
     "mixtral-8x7b": (46_702_792_704, 12.9e9),
@@ -101,14 +106,16 @@ def test_models_with_experts(name):
         theirs = cls(cls.config_class(**config))
     theirs.tie_weights()
     count, (published, active) = count_params(model.spec()), WITH_EXPERTS[name]
-    fixed = sum(a.numel() for n, a in theirs.named_buffers() if n.endswith("layer_scalar"))
+    beside = ("layer_scalar", "correction_bias")
+    fixed = sum(a.numel() for n, a in theirs.named_buffers() if n.endswith(beside))
     assert count == theirs.num_parameters() + fixed == (published or count)
     assert count_active(model) == pytest.approx(active, rel=0.03)
     said = [count, count_active(model)]
     for size, text in zip(said, ALL[name].__doc__.split(" active:")[0].split(", "), strict=True):
         number, unit = text.split()
         assert float(f"{size / {'M': 1e6, 'B': 1e9}[unit]:.3g}") == float(number)
-    same = replace(model, experts=replace(model.experts, z_loss=0.0))  # files say nothing of it
+    unsaid = ["z_loss"] + ["balance_loss"] * ("router_aux_loss_coef" not in config)
+    same = replace(model, experts=replace(model.experts, **dict.fromkeys(unsaid, 0.0)))
     assert model_from_config(config, "config.json") == same
 
 

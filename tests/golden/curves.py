@@ -34,6 +34,9 @@ DENSE = SIZES | {"mlp_dim": 80}
 EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 40, "balance_loss": 0.01,
            "z_loss": 0.001}  # fmt: skip
 SHARED = EXPERTS | {"shared_dim": 40}
+BIASED = {"dense_layers": [0], "experts": SHARED | {
+    "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}}  # fmt: skip
+LATENT = {"num_kv_heads": 4, "qk_rope_head_dim": 4, "v_head_dim": 10, "kv_lora_rank": 16}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
 GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
@@ -62,8 +65,9 @@ MODELS = {
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
-    "dots1": DENSE | {"dense_layers": [0], "experts": SHARED | {
-        "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}},
+    **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")},
+    **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},
+    "deepseek-v2": DENSE | LATENT | {"experts": SHARED | {"num_groups": 2, "best_of_group": 1}},
 }  # fmt: skip
 
 ENCODERS = ("eurobert", "modernbert", "deberta", "bert", "roberta", "xlm-roberta")
@@ -199,11 +203,8 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
     data = case.get("data", "text")
     optim = {"kind": "adamw", "learning_rate": 2e-3, "schedule": {"kind": "cosine",
              "warmup_steps": 4}}  # fmt: skip
-    tokenizer = (
-        {"vocab_size": 384}
-        if ROWS[data] == "text"
-        else {"path": str(folder / "data-text" / "tokenizer")}
-    )
+    tokenizer = {"vocab_size": 384} if ROWS[data] == "text" else {
+        "path": str(folder / "data-text" / "tokenizer")}  # fmt: skip
     if data == "masked":
         tokenizer["special_tokens"] = ["<|endoftext|>", "<|mask|>"]
     sections = {
@@ -215,7 +216,7 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
             "dir": str(folder / f"data-{data}"), "workers": 1, "holdout_fraction": 0.1,
             "sources": [{"path": str(folder / f"{data}.jsonl"), "rows": ROWS[data]}],
             "tokenizer": tokenizer,
-            **({} if data in PLAIN else {"chat": {"template": "none"}}),
+            **({} if data in PLAIN or ROWS[data] == "text" else {"chat": {"template": "none"}}),
             "pack": {"method": "best-fit", "seq_len": 96},
         },
         "train": {"steps": 20, "global_batch_size": 6, "precision": "fp32"}
@@ -223,8 +224,6 @@ def run_file(folder: Path, name: str, case: dict) -> Path:
         "checkpoint": {"save_every_steps": 1000},
         "metrics": {"log_every_steps": 1, "trackers": []},
     }  # fmt: skip
-    if ROWS[data] == "text":
-        del sections["data"]["chat"]
     if "teacher" in case:
         sections["objective"]["teacher"] = str(run_of(folder, case["teacher"]))
     if "lora" in case:

@@ -33,6 +33,10 @@ SIZES = {
     "rms_norm_eps": 3e-4, "rope_parameters": {"rope_type": "default", "rope_theta": 5003.0},
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+LATENTS = {  # of attention; narrow heads, so that none is as wide as another part
+    "num_key_value_heads": 6, "head_dim": None, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8,
+    "v_head_dim": 14, "kv_lora_rank": 26,
+}  # fmt: skip
 ROWS = {
     "mixtral": (
         "MixtralForCausalLM",
@@ -104,10 +108,54 @@ ROWS = {
             "routed_scaling_factor": 2.5, "sliding_window": None, "attention_bias": True,
         },
     ),
+    "deepseek-v2": (
+        "DeepseekV2ForCausalLM",
+        LATENTS | {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "topk_method": "group_limited_greedy", "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.7, "q_lora_rank": None,
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3ForCausalLM",
+        LATENTS | {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 2, "routed_scaling_factor": 2.5, "q_lora_rank": 18,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0, "mscale": 0.9,
+                "mscale_all_dim": 0.7, "original_max_position_embeddings": 13,
+            },
+        },
+    ),
+    "glm4-moe": (
+        "Glm4MoeForCausalLM",
+        {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "use_qk_norm": True,
+            "attention_bias": True, "head_dim": 20,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.3,
+            },
+        },
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteForCausalLM",
+        LATENTS | {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "n_shared_experts": 2, "v_head_dim": 22, "q_lora_rank": 18,
+            "mlp_layer_types": ["dense", "sparse", "dense"], "routed_scaling_factor": 1.8,
+        },
+    ),
 }  # fmt: skip
 DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")  # theirs are rounded: test_qwen3_5.py
 NOT_COMPARED = ("correction_bias", "layer_scalar", *DECAYS)
-NO_LOSS = ("dots1", "gemma4-moe")  # of theirs, that balances experts
+NO_LOSS = (  # of theirs, that balances experts
+    "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite",
+)  # fmt: skip
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
 TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
@@ -120,7 +168,8 @@ def folder_of(name, tmp):
     architecture, changes = ROWS[name]
     torch.manual_seed(0)
     cls = getattr(transformers, architecture)
-    said = {k: v for k, v in (SIZES | changes).items() if v is not None or k == "sliding_window"}
+    null = ("sliding_window", "q_lora_rank")
+    said = {k: v for k, v in (SIZES | changes).items() if v is not None or k in null}
     config = cls.config_class(**said)
     theirs = cls._from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():

@@ -121,8 +121,11 @@ def extend_layers(
             at = (0, start, 0, 0)  # [B, S, K, H]
             put = jax.lax.dynamic_update_slice
             if state:
-                new.append({"k": put(state["k"], k, at), "v": put(state["v"], v, at)})
-                every = new[0]["k"], new[0]["v"]
+                after = {"k": put(state["k"], k, at)}
+                if "v" in state:  # not where keys are the values, too
+                    after["v"] = put(state["v"], v, at)
+                new.append(after)
+                every = after["k"], after.get("v", after["k"])
             else:  # those of another layer, all of them
                 new.append({})
                 every = k, v

@@ -41,7 +41,7 @@ def part_of(param: Param) -> str:
     if {"experts", "gates"} & set(param.batch + param.outputs):
         return "experts" if "experts" in param.batch else "router"
     axes = param.inputs + param.outputs
-    return "attention" if {"heads", "kv_heads", "distances"} & set(axes) else "mlp"
+    return "attention" if {"heads", "kv_heads", "distances", "rank"} & set(axes) else "mlp"
 
 
 def is_layer_matrix(param: Param) -> bool:
@@ -131,7 +131,9 @@ def cache_lines(model: Any) -> list[str]:
     if constant == cache_bytes(model, model.seq_len):
         size = f"{constant:,} bytes, {constant / 2**20:,.1f} MiB"
         return ["", f"state of a row of any length: {size}"]
-    heads = {"this model": model.num_kv_heads, "MHA": model.num_heads, "MQA": 1}
+    heads = {"this model": model.num_kv_heads}
+    if not hasattr(model, "kv_lora_rank"):  # whose cache has no heads
+        heads |= {"MHA": model.num_heads, "MQA": 1}
     sizes = {
         name: cache_bytes(replace(model, num_kv_heads=count), model.seq_len)
         for name, count in heads.items()

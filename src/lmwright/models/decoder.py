@@ -31,7 +31,7 @@ from lmwright.models.layers import (
 )
 from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
-from lmwright.nn.rope import LongRope, RopeScaling, rope_tables
+from lmwright.nn.rope import SCALED, RopeScaling, rope_tables
 
 PLAIN_OR_GATED = "Gated (swiglu, geglu, geglu_erf, reglu) or plain (gelu_erf, relu, relu2) mlp."
 AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
@@ -247,15 +247,8 @@ def check_decoder(model: Decoder) -> None:
             f"model.head_dim: {model.head_dim} rotates {model.rotary_dim} dims, which is odd; "
             "choose an even number"
         )
-    pairs = model.rotary_dim // 2
-    if isinstance(model.rope_scaling, LongRope):
-        for name in ("short_factor", "long_factor"):
-            count = len(getattr(model.rope_scaling, name))
-            if count != pairs:
-                raise UserError(
-                    f"model.rope_scaling.{name}: has {count} numbers for the {pairs} pairs of a "
-                    "head; give one per pair"
-                )
+    if model.rope_scaling is not None:
+        SCALED["refuse lists"](model.rope_scaling, model.rotary_dim // 2)
     _ = model.kinds
 
 

@@ -47,6 +47,8 @@ class Experts:
     """Equal groups of experts."""
     groups_per_token: PositiveInt = 1
     """Groups that a token's experts come from."""
+    best_of_group: PositiveInt = 2
+    """Experts of a group whose scores together are its worth: the best ones."""
     shared_dim: PositiveInt | None = None
     """Width of the shared experts together, which see every token; none if unset."""
     shared_gate: Literal["none", "sigmoid"] = "none"
@@ -87,7 +89,7 @@ class Experts:
         """Routing settings for the router."""
         return Routing(
             self.experts_per_token, self.score, self.shares, self.scale,
-            self.num_groups, self.groups_per_token,
+            self.num_groups, self.groups_per_token, self.best_of_group,
         )  # fmt: skip
 
     @property

@@ -146,3 +146,25 @@ class Dots1(MoeDecoder):
     dense_layers: DenseLayers = ()
     norm_eps: Positive = 1e-6
     bias: AttentionBias = "none"
+
+
+@section
+class Glm4Moe(MoeDecoder):
+    """GLM-4.5 (https://arxiv.org/abs/2508.06471): the layers of dots.llm1, a part of each head
+    rotated."""
+
+    kind: Literal["glm4-moe"] = "glm4-moe"
+    mlp_dim: DenseDim
+    dense_layers: DenseLayers = ()
+    rotary_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of each head that is rotated, from its first dim on."""
+    rope_theta: Positive = 1_000_000.0
+    qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
+    """RMS norm of q and k over head_dim."""
+    bias: Literal["none", "qkv"] = "none"
+    """Projections that add a bias."""
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of dimensions of a head that are rotated."""
+        return int(self.head_dim * self.rotary_fraction)

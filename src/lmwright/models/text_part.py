@@ -37,7 +37,10 @@ class TextPart:
 GEMMA4 = "Gemma4ForCausalLM"
 SHARED_LAYERS = "num_kv_shared_layers"
 """Key for the last layers of a Gemma 4, which have no keys and values of their own."""
-FURTHER = {"mtp.": "layer that predicts a further token"}
+FURTHER_LAYER = "layer that predicts a further token"
+FURTHER = {"mtp.": FURTHER_LAYER}
+BEHIND = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+"""Classes whose layers that predict a further token stand behind the others."""
 TEXT_PARTS = MappingProxyType(
     {
         **{
@@ -108,7 +111,7 @@ USES = (
 OTHER_NAMES = MappingProxyType(
     {
         **_berts(),
-        GEMMA4: TextPart(GEMMA4, {"": ""}),
+        **{name: TextPart(name, {"": ""}) for name in (GEMMA4, *BEHIND)},
         **{
             name: TextPart(name, {"": ""}, FURTHER)
             for name in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
@@ -168,7 +171,17 @@ def text_part_of(config: Mapping[str, Any]) -> TextPart | None:
         return replace(part, others={k: v for k, v in part.others.items() if k != POSITIONS})
     if part and part.architecture == GEMMA4:
         return replace(part, others={**part.others, **_unused_heads(config, part)})
+    if part and part.architecture in BEHIND:
+        return replace(part, others=_further_layers(config))
     return part
+
+
+def _further_layers(config: Mapping[str, Any]) -> dict[str, str]:
+    """Beginnings of the names in layers that predict a further token."""
+    layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    if not (isinstance(layers, int) and isinstance(further, int) and 0 < further < 100):
+        return {}
+    return {f"model.layers.{layers + i}.": FURTHER_LAYER for i in range(further)}
 
 
 def _unused_heads(config: Mapping[str, Any], part: TextPart) -> dict[str, str]:

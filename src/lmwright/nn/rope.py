@@ -29,7 +29,10 @@ from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.sharding import by_platform
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-SCALED = Registry("lmwright.nn", {"rotations": "rope_scaling.rotations"})  # imported on demand
+SCALED = Registry(  # imported on demand
+    "lmwright.nn",
+    {"rotations": "rope_scaling.rotations", "refuse lists": "rope_scaling.refuse_lists"},
+)
 
 
 @section

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from lmwright.errors import UserError
 from lmwright.nn.rope import (
     DynamicRope,
     LinearRope,
@@ -66,12 +67,16 @@ def _yarn(
 
 def _yarn_factor(s: YarnRope) -> float:
     """Factor on the length of q and k."""
-    grown = lambda weight: 0.1 * weight * math.log(s.factor) + 1.0  # noqa: E731
     if s.attention_factor is not None:
         return s.attention_factor
     if s.mscale and s.mscale_all_dim:
-        return grown(s.mscale) / grown(s.mscale_all_dim)
-    return grown(1.0)
+        return yarn_length(s.factor, s.mscale) / yarn_length(s.factor, s.mscale_all_dim)
+    return yarn_length(s.factor, 1.0)
+
+
+def yarn_length(factor: float, weight: float) -> float:
+    """Factor on the length of q and k for a context that is `factor` times as long."""
+    return 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(tokens: np.ndarray, s: LongRope, length: int) -> tuple[np.ndarray, float]:
@@ -80,3 +85,16 @@ def _longrope(tokens: np.ndarray, s: LongRope, length: int) -> tuple[np.ndarray,
     if longer is None:
         longer = math.sqrt(1 + math.log(s.factor) / math.log(s.original_seq_len))
     return 1 / (np.asarray(each, np.float32) * tokens), longer
+
+
+def refuse_lists(scaling: RopeScaling, pairs: int) -> None:
+    """Raises UserError where factors are listed for more or fewer pairs than a head has."""
+    if not isinstance(scaling, LongRope):
+        return
+    for name in ("short_factor", "long_factor"):
+        count = len(getattr(scaling, name))
+        if count != pairs:
+            raise UserError(
+                f"model.rope_scaling.{name}: has {count} numbers for the {pairs} pairs of a "
+                "head; give one per pair"
+            )

@@ -26,7 +26,7 @@ class Routing:
     `shares` are normalized over the chosen experts ("chosen": for softmax the same as taking
     the softmax after the choice) or left as they are among all ("all"), then multiplied by
     `scale`. Only the `groups_per_token` best of `num_groups` equal groups of experts are chosen
-    from; a group is as good as its two best experts together.
+    from; a group is as good as its `best_of_group` best experts together.
     """
 
     experts_per_token: int
@@ -35,6 +35,7 @@ class Routing:
     scale: float = 1.0
     num_groups: int = 1
     groups_per_token: int = 1
+    best_of_group: int = 2
 
 
 class Choice(NamedTuple):
@@ -64,7 +65,9 @@ def choose(logits: Array, bias: Array | None, routing: Routing) -> Choice:
 def _best_groups(ranked: Array, routing: Routing) -> Array:
     """Scores with all but the best groups at minus infinity."""
     grouped = ranked.reshape(*ranked.shape[:-1], routing.num_groups, -1)
-    worth = jnp.sum(jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0], axis=-1)
+    worth = jnp.sum(
+        jax.lax.top_k(grouped, min(routing.best_of_group, grouped.shape[-1]))[0], axis=-1
+    )
     best = jax.lax.top_k(worth, routing.groups_per_token)[1]
     in_best = jnp.any(_is_chosen(best, routing.num_groups), axis=-2)
     return jnp.where(in_best[..., None], grouped, -jnp.inf).reshape(ranked.shape)

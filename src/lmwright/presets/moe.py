@@ -33,6 +33,21 @@ def _gemma4(**fields: Any) -> Any:
     return _moe("gemma4-moe", experts, rope_scaling=ProportionalRope(fraction=0.25), **fields)
 
 
+def _deepseek(kind: str, experts: dict[str, Any], **fields: Any) -> Any:
+    own = dict(dense_layers=(0,), head_dim=192, qk_rope_head_dim=64, v_head_dim=128,
+               kv_lora_rank=512)  # fmt: skip
+    return _moe(kind, experts, **(own | fields))
+
+
+def _stretched(kind: str, experts: dict[str, Any], mscale: float, **fields: Any) -> Any:
+    from lmwright.nn.rope import YarnRope
+
+    rope = YarnRope(factor=40.0, original_seq_len=4096, mscale=mscale, mscale_all_dim=mscale)
+    return _deepseek(kind, experts, seq_len=163_840, rope_scaling=rope, **fields)
+
+
+BIASED: dict[str, Any] = dict(score="sigmoid", bias_rate=0.001)
+
 PRESETS = {
     "moe-6m": row(
         "6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192",
@@ -64,6 +79,38 @@ PRESETS = {
         _gemma4, vocab_size=262_144, embed_dim=2816, mlp_dim=2112, num_layers=30, num_heads=16,
         num_kv_heads=8, head_dim=256, global_kv_heads=2, global_values="keys", window=1024,
         seq_len=262_144, logits_soft_cap=30.0),
+    "deepseek-v2-lite": row(
+        "15.7 B, 2.66 B active: DeepSeek-V2-Lite (https://arxiv.org/abs/2405.04434)",
+        _stretched, "deepseek-v2", dict(num_experts=64, experts_per_token=6, mlp_dim=1408,
+                                        shared_dim=2816, shares="all", balance_loss=0.001),
+        0.707, vocab_size=102_400, embed_dim=2048, mlp_dim=10_944, num_layers=27, num_heads=16,
+        num_kv_heads=16),
+    "deepseek-v3": row(
+        "671 B, 37.6 B active: DeepSeek-V3 (https://arxiv.org/abs/2412.19437)",
+        _stretched, "deepseek-v3", dict(num_experts=256, experts_per_token=8, mlp_dim=2048,
+                                        shared_dim=2048, scale=2.5, num_groups=8,
+                                        groups_per_token=4, **BIASED),
+        1.0, vocab_size=129_280, embed_dim=7168, mlp_dim=18_432, num_layers=61, num_heads=128,
+        num_kv_heads=128, q_lora_rank=1536, dense_layers=(0, 1, 2)),
+    "moonlight-16b-a3b": row(
+        "16.0 B, 2.91 B active: Moonlight-16B-A3B (https://arxiv.org/abs/2502.16982)",
+        _deepseek, "deepseek-v3", dict(num_experts=64, experts_per_token=6, mlp_dim=1408,
+                                       shared_dim=2816, scale=2.446, **BIASED),
+        vocab_size=163_840, embed_dim=2048, mlp_dim=11_264, num_layers=27, num_heads=16,
+        num_kv_heads=16, seq_len=8192, rope_theta=50_000.0, norm_eps=1e-5),
+    "glm-4.7-flash": row(
+        "29.9 B, 3.90 B active: GLM-4.7-Flash (https://huggingface.co/zai-org/GLM-4.7-Flash)",
+        _deepseek, "glm4-moe-lite", dict(num_experts=64, experts_per_token=4, mlp_dim=1536,
+                                         shared_dim=1536, scale=1.8, **BIASED),
+        vocab_size=154_880, embed_dim=2048, mlp_dim=10_240, num_layers=47, num_heads=20,
+        num_kv_heads=20, head_dim=256, v_head_dim=256, q_lora_rank=768, seq_len=202_752,
+        rope_theta=1_000_000.0),
+    "glm-4.5-air": row(
+        "107 B, 13.4 B active: GLM-4.5-Air (https://arxiv.org/abs/2508.06471)",
+        _moe, "glm4-moe", dict(num_experts=128, experts_per_token=8, mlp_dim=1408,
+                               shared_dim=1408, **BIASED),
+        vocab_size=151_552, embed_dim=4096, mlp_dim=10_944, num_layers=46, num_heads=96,
+        num_kv_heads=8, head_dim=128, bias="qkv", dense_layers=(0,), seq_len=131_072),
     "gpt-oss-20b": row(
         "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),

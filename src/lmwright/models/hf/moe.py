@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json, Words, only_written
-from lmwright.models.hf.rope import ROPE, usual_theta
+from lmwright.models.hf.rope import ROPE, rope_config, rope_fields, usual_theta
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table, required
 
 NEW_BIAS_RATE = 0.001
@@ -114,8 +114,9 @@ class MoeHf(Table):
     def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
         this family does not compute."""
-        known = {k: v for k, v in config.items() if v is not None or k == "sliding_window"}
-        if config.get("num_key_value_heads", ...) is None:  # which is not to be silent
+        null = ("sliding_window", *self.optional.values())  # which is not to be silent
+        known = {k: v for k, v in config.items() if v is not None or k in null}
+        if config.get("num_key_value_heads", ...) is None:
             known["num_key_value_heads"] = config.get("num_attention_heads")
         return super().fields({ALIASES.get(k, k): v for k, v in known.items()}, where)
 
@@ -186,21 +187,33 @@ class OlmoeHf(MoeHf):
     defaults: ClassVar = {"num_experts": 64, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01}
 
 
-def _read_shared(config: Json, fields: Json, where: str) -> Json:
-    own = fields["experts"]
-    shared = (config.get("n_shared_experts") or 0) * own["mlp_dim"] or None
-    return {"experts": own | {"bias_rate": NEW_BIAS_RATE, "shared_dim": shared}}
+def shared_dim(config: Json, experts: Json) -> Json:
+    """The field of shared experts, which config.json counts."""
+    count = config.get("n_shared_experts") or 0
+    return {"shared_dim": count * experts["mlp_dim"] or None}
 
 
-def _write_shared(model: Any, architecture: str, _: str) -> Json:
+def shared_count(model: Any, architecture: str) -> Json:
+    """Their count. Raises UserError where there are none, or their width is no multiple of an
+    expert's."""
     experts = model.experts
-    if experts.bias_rate is None or (experts.shared_dim or 1) % experts.mlp_dim:
-        name = "bias_rate" if experts.bias_rate is None else "shared_dim"
+    if experts.shared_dim is None or experts.shared_dim % experts.mlp_dim:
         raise UserError(
-            f"model.experts.{name}: {architecture} has a bias and shared experts of "
+            f"model.experts.shared_dim: {architecture} has shared experts of "
             f"model.experts.mlp_dim or several times that; change it to export"
         )
     return {"n_shared_experts": experts.shared_dim // experts.mlp_dim}
+
+
+def _read_biased(config: Json, fields: Json, where: str) -> Json:
+    own = fields["experts"]
+    return {"experts": own | {"bias_rate": NEW_BIAS_RATE} | shared_dim(config, own)}
+
+
+def _write_biased(model: Any, architecture: str, _: str) -> Json:
+    if model.experts.bias_rate is None:
+        raise UserError(f"model.experts.bias_rate: {architecture} has a bias; set it to export")
+    return shared_count(model, architecture)
 
 
 def _refuse_window(config: Json, fields: Json, where: str) -> Json:
@@ -226,22 +239,60 @@ NO_WINDOW = Derived(
 )
 
 
-class Dots1Hf(MoeHf):
+SHARED_EXPERTS = {
+    f"layers.shared_{name}": f"{BLOCK}.shared_experts.{name}_proj.weight"
+    for name in ("gate", "up", "down")
+}
+SIGMOID = {"score": "sigmoid", "capacity_factor": None, "shared_gate": "none", "best_of_group": 2}
+SIGMOID_EXPERTS = (Experts(DOTS_KEYS, SIGMOID), Derived(_read_biased, _write_biased))
+
+
+NO_FURTHER = only_written(num_nextn_predict_layers=0)
+"""Of layers that predict a further token, which are not kept."""
+
+
+class SigmoidHf(MoeHf):
+    """Table of the families whose experts are DeepSeek-V3's."""
+
+    weights = WEIGHTS | EXPERTS | SHARED_EXPERTS | {
+        "layers.router_bias": f"{BLOCK}.gate.e_score_correction_bias",
+    }  # fmt: skip
+
+
+class Dots1Hf(SigmoidHf):
     """Both directions of dots.llm1's Hugging Face form."""
 
     name = "dots.llm1"
     model_types: ClassVar = {"Dots1ForCausalLM": "dots1"}
-    weights = WEIGHTS | EXPERTS | {
-        "layers.router_bias": f"{BLOCK}.gate.e_score_correction_bias",
-        **{f"layers.shared_{name}": f"{BLOCK}.shared_experts.{name}_proj.weight"
-           for name in ("gate", "up", "down")},
-    }  # fmt: skip
-    pairs = (
-        *(ACT, HEAD, BIAS, ROPE, FIRST_DENSE, NO_WINDOW),
-        Experts(DOTS_KEYS, {"score": "sigmoid", "capacity_factor": None, "shared_gate": "none"}),
-        Derived(_read_shared, _write_shared),
-    )
+    pairs = (*(ACT, HEAD, BIAS, ROPE, FIRST_DENSE, NO_WINDOW), *SIGMOID_EXPERTS)
     defaults: ClassVar = {
         "moe_intermediate_size": 1408, "intermediate_size": 10_944, "n_group": 1, "topk_group": 1,
         "routed_scaling_factor": 1.0, "sliding_window": 4096, "num_key_value_heads": 32,
+    }  # fmt: skip
+
+
+def _read_part(config: Json, _: Json, where: str) -> Json:
+    return rope_fields(config, where, partial=True)
+
+
+def _write_part(model: Any, *_: str) -> Json:
+    return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
+
+
+class Glm4MoeHf(SigmoidHf):
+    """Both directions of GLM-4.5's Hugging Face form."""
+
+    name = "GLM-4.5"
+    model_types: ClassVar = {"Glm4MoeForCausalLM": "glm4_moe"}
+    pairs = (
+        *(ACT, HEAD, FIRST_DENSE, *SIGMOID_EXPERTS, NO_FURTHER),
+        Words("bias", "attention_bias", {"qkv": True, "none": False}),
+        Words("qk_norm", "use_qk_norm", {"head": True, "none": False}),
+        Derived(_read_part, _write_part),
+    )
+    defaults: ClassVar = {
+        "moe_intermediate_size": 1408, "intermediate_size": 10_944, "n_group": 1, "topk_group": 1,
+        "routed_scaling_factor": 1.0, "num_key_value_heads": 8, "num_experts_per_tok": 8,
+        "n_routed_experts": 128, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072,
     }  # fmt: skip
