@@ -13,6 +13,7 @@ from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
 from lmwright.formats.gguf_gemma4 import is_unused
+from lmwright.formats.gguf_hybrid import turned
 from lmwright.formats.gguf_names import config_of
 from lmwright.formats.gguf_read import GgufFile
 from lmwright.formats.gguf_write import write_gguf
@@ -115,7 +116,8 @@ def model_of(case):
     """(model, random weights) of a family."""
     architecture, rng = case.split()[0], np.random.default_rng(0)
     model = model_from_config(SIZES | {"architectures": [architecture]} | FAMILIES[case], case)
-    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * 0.3, model.spec())
+    std = 0.15 if "Qwen3_5" in case else 0.3  # rounding grows in memories
+    w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * std, model.spec())
     return model, w
 
 
@@ -133,6 +135,16 @@ def test_there_and_back(case, tmp_path):
     if case == "MistralForCausalLM":
         assert found.folder_to_transformers is not None, found.transformers
         assert found.folder_to_transformers.greedy_agreement > 0.99
+
+
+def test_rates_of_memories_come_back():
+    """Within what `write_gguf` allows, which a CPU's own float32 exp does not keep."""
+    rates = np.random.default_rng(0).uniform(-8, 8, 10_000).astype("f4")
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    there = turned("model.layers.0.linear_attn.A_log", rates, heads, into=True)
+    assert there.dtype == np.float32
+    back = turned("model.layers.0.linear_attn.A_log", there, heads, into=False)
+    np.testing.assert_allclose(back, rates, rtol=2.0**-23, atol=1e-7)
 
 
 @pytest.mark.parametrize("case", FAMILIES)

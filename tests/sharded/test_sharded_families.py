@@ -45,7 +45,7 @@ MODELS = {
     "gemma4": Gemma4(
         **SIZES, window=7, layer_pattern=("local", "global"), global_head_dim=10,
         num_shared_layers=2, shared_mlp_dim=56, layer_input_dim=14, logits_soft_cap=2.0,
-        norm_eps=0.01,
+        norm_eps=0.1,
     ),
     "gemma4-keys": Gemma4(
         **SIZES, window=7, layer_pattern=("local", "global"), global_head_dim=10,

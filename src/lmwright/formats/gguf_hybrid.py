@@ -90,8 +90,9 @@ def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: boo
         return array
     if is_filter(name):
         array = array.reshape(len(array), -1)
-    if name.endswith(".A_log"):
-        array = -np.exp(array) if into else np.log(-array.astype(np.float32))
+    if name.endswith(".A_log"):  # in float64: each way rounds once, alike on every CPU
+        wide = array.astype(np.float64)
+        array = (-np.exp(wide) if into else np.log(-wide)).astype(np.float32)
     array = _heads_turned(name, array, config, into)
     return array[:, None] if is_filter(name) and not into else array
 
