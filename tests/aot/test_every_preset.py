@@ -25,10 +25,11 @@ SLICES = {
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
-        qwen3-5-27b gemma4-31b""",
-    "v5p-32": "qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b",
+        qwen3-5-27b gemma4-31b deepseek-v2-lite moonlight-16b-a3b""",
+    "v5p-32": "qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b",
-    "v5p-128": "llama-175b gpt-oss-120b",
+    "v5p-128": "llama-175b gpt-oss-120b glm-4-5-air",
+    "v5p-512": "deepseek-v3",
     "v5p-1024": "llama-600b",
 }
 CASES = {name: where for where, names in SLICES.items() for name in names.split()}

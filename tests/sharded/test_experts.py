@@ -11,10 +11,11 @@ import pytest
 from lmwright.core import ragged
 from lmwright.core.sharding import AXES, make_mesh
 from lmwright.errors import UserError
+from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
-from lmwright.models.moe import Dots1, Mixtral
+from lmwright.models.moe import Mixtral
 from lmwright.models.reasoning import Reasoning
 from lmwright.nn import exchange
 from lmwright.nn.moe import Dispatch, mixture
@@ -26,9 +27,9 @@ SIZES = {
     "head_dim": 6, "seq_len": SEQ_LEN,
 }  # fmt: skip
 ONE_LAYER = SIZES | {"num_layers": 1}
-BIASED = Dots1(
-    **ONE_LAYER,
-    mlp_dim=40,
+BIASED = DeepSeekV3(
+    **ONE_LAYER | {"num_kv_heads": 16, "head_dim": 10}, mlp_dim=40, qk_rope_head_dim=4,
+    v_head_dim=8, kv_lora_rank=16, q_lora_rank=24, norm_eps=0.01,
     experts=Experts(
         num_experts=16, experts_per_token=3, mlp_dim=16, shared_dim=32, score="sigmoid",
         num_groups=4, groups_per_token=2, scale=1.5, bias_rate=0.01, balance_loss=0.1, z_loss=0.01,

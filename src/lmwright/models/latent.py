@@ -37,7 +37,8 @@ from lmwright.nn.rope_pairs import of_pairs, turn_pairs
 from lmwright.nn.rope_scaling import yarn_length
 
 LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
-DOWN, UP = "btd,dr->btr", "btr,rnh->btnh"
+DOWN, UP = "btd,dr->btr", "btd,dnh->btnh"
+STREAM = "batch stream embed"
 
 
 @section
@@ -148,20 +149,25 @@ class Latent(MoeDecoder):
 
     def _projected(self, w: Tree, x: Array, tables: Tree) -> tuple[Array, Array, Array]:
         """Queries [B, T, N, H], latents [B, T, R] and rotated keys [B, T, 1, P] of x [B, T, D]."""
-        queries = ("btd,dnh->btnh", w["q"]) if self.q_lora_rank is None else (DOWN, w["q_a"])
-        q, kv = dots(before_products(x), queries, (DOWN, w["kv_a"]))
-        if self.q_lora_rank is not None:
-            q = dot(UP, before_products(rms_norm(q, w["q_a_norm"], LATENT_EPS)), w["q_b"])
+        x = before_products(x)
+        kv = constrain(dot(DOWN, x, w["kv_a"]), STREAM)  # narrow: tokens stay apart
+        if self.q_lora_rank is None:
+            (q,) = dots(x, (UP, w["q"]))
+        else:
+            q = rms_norm(constrain(dot(DOWN, x, w["q_a"]), STREAM), w["q_a_norm"], LATENT_EPS)
+            (q,) = dots(before_products(q), (UP, w["q_b"]))
         latent, key = jnp.split(kv, [self.kv_lora_rank], axis=-1)
         latent = before_products(rms_norm(latent, w["kv_a_norm"], LATENT_EPS))
         plain, end = jnp.split(q, [self._unrotated], axis=-1)
         q = jnp.concatenate([plain, turn_pairs(end, tables)], axis=-1)
         q = constrain(name_result(q), "batch seq heads head_dim")
-        return q, latent, name_result(turn_pairs(key[:, :, None], tables))
+        key = constrain(key, "batch seq embed")[:, :, None]
+        return q, latent, name_result(turn_pairs(key, tables))
 
     def _whole(self, w: Tree, q: Array, latent: Array, key: Array, attend: Attend) -> Array:
         """Results of all heads [B, T, N, V] for whole rows."""
-        up = constrain(dot(UP, latent, w["kv_b"]), "batch seq heads head_dim")
+        (up,) = dots(latent, (UP, w["kv_b"]))
+        up = constrain(up, "batch seq heads head_dim")
         k, v = jnp.split(up, [self._unrotated], axis=-1)
         ends = jnp.broadcast_to(key, (*k.shape[:-1], self.qk_rope_head_dim))
         k = jnp.concatenate([k, ends], axis=-1)
