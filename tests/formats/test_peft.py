@@ -19,6 +19,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.peft import lost_in_peft, merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
+from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
@@ -38,6 +39,13 @@ MODEL = Llama(
     vocab_size=97, embed_dim=24, mlp_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
     head_dim=10, seq_len=16, head="untied", rope_theta=5000.0,
 )  # fmt: skip
+SMALL = {
+    "vocab_size": 61, "embed_dim": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 4,
+    "num_kv_heads": 2, "head_dim": 6, "seq_len": 16,
+}  # fmt: skip
+EXPERTS = Experts(
+    num_experts=4, experts_per_token=2, mlp_dim=12, score="sigmoid", shared_dim=12, bias_rate=0.001
+)
 TOKENS = np.random.default_rng(0).integers(0, 97, (2, 11))
 CASES = {
     "plain": (dict(r=5, lora_alpha=7), dict(rank=5, alpha=7.0)),
@@ -90,20 +98,20 @@ def base_of(model):
     return from_hf(model, state)
 
 
-def batch():
+def batch(vocab_size=MODEL.vocab_size):
     shape = TOKENS.shape
     return Batch(
-        tokens=jnp.asarray(TOKENS, jnp.int32),
+        tokens=jnp.asarray(TOKENS % vocab_size, jnp.int32),
         segment_ids=jnp.ones(shape, jnp.int32),
         positions=jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape),
         loss_weight=jnp.ones(shape, jnp.float32),
     )
 
 
-def bound_logits(adapter, weights, base):
+def bound_logits(adapter, weights, base, model=MODEL):
     params = {m.path: m.param for m in adapter.modules}
     w = bind(params, base, scaled(adapter, weights))
-    return MODEL.logits(w, MODEL.hidden(w, batch(), Compute())[0])
+    return model.logits(w, model.hidden(w, batch(model.vocab_size), Compute())[0])
 
 
 def close(got, expected, tolerance=1e-5):
@@ -253,42 +261,44 @@ def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
     assert len(ours.modules) == len(NAMES) * MODEL.num_layers
 
 
-def test_an_adapter_of_an_encoder_that_fills_in_masks_opens_in_peft(tmp_path):
-    """PEFT's class of causal models asks for a method that encoders do not have."""
-    from transformers import AutoModelForMaskedLM
+FAMILIES = {
+    # PEFT's class of causal models asks for a method that encoders do not have
+    "an encoder that fills in masks": (EuroBert(**SMALL), Mlm(mask_token_id=3), "all"),
+    "attention from latents": (
+        DeepSeekV3(**SMALL | {"num_kv_heads": 4}, qk_rope_head_dim=2, v_head_dim=8, kv_lora_rank=10,
+                   q_lora_rank=14, experts=EXPERTS, dense_layers=(0,)),
+        Clm(),
+        "attention",
+    ),
+}  # fmt: skip
 
-    model = EuroBert(
-        vocab_size=61, embed_dim=24, mlp_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=6, seq_len=16,
-    )  # fmt: skip
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_an_adapter_of_a_family_opens_in_peft(case, tmp_path):
+    model, objective, targets = FAMILIES[case]
     rng = np.random.default_rng(0)
     draw = lambda p: (0.2 * rng.standard_normal(p.shape) + (p.fill or 0)).astype("f4")  # noqa: E731
     w = map_params(draw, model.spec())
     export_hf(model, w, None, tmp_path / "base")
-    said = dict(rank=3, alpha=5.0)
-    run = replace(run_of(said), model=model, objective=Mlm(mask_token_id=3))
-    (adapter,) = resolved(run)
+    run = run_of(dict(rank=3, alpha=5.0), (targets,))
+    (adapter,) = resolved(replace(run, model=model, objective=objective))
     weights = nest((m.path, map_params(draw, module_spec(m, "lora"))) for m in adapter.modules)
     (tmp_path / "adapter").mkdir()
     write_folder(tmp_path / "adapter", to_peft(model, adapter, weights, "base"))
-    base = AutoModelForMaskedLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    kind = "MaskedLM" if model.both_ways else "CausalLM"
+    auto = getattr(transformers, f"AutoModelFor{kind}")
+    base = auto.from_pretrained(tmp_path / "base", dtype=torch.float32)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor(TOKENS % 61)).logits.numpy()
+    close(bound_logits(adapter, weights, w, model), expected)
     _, merged = merge_into(model, w, read_folder(tmp_path / "adapter"), "adapter")
     close(logits(model, merged, np.int32(TOKENS % 61)), expected)
 
 
 def test_modules_that_peft_takes_for_parts_of_experts_are_told(tmp_path):
     """Dense layers and shared experts, whose factors PEFT drops with a warning."""
-    model = Dots1(
-        vocab_size=61, embed_dim=24, mlp_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=6, seq_len=16, dense_layers=(0,),
-        experts=Experts(
-            num_experts=4, experts_per_token=2, mlp_dim=12, score="sigmoid", shared_dim=12,
-            bias_rate=0.001,
-        ),
-    )  # fmt: skip
+    model = Dots1(**SMALL, dense_layers=(0,), experts=EXPERTS)
     w = map_params(lambda p: np.full(p.shape, 0.1, "f4"), model.spec())
     export_hf(model, w, None, tmp_path / "base")
     (adapter,) = resolved(replace(run_of(dict(rank=3, alpha=5.0), ("all",)), model=model))

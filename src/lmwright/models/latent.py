@@ -37,7 +37,7 @@ from lmwright.nn.rope_pairs import of_pairs, turn_pairs
 from lmwright.nn.rope_scaling import yarn_length
 
 LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
-DOWN, UP = "btd,dr->btr", "btd,dnh->btnh"
+DOWN, UP = "btd,dl->btl", "btd,dnh->btnh"
 STREAM = "batch stream embed"
 
 
