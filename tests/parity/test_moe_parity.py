@@ -16,7 +16,7 @@ from lmwright.core.ternary import cast_as_trained
 from lmwright.errors import UserError
 from lmwright.formats import proof
 from lmwright.formats.encoding import encoding_of, stored_dtype
-from lmwright.formats.hf_read import import_hf
+from lmwright.formats.hf_read import import_hf, model_from_config
 from lmwright.formats.load import load_model
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.models import cached
@@ -268,6 +268,48 @@ def test_experts_that_are_stacked_as_released(folders, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(whole))
     with pytest.raises(UserError, match=r"down_proj has 336 rows, config\.json implies 384"):
         import_hf(tmp_path)
+
+
+def test_layers_that_predict_a_further_token_are_left_out(folders, tmp_path):
+    """Behind the others, as many as config.json says."""
+    _, folder, model, w = problem("deepseek-v3", folders)
+    tensors = {k: np.asarray(v) for k, v in TensorFiles(folder).items()}
+    further = {f"model.layers.4.{n}": np.ones((3, 3), "f4") for n in ("eh_proj.weight", "enorm")}
+    save_file(tensors | further, tmp_path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    for count in (1, 0):
+        said = config | {"num_nextn_predict_layers": count}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        if count:
+            again, weights, _ = import_hf(tmp_path)
+            assert again == model
+            jax.tree.map(np.testing.assert_array_equal, weights, w)
+        else:
+            with pytest.raises(UserError, match=r"model\.layers\.4\.e"):
+                import_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek-v2", {"topk_method": "best"}, "'best' is not supported; these are: greedy, gr"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
+        ("deepseek-v2", {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+        ("deepseek-v3", {"rope_interleave": False}, "rope_interleave = False is not supported"),
+        ("deepseek-v3", {"qk_nope_head_dim": 0}, "qk_nope_head_dim = 0 is not a whole number"),
+        ("deepseek-v3", {"num_key_value_heads": 2}, "model.num_kv_heads: 2 differs from model.num"),
+        (
+            "glm4-moe-lite",
+            {"mlp_layer_types": ["dense"]},
+            "mlp_layer_types must have one of sparse",
+        ),
+    ],
+)
+def test_what_no_released_model_has_is_refused(name, changes, message, folders):
+    config = json.loads((folder_of(name, folders)[1] / "config.json").read_text())
+    with pytest.raises(UserError, match=message):
+        model_from_config(config | changes, "config.json")
 
 
 @pytest.mark.parametrize("name", ROWS)
