@@ -75,6 +75,7 @@ ACTIVATIONS: dict[str, Entry] = {
     "distances": None,
     "vocab": "tensor",
     "gates": None,
+    "rank": None,
     "experts": None,  # of a token: all of them, or the ones it chose
 }
 

@@ -38,7 +38,7 @@ from lmwright.nn.rope_scaling import yarn_length
 
 LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
 DOWN, UP = "btd,dl->btl", "btd,dnh->btnh"
-STREAM = "batch stream embed"
+STREAM = "batch stream rank"
 
 
 @section
@@ -161,7 +161,7 @@ class Latent(MoeDecoder):
         plain, end = jnp.split(q, [self._unrotated], axis=-1)
         q = jnp.concatenate([plain, turn_pairs(end, tables)], axis=-1)
         q = constrain(name_result(q), "batch seq heads head_dim")
-        key = constrain(key, "batch seq embed")[:, :, None]
+        key = constrain(key, "batch seq rank")[:, :, None]
         return q, latent, name_result(turn_pairs(key, tables))
 
     def _whole(self, w: Tree, q: Array, latent: Array, key: Array, attend: Attend) -> Array:

@@ -29,10 +29,8 @@ from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.sharding import by_platform
 
 Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-SCALED = Registry(  # imported on demand
-    "lmwright.nn",
-    {"rotations": "rope_scaling.rotations", "refuse lists": "rope_scaling.refuse_lists"},
-)
+CHECK, TURN = "rope_scaling.refuse_lists", "rope_scaling.rotations"
+SCALED = Registry("lmwright.nn", {"rotations": TURN, "refuse lists": CHECK})  # on demand
 
 
 @section
