@@ -13,6 +13,7 @@ from lmwright.core.param import Tree
 from lmwright.data.json_text import read_downloaded
 from lmwright.errors import UserError
 from lmwright.formats.compressed import PackedIntegers, is_compressed
+from lmwright.formats.float8_blocks import Float8Blocks, is_float8
 from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.safetensors import TensorFiles
@@ -115,7 +116,8 @@ def _kinds(config: dict[str, Any]) -> dict[str, str]:
 
 def _refuse_quantized(config: dict[str, Any], kind: str, where: str) -> None:
     """Raises UserError for weights in a form that neither the family nor any table reads."""
-    if config.get(QUANTIZATION) and not (TABLES[kind].quantized or is_compressed(config)):
+    read = TABLES[kind].quantized or is_compressed(config) or is_float8(config)
+    if config.get(QUANTIZATION) and not read:
         raise UserError(
             f"{where}: quantization_config is set; start from the unquantized model instead"
         )
@@ -143,6 +145,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
         return PackedTernary(files)
     if is_compressed(config):
         files = PackedIntegers(files, config, where)
+    if is_float8(config):
+        files = Float8Blocks(files, config, where)
     named = files if part is None else TextTensors(files, part, str(folder))
     own = text_config(config, where)
     kind = _kinds(own).get(architecture_of(own))

@@ -7,6 +7,7 @@
 Only this format is read: pickled `.bin` files run code when they are opened.
 """
 
+import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ DTYPES = {"fp32": np.dtype("f4"), "bf16": np.dtype(ml_dtypes.bfloat16), "fp16": 
 NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8",
     "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
 }  # fmt: skip
+FLOAT8 = NAMES["F8_E4M3"]
 
 
 def described(tensors: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...]]:
@@ -86,12 +89,25 @@ class TensorFiles(Tensors):
             )
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if self.described(name)[0] == FLOAT8:  # which the library has no NumPy type for
+            return _read_float8(self._file_of[name], name)
         return self._files[self._file_of[name]].get_tensor(name)
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape) of a tensor from the file's header."""
         part = self._files[self._file_of[name]].get_slice(name)
         return NAMES.get(part.get_dtype(), part.get_dtype()), tuple(part.get_shape())
+
+
+def _read_float8(path: Path, name: str) -> np.ndarray:
+    """The tensor, by the header of a file that the library has opened before."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        said = json.loads(file.read(length))[name]
+        begin, end = said["data_offsets"]
+        file.seek(8 + length + begin)
+        codes = np.frombuffer(file.read(end - begin), ml_dtypes.float8_e4m3fn)
+    return codes.reshape(said["shape"])
 
 
 def some(names: Iterable[str], count: int = 6) -> str:
