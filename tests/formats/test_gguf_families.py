@@ -12,6 +12,7 @@ pytest.importorskip("gguf")
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
+from lmwright.formats.gguf_deepseek import is_further
 from lmwright.formats.gguf_gemma4 import is_unused
 from lmwright.formats.gguf_hybrid import turned
 from lmwright.formats.gguf_names import config_of
@@ -44,6 +45,15 @@ GEMMA4 = {
 HYBRID = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
     "linear_value_head_dim": 32, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+SHARED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+    "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7, "norm_topk_prob": True,
+}  # fmt: skip
+LATENTS = {
+    "num_key_value_heads": 6, "head_dim": None, "kv_lora_rank": 64, "q_lora_rank": 96,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 FAMILIES = {
     "LlamaForCausalLM llama3": {"rope_parameters": LLAMA3},
@@ -107,6 +117,18 @@ FAMILIES = {
         "shared_expert_intermediate_size": 96, "linear_num_value_heads": 4,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
+    "Dots1ForCausalLM": SHARED | {"sliding_window": None, "num_key_value_heads": 6},
+    "Glm4MoeForCausalLM": SHARED | {
+        "attention_bias": True, "use_qk_norm": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
+    "DeepseekV2ForCausalLM": SHARED | LATENTS | {
+        "q_lora_rank": None, "norm_topk_prob": False, "num_hidden_layers": 27},
+    "DeepseekV3ForCausalLM": SHARED | LATENTS | {
+        "n_group": 4, "topk_group": 2,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+            "rope_theta": 5003.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "Glm4MoeLiteForCausalLM": SHARED | LATENTS,
     "EuroBertForMaskedLM llada": {"masked_diffusion": {"predicts": "next"}},
     "Qwen2ForCausalLM dream": {"masked_diffusion": {"predicts": "own"}, "head_dim": 16},
 }  # fmt: skip
@@ -211,6 +233,31 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Qwen2ForCausalLM", {"head_dim": 32}, "head_dim 32 times 6 heads is not hidden_size 96"),
         ("Qwen2ForCausalLM dream", {"head_dim": 32}, "llama.cpp's dream"),
         ("Olmo2ForCausalLM", {"head_dim": 32}, "llama.cpp's olmo2"),
+        ("Dots1ForCausalLM", {"num_key_value_heads": 2}, "dots1 has as many kv heads as heads"),
+        ("DeepseekV2ForCausalLM", {"num_hidden_layers": 4}, "models of 26 or 27 layers alone"),
+        (
+            "DeepseekV2ForCausalLM",
+            {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
+            "the two best experts of a group",
+        ),
+        (
+            "DeepseekV3ForCausalLM",
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 48,
+                    "rope_theta": 5003.0,
+                    "mscale": 1.0,
+                }
+            },
+            "mscale and mscale_all_dim alike",
+        ),
+        (
+            "Glm4MoeLiteForCausalLM",
+            {"mlp_layer_types": ["sparse", "dense"] * 2},
+            "plain layers bef",
+        ),
     ],
 )
 def test_what_a_file_cannot_say_is_refused(case, change, field, tmp_path):
@@ -230,6 +277,17 @@ def test_keys_and_values_that_nothing_reads_are_left():
         assert is_unused(unused, config)
     for used in ("blk.3.attn_v.weight", "blk.4.attn_q.weight", "token_embd.weight"):
         assert not is_unused(used, config)
+
+
+def test_layers_that_predict_a_further_token_are_left():
+    """They are counted among the blocks."""
+    name, shapes = "glm4moe", {"token_embd.weight": (97, 96)}
+    meta = {f"{name}.block_count": 5, f"{name}.nextn_predict_layers": 1, f"{name}.x": 0,
+            "general.architecture": name}  # fmt: skip
+    config = config_of(meta, shapes, "here")
+    assert config["num_hidden_layers"] == 4
+    assert is_further("blk.4.nextn.eh_proj.weight", config)
+    assert not is_further("blk.3.attn_q.weight", config) and not is_further("output.weight", config)
 
 
 def test_a_file_names_the_layers_with_windows():

@@ -26,6 +26,7 @@ HEAD = "lm_head.weight"  # by its readers' name
 STRATEGIES = ("group", "channel")  # inputs that share a scale
 MORE = ("transform_config", "kv_cache_scheme", "input_activations", "output_activations")
 WORD = 32
+Q8_ROW = 32  # values of a row that share a scale in GGUF
 
 
 def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
@@ -103,6 +104,16 @@ def unpack_integers(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
     parts = (packed.view(np.uint32)[..., None] >> at) & np.uint32(2**bits - 1)
     flat = parts.reshape(packed.shape[0], -1)[:, :width]
     return (flat.astype(np.int16) - 2 ** (bits - 1)).astype(np.int8)
+
+
+def q4_0_blocks(rows: np.ndarray) -> np.ndarray:
+    """uint8 [out, bytes] of rows of blocks, 32 codes and their scale each: float16, then the first
+    half of the codes at the low bits of bytes whose high bits are the second half."""
+    blocks = rows.reshape(len(rows), -1, Q8_ROW + 1)
+    codes = (blocks[..., :-1] + 8).astype(np.uint8)
+    low, high = codes[..., : Q8_ROW // 2], codes[..., Q8_ROW // 2 :]
+    scale = blocks[..., -1:].astype(np.float16).view(np.uint8)
+    return np.concatenate([scale, low | high << 4], axis=-1).reshape(len(rows), -1)
 
 
 class PackedIntegers(Tensors):

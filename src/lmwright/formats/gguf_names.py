@@ -8,17 +8,16 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_gemma4, gguf_hybrid
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
-from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 from lmwright.models.hf.window import TYPES
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -47,156 +46,11 @@ FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
     "final_logit_softcapping", "attention.layer_norm_epsilon", "rope.freq_base_swa",
     "embedding_scale", "attention.scale", "residual_scale", "logit_scale",
+    "expert_weights_scale",
 }  # fmt: skip
 
 THEIR_NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
 """Parts of transformers' names, and those in the gguf package's table."""
-
-
-@dataclass(frozen=True)
-class Arch:
-    """One of GGUF's architectures and the Hugging Face one that it stands for."""
-
-    hf: str
-    model_type: str
-    rotated: bool = False
-    """q and k rows are stored in pairs (x0, y0, x1, y1 ...) instead of halves."""
-    norm_shift: float = 0.0
-    """Number that llama.cpp has added to the scales of norms."""
-    window: bool = False
-    """True if llama.cpp reads the length of a sliding window."""
-    fixed: dict[str, Any] = field(default_factory=dict)
-    """Keys of config.json that the metadata do not have, with their values."""
-    mark: str = ""
-    """Key of config.json that only its models have, where others have the same architecture."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Keys of KEYS that config.json names differently."""
-    keys: dict[str, str] = field(default_factory=dict)
-    """Metadata keys of its own, as in KEYS."""
-    encoder: bool = False
-    """True for a model that looks both ways; its head is not in the file."""
-    scales: bool = True
-    """True if llama.cpp scales its rotations."""
-    factors: bool = False
-    """True if it divides them by the factors of Llama 3.1."""
-    biases: bool = False
-    """True if it takes biases of all projections of attention, or of the mlp."""
-    even: bool = False
-    """True if its heads have to be as wide together as the model."""
-    partial: bool = False
-    """True if it rotates a part of each head."""
-    exact_yarn: bool = False
-    """True if its models have YaRN without rounded borders, which no metadata say; llama.cpp rounds
-    them."""
-    hybrid: bool = False
-    """True for layers with memories beside those with attention (`gguf_hybrid`)."""
-
-    def shift_of(self, name: str) -> float:
-        """Number that is added to a tensor by this Hugging Face name."""
-        is_norm = name.endswith("norm.weight") and not name.endswith(gguf_hybrid.OWN_NORM)
-        return self.norm_shift if is_norm else 0.0
-
-
-SILU = {"hidden_act": "silu", "attention_bias": False}
-UNTIED = {"tie_word_embeddings": False}
-GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
-ARCHS = {
-    "llama": Arch("LlamaForCausalLM", "llama", rotated=True, factors=True, biases=True),
-    "arcee": Arch(
-        "ArceeForCausalLM", "arcee", rotated=True, factors=True, fixed={"hidden_act": "relu2"}
-    ),
-    "qwen2": Arch("Qwen2ForCausalLM", "qwen2", even=True, fixed={"use_sliding_window": False}),
-    "qwen3": Arch("Qwen3ForCausalLM", "qwen3", fixed={"use_sliding_window": False}),
-    "qwen3moe": Arch(
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
-    ),
-    "smollm3": Arch("SmolLM3ForCausalLM", "smollm3", rotated=True, fixed={"hidden_act": "silu"}),
-    "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
-    "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
-    "olmoe": Arch(
-        "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,
-        renamed={"moe_intermediate_size": "intermediate_size"},
-    ),
-    "gpt-oss": Arch(
-        "GptOssForCausalLM", "gpt_oss", window=True, biases=True,
-        fixed=UNTIED | {"hidden_act": "silu"},
-        renamed={"moe_intermediate_size": "intermediate_size"},
-        exact_yarn=True,
-    ),
-    "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
-    "gemma3": Arch(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
-        norm_shift=1.0,
-        window=True,
-        fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
-    ),
-    "gemma4": Arch(
-        "Gemma4ForCausalLM", "gemma4_text", window=True, factors=True, keys=gguf_gemma4.KEYS,
-        fixed=GEMMA,
-    ),
-    "granite": Arch(
-        "GraniteForCausalLM", "granite", rotated=True, factors=True, biases=True,
-        fixed={"hidden_act": "silu"},
-        keys={
-            "embedding_scale": "embedding_multiplier",
-            "attention.scale": "attention_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
-    ),
-    "eurobert": Arch(
-        "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,
-        fixed=SILU,
-    ),
-    "modern-bert": Arch(
-        "ModernBertForMaskedLM", "modernbert", encoder=True, scales=False, window=True,
-        fixed=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False),
-        renamed={"rope_theta": "global_rope_theta", "sliding_window": "local_attention"},
-        keys={
-            "attention.layer_norm_epsilon": "norm_eps",
-            PATTERN: "global_attn_every_n_layers",
-            "rope.freq_base_swa": "local_rope_theta",
-            "hidden_activation": "hidden_activation",
-        },
-    ),
-    "bitnet": Arch(
-        "BitNetForCausalLM", "bitnet",
-        fixed={
-            "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True,
-            QUANTIZATION: how_quantized("online"),
-        },
-    ),
-    "qwen35": Arch(
-        "Qwen3_5ForCausalLM", "qwen3_5_text", norm_shift=1.0, partial=True, hybrid=True,
-        fixed=SILU,
-        keys=gguf_hybrid.KEYS,
-    ),
-    "qwen35moe": Arch(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", norm_shift=1.0, partial=True, hybrid=True,
-        fixed=SILU,
-        keys=gguf_hybrid.KEYS
-        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-    ),
-    "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
-    "dream": Arch(
-        "Qwen2ForCausalLM", "qwen2", even=True, mark="masked_diffusion",
-        fixed={"hidden_act": "silu"},
-    ),
-}  # fmt: skip
-MISTRAL = "MistralForCausalLM"  # whose files are llama's
-MIXTRAL = Arch(
-    "MixtralForCausalLM", "mixtral", rotated=True, factors=True,
-    renamed={"num_experts": "num_local_experts"},
-)  # fmt: skip
-# OLMo 2 with windows in three of four layers, where nothing scales rotations
-OLMO3 = Arch("Olmo3ForCausalLM", "olmo3", even=True, window=True, fixed=UNTIED)
-VARIANTS = {"llama": (MIXTRAL, "expert_count"), "olmo2": (OLMO3, "attention.sliding_window")}
-"""Models that go by another one's name in GGUF, and the metadata key that only they have."""
-# llama.cpp scales the queries of its largest gemmas otherwise
-LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 
 
 def arch_of(meta: Mapping[str, Any], where: str) -> tuple[str, Arch]:
@@ -218,12 +72,12 @@ def gguf_arch_of(config: Mapping[str, Any]) -> tuple[str, Arch]:
     for name, (variant, _) in VARIANTS.items():
         if architecture == variant.hf:
             return name, variant
-    if architecture == MISTRAL:
-        return "llama", ARCHS["llama"]
+    if (name := SAME.get(architecture)) is not None:
+        return name, ARCHS[name]
     for name, arch in sorted(ARCHS.items(), key=lambda item: not item[1].mark):
         if arch.hf == architecture and (not arch.mark or arch.mark in config):
             return name, arch
-    others = {variant.hf for variant, _ in VARIANTS.values()} | {MISTRAL}
+    others = {variant.hf for variant, _ in VARIANTS.values()} | {*SAME}
     there = sorted({arch.hf for arch in ARCHS.values()} | others)
     raise UserError(f"{architecture}: has no GGUF form here; these have: {', '.join(there)}")
 
@@ -258,6 +112,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["partial_rotary_factor"] = rotated / (config["head_dim"] or 1)
     if arch.hybrid:
         config |= gguf_hybrid.config_of(meta, config, name)
+    if arch.deepseek:
+        config |= gguf_deepseek.config_of(meta, shapes, config, name, where)
     if arch.mark:
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
@@ -267,7 +123,11 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
         config["query_pre_attn_scalar"] = width if largest else config["head_dim"]
+    meta, weights = gguf_deepseek.plain(meta, name)
     scale_rope(config, meta, name, where)
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        for rope in (config["rope_parameters"], config["rope_scaling"]):
+            rope |= weights
     if arch.exact_yarn and "rope_scaling" in config:
         config["rope_parameters"]["truncate"] = config["rope_scaling"]["truncate"] = False
     return config
@@ -300,8 +160,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         if key == "attention.sliding_window" and not arch.window:
             continue  # what is lost is found when the file is read again
         if value is not None:
-            kind = float if key in FLOAT_KEYS else str if isinstance(value, str) else int
-            meta[key] = kind(value)
+            kind = type(value) if isinstance(value, str | bool) else int
+            meta[key] = (float if key in FLOAT_KEYS else kind)(value)
     if "attention.key_length" in meta:
         meta["attention.value_length"] = meta["attention.key_length"]
         meta["rope.dimension_count"] = rotated_dims(config)
@@ -309,8 +169,11 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         return name, arch, meta | gguf_gemma4.metadata(config, where)
     if arch.hybrid:
         meta |= gguf_hybrid.metadata(config, where)
-    if name == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
-        raise UserError(f"{where}: llama.cpp's olmoe has as many kv heads as heads")
+    if arch.deepseek:
+        meta |= gguf_deepseek.metadata(config, name, where)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    if name in ("olmoe", "dots1") and kv_heads != heads:
+        raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")
     if name in ("llama", "llada") and config.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: GGUF's {name} is silu, not {config['hidden_act']}")
     if not arch.biases and (config.get("attention_bias") or config.get("mlp_bias")):
@@ -369,7 +232,7 @@ class NameMap:
             bare.removeprefix("model."), try_suffixes=(".weight", ".bias")
         )
         if there is None and name.endswith(".e_score_correction_bias"):
-            there = self._table.get_name(bare.replace("_bias", ""), try_suffixes=(".bias",))
+            there = f"{self._table.get_name(bare.removesuffix('_bias'))}.bias"
         if there is None:
             raise UserError(f"{name}: has no place in this GGUF architecture")
         return there, None if expert is None else int(expert[1])

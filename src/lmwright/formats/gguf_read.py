@@ -15,7 +15,8 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_gemma4, gguf_hybrid
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats.gguf_deepseek import Apart
 from lmwright.formats.gguf_names import (
     Arch,
     NameMap,
@@ -85,6 +86,8 @@ class GgufTensors(Tensors):
         taken |= set(self._scales.values())
         if file.meta["general.architecture"] == gguf_gemma4.NAME:
             taken |= {name for name in file.tensors if gguf_gemma4.is_unused(name, config)}
+        if arch.deepseek:
+            taken |= {name for name in file.tensors if gguf_deepseek.is_further(name, config)}
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
         super().__init__(self._places)
 
@@ -128,10 +131,14 @@ def slots_in_file(model: HfModel) -> list[Slot]:
     head."""
     head = dict(walk(model.head_weights(model.spec()))) if is_headless(model) else {}
     own = {path for path, param in head.items() if param.inputs != ("vocab",)}
-    return [slot for slot in slots(model) if slot.path not in own]
+    every = [slot for slot in slots(model) if slot.path not in own]
+    if not hasattr(model, "kv_lora_rank"):
+        return every
+    config = model.hf.config(model)
+    return [part for slot in every for part in gguf_deepseek.slots_of_parts(slot, config)]
 
 
-def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:
+def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
     """(file, model, tensors by Hugging Face name) of a GGUF file; nothing is read yet."""
     from lmwright.formats.hf_read import model_from_config
 
@@ -150,4 +157,5 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, GgufTensors]:
     if missing:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")
     model = model_from_config(config, str(path))
-    return file, model, GgufTensors(file, model, config, arch)
+    tensors: Tensors = GgufTensors(file, model, config, arch)
+    return file, model, Apart(tensors, config) if name == gguf_deepseek.LATENTS else tensors

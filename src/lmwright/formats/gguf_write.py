@@ -24,8 +24,9 @@ from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_m
 from lmwright.errors import UserError
 from lmwright.formats import gguf_hybrid
 from lmwright.formats.card import Facts
-from lmwright.formats.compressed import refuse_grid
+from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
+from lmwright.formats.gguf_deepseek import LATENTS, Apart
 from lmwright.formats.gguf_names import (
     SHIFT,
     NameMap,
@@ -52,7 +53,6 @@ TYPES = {
 }  # fmt: skip
 TERNARY = ("TQ1_0", "TQ2_0")
 TERNARY_ROW = 256  # values of a row that share a scale
-Q8_ROW = 32  # values of a row that share a scale
 # rounding to 8 bits: half a step of a scale that is itself rounded to float16
 Q8_ERROR = (0.5 + 127 * 2**-11) / 127
 
@@ -105,6 +105,8 @@ def write_gguf(
     entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
     if has_ternary(model):
         tensors = TernaryValues(model, tensors)
+    if name == LATENTS:
+        tensors = Apart(tensors, config)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
     keys |= _ends(tokenizer, end_ids)
@@ -186,6 +188,11 @@ def refuse_type(model: HfModel, kind: str) -> None:
         raise UserError(
             f"dtype: q8_0 would round the ternary weights of a {model.kind!r} model again; use "
             "tq2_0, which is smaller and exact"
+        )
+    if kind == "Q4_0" and hasattr(model, "kv_lora_rank"):
+        raise UserError(
+            f"dtype: q4_0 has no blocks along the keys that GGUF holds of a {model.kind!r} model; "
+            "use q8_0, or int4 for a folder"
         )
     odd = next((slot for slot in ternary if slot.shape[-1] % TERNARY_ROW), None)
     if kind in TERNARY and odd is not None:
@@ -311,16 +318,6 @@ def _laid_out(
 TERNARY_STEPS = {"F16": 2.0**-11, "BF16": 2.0**-8}  # of the one scale
 
 
-def q4_0_blocks(rows: np.ndarray) -> np.ndarray:
-    """uint8 [out, bytes] of rows of blocks, 32 codes and their scale each: float16, then the first
-    half of the codes at the low bits of bytes whose high bits are the second half."""
-    blocks = rows.reshape(len(rows), -1, Q8_ROW + 1)
-    codes = (blocks[..., :-1] + 8).astype(np.uint8)
-    low, high = codes[..., : Q8_ROW // 2], codes[..., Q8_ROW // 2 :]
-    scale = blocks[..., -1:].astype(np.float16).view(np.uint8)
-    return np.concatenate([scale, low | high << 4], axis=-1).reshape(len(rows), -1)
-
-
 def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
     """Hash (xxh3) of the values read back through the importer. Raises RuntimeError where they are
     not the source's, rounded."""
@@ -350,6 +347,7 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
 
 # fields that are about training alone
 OF_HEAD = ("head", "biases")  # whose other biases `metadata_of` refuses
+ALIKE = ({"glm4-moe-lite", "deepseek-v3"},)  # families that GGUF does not tell apart
 OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "capacity_factor")
 
 
@@ -358,6 +356,8 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
     ours, theirs = (dict(_flat(asdict(each))) for each in (model, again))
     for name in ours.keys() | theirs.keys():
         if is_headless(model) and name in OF_HEAD:
+            continue
+        if name == "kind" and {ours[name], theirs[name]} in ALIKE:
             continue
         if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
             raise UserError(

@@ -32,7 +32,7 @@ LATENTS = {
 LATENT_KEYS = {n: key for n, key in KEYS.items() if n != "head_dim"} | {
     name: name for name in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
 }
-PLAIN = "qk_nope_head_dim"
+PLAIN, ROTATED = "qk_nope_head_dim", "qk_rope_head_dim"
 DENSE, TYPES = "mlp_layer_types", ("sparse", "dense")
 GREEDY, GROUPS = "greedy", "group_limited_greedy"
 

@@ -1,0 +1,173 @@
+"""Architectures of GGUF, and what each says of a model otherwise than the others."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats.gguf_gemma4 import PATTERN
+from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One of GGUF's architectures and the Hugging Face one that it stands for."""
+
+    hf: str
+    model_type: str
+    rotated: bool = False
+    """q and k rows are stored in pairs (x0, y0, x1, y1 ...) instead of halves."""
+    norm_shift: float = 0.0
+    """Number that llama.cpp has added to the scales of norms."""
+    window: bool = False
+    """True if llama.cpp reads the length of a sliding window."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Keys of config.json that the metadata do not have, with their values."""
+    mark: str = ""
+    """Key of config.json that only its models have, where others have the same architecture."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Keys of KEYS that config.json names differently."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Metadata keys of its own, as in KEYS."""
+    encoder: bool = False
+    """True for a model that looks both ways; its head is not in the file."""
+    scales: bool = True
+    """True if llama.cpp scales its rotations."""
+    factors: bool = False
+    """True if it divides them by the factors of Llama 3.1."""
+    biases: bool = False
+    """True if it takes biases of all projections of attention, or of the mlp."""
+    even: bool = False
+    """True if its heads have to be as wide together as the model."""
+    partial: bool = False
+    """True if it rotates a part of each head."""
+    exact_yarn: bool = False
+    """True if its models have YaRN without rounded borders, which no metadata say; llama.cpp rounds
+    them."""
+    hybrid: bool = False
+    """True for layers with memories beside those with attention (`gguf_hybrid`)."""
+
+    deepseek: bool = False
+    """True for experts as DeepSeek has them (`gguf_deepseek`)."""
+
+    def shift_of(self, name: str) -> float:
+        """Number that is added to a tensor by this Hugging Face name."""
+        is_norm = name.endswith("norm.weight") and not name.endswith(gguf_hybrid.OWN_NORM)
+        return self.norm_shift if is_norm else 0.0
+
+
+SILU = {"hidden_act": "silu", "attention_bias": False}
+UNTIED = {"tie_word_embeddings": False}
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+ARCHS = {
+    "llama": Arch("LlamaForCausalLM", "llama", rotated=True, factors=True, biases=True),
+    "arcee": Arch(
+        "ArceeForCausalLM", "arcee", rotated=True, factors=True, fixed={"hidden_act": "relu2"}
+    ),
+    "qwen2": Arch("Qwen2ForCausalLM", "qwen2", even=True, fixed={"use_sliding_window": False}),
+    "qwen3": Arch("Qwen3ForCausalLM", "qwen3", fixed={"use_sliding_window": False}),
+    "qwen3moe": Arch(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
+    ),
+    "smollm3": Arch("SmolLM3ForCausalLM", "smollm3", rotated=True, fixed={"hidden_act": "silu"}),
+    "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
+    "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
+    "olmoe": Arch(
+        "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,
+        renamed={"moe_intermediate_size": "intermediate_size"},
+    ),
+    "gpt-oss": Arch(
+        "GptOssForCausalLM", "gpt_oss", window=True, biases=True,
+        fixed=UNTIED | {"hidden_act": "silu"},
+        renamed={"moe_intermediate_size": "intermediate_size"},
+        exact_yarn=True,
+    ),
+    "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
+    "gemma3": Arch(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        norm_shift=1.0,
+        window=True,
+        fixed=GEMMA | {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
+    ),
+    "gemma4": Arch(
+        "Gemma4ForCausalLM", "gemma4_text", window=True, factors=True, keys=gguf_gemma4.KEYS,
+        fixed=GEMMA,
+    ),
+    "granite": Arch(
+        "GraniteForCausalLM", "granite", rotated=True, factors=True, biases=True,
+        fixed={"hidden_act": "silu"},
+        keys={
+            "embedding_scale": "embedding_multiplier",
+            "attention.scale": "attention_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "eurobert": Arch(
+        "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,
+        fixed=SILU,
+    ),
+    "modern-bert": Arch(
+        "ModernBertForMaskedLM", "modernbert", encoder=True, scales=False, window=True,
+        fixed=dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), False),
+        renamed={"rope_theta": "global_rope_theta", "sliding_window": "local_attention"},
+        keys={
+            "attention.layer_norm_epsilon": "norm_eps",
+            PATTERN: "global_attn_every_n_layers",
+            "rope.freq_base_swa": "local_rope_theta",
+            "hidden_activation": "hidden_activation",
+        },
+    ),
+    "bitnet": Arch(
+        "BitNetForCausalLM", "bitnet",
+        fixed={
+            "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True,
+            QUANTIZATION: how_quantized("online"),
+        },
+    ),
+    "qwen35": Arch(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", norm_shift=1.0, partial=True, hybrid=True,
+        fixed=SILU,
+        keys=gguf_hybrid.KEYS,
+    ),
+    "qwen35moe": Arch(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", norm_shift=1.0, partial=True, hybrid=True,
+        fixed=SILU,
+        keys=gguf_hybrid.KEYS
+        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
+    "dots1": Arch(
+        "Dots1ForCausalLM", "dots1", fixed=SILU, keys=gguf_deepseek.KEYS,
+        renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    "glm4moe": Arch(
+        "Glm4MoeForCausalLM", "glm4_moe", partial=True, biases=True, fixed={"hidden_act": "silu"},
+        keys=gguf_deepseek.KEYS, renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    gguf_deepseek.LATENTS: Arch(
+        "DeepseekV3ForCausalLM", "deepseek_v3", fixed=SILU, keys=gguf_deepseek.LATENT_KEYS,
+        renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
+    "dream": Arch(
+        "Qwen2ForCausalLM", "qwen2", even=True, mark="masked_diffusion",
+        fixed={"hidden_act": "silu"},
+    ),
+}  # fmt: skip
+SAME = {  # whose files are those of another
+    "MistralForCausalLM": "llama",
+    "DeepseekV2ForCausalLM": gguf_deepseek.LATENTS,
+    "Glm4MoeLiteForCausalLM": gguf_deepseek.LATENTS,
+}
+MIXTRAL = Arch(
+    "MixtralForCausalLM", "mixtral", rotated=True, factors=True,
+    renamed={"num_experts": "num_local_experts"},
+)  # fmt: skip
+# OLMo 2 with windows in three of four layers, where nothing scales rotations
+OLMO3 = Arch("Olmo3ForCausalLM", "olmo3", even=True, window=True, fixed=UNTIED)
+VARIANTS = {"llama": (MIXTRAL, "expert_count"), "olmo2": (OLMO3, "attention.sliding_window")}
+"""Models that go by another one's name in GGUF, and the metadata key that only they have."""
+# llama.cpp scales the queries of its largest gemmas otherwise
+LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}

@@ -1,0 +1,183 @@
+"""DeepSeek's experts and latents in GGUF, as llama.cpp's convert_hf_to_gguf.py writes them.
+
+    expert_gating_func                      1 for softmax, 2 for sigmoid
+    attention.key_length, head_count_kv     a latent with its rotated key, and 1 head of these
+    attention.key_length_mla                width of a head of queries
+    rope.scaling.yarn_log_multiplier        a tenth of mscale_all_dim
+    attn_k_b [heads, rank, width]           the keys' rows of kv_b_proj, turned
+    attn_v_b [heads, width, rank]           the values' rows
+
+The dims of a pair that is rotated are neighbors there, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lmwright.errors import UserError
+from lmwright.formats.hf_layout import Slot
+from lmwright.formats.safetensors import Tensors, described
+from lmwright.models.hf.deepseek import DENSE, GREEDY, GROUPS, PLAIN, ROTATED
+
+LATENTS = "deepseek2"
+KEYS = {
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+LATENT_KEYS = KEYS | {
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": ROTATED,
+}
+V2 = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+RENAMED = {"num_experts": "n_routed_experts"}
+GATING, FURTHER = "expert_gating_func", "nextn_predict_layers"
+SOFTMAX, SIGMOID = 1, 2
+WITHOUT = (26, 27)  # layers of models whose queries llama.cpp does not expect from latents
+MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+JOINED, PARTS = ".kv_b_proj.weight", (".k_b_proj.weight", ".v_b_proj.weight")
+
+
+def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Keys below the architecture's name. Raises UserError for what llama.cpp does not compute."""
+    if DENSE in config and "first_k_dense_replace" not in config:
+        raise UserError(f"{where}: GGUF can only say plain layers before all others")
+    if name != LATENTS:
+        return {GATING: SIGMOID}
+    if config.get("topk_method") == GROUPS:
+        raise UserError(f"{where}: llama.cpp takes the two best experts of a group, not the best")
+    if config["q_lora_rank"] is None and config["num_hidden_layers"] not in WITHOUT:
+        raise UserError(
+            f"{where}: llama.cpp takes queries that are not made of latents in models of "
+            f"{' or '.join(map(str, WITHOUT))} layers alone, such as DeepSeek-V2-Lite; export to a "
+            "Hugging Face folder instead"
+        )
+    rotated, rank = config[ROTATED], config["kv_lora_rank"]
+    meta: dict[str, Any] = {
+        GATING: SOFTMAX if V2["model_type"] == config["model_type"] else SIGMOID,
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config[PLAIN] + rotated,
+    }
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        if not rope.get("mscale") or rope.get("mscale") != rope.get("mscale_all_dim"):
+            raise UserError(
+                f"{where}: llama.cpp computes YaRN here with model.rope_scaling.mscale and "
+                "mscale_all_dim alike; export to a Hugging Face folder instead"
+            )
+        meta[MULTIPLIER] = 0.1 * rope["mscale_all_dim"]
+    return meta
+
+
+def config_of(
+    meta: Mapping[str, Any], shapes: Mapping[str, Any], config: Mapping[str, Any], name: str,
+    where: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Keys of config.json that other architectures do not have. Raises UserError for what is not
+    computed."""
+    said = {key.removeprefix(f"{name}."): value for key, value in meta.items()}
+    sigmoid = said.get(GATING, SOFTMAX) == SIGMOID
+    further = int(said.get(FURTHER) or 0)
+    own: dict[str, Any] = {
+        "num_hidden_layers": (config.get("num_hidden_layers") or 0) - further,
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+        "num_nextn_predict_layers": 0,
+    }
+    if name != LATENTS:
+        return own
+    if said.get("attention.key_length_mla") is None:
+        raise UserError(
+            f"{where}: is of an older form, in which keys and values are not cut apart; download "
+            "another conversion"
+        )
+    return (
+        own
+        | ({} if sigmoid else V2)
+        | {
+            "num_key_value_heads": config.get("num_attention_heads"),
+            PLAIN: said["attention.key_length_mla"] - (config.get(ROTATED) or 0),
+            "q_lora_rank": config.get("q_lora_rank"),
+            "topk_method": "noaux_tc" if sigmoid else GREEDY,
+            DENSE: None,
+        }
+    )
+
+
+def plain(meta: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The metadata as other architectures have them for rotations, and YaRN's own weights."""
+    if name != LATENTS:
+        return dict(meta), {}
+    own = (f"{name}.{MULTIPLIER}", f"{name}.rope.dimension_count")
+    rest = {key: value for key, value in meta.items() if key not in own}
+    if not (tenth := meta.get(own[0])):
+        return rest, {}
+    weight = float(np.round(np.float32(10.0) * np.float32(tenth), 6))
+    return rest, {"mscale": weight, "mscale_all_dim": weight}
+
+
+def is_further(name: str, config: Mapping[str, Any]) -> bool:
+    """True for a tensor, by GGUF's name, of a layer that predicts a further token."""
+    parts = name.split(".")
+    return parts[0] == "blk" and int(parts[1]) >= config["num_hidden_layers"]
+
+
+def slots_of_parts(slot: Slot, config: Mapping[str, Any]) -> tuple[Slot, ...]:
+    """The tensors that hold a slot in GGUF."""
+    if not slot.name.endswith(JOINED):
+        return (slot,)
+    stem = slot.name.removesuffix(JOINED)
+    return tuple(
+        replace(slot, name=stem + part, shape=shape)
+        for part, shape in zip(PARTS, _shapes(config), strict=True)
+    )
+
+
+def _shapes(config: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
+    return (heads, rank, config[PLAIN]), (heads, config["v_head_dim"], rank)
+
+
+class Apart(Tensors):
+    """Tensors by Hugging Face names, with the parts of `kv_b_proj` beside it for whoever asks."""
+
+    def __init__(self, stored: Mapping[str, np.ndarray], config: Mapping[str, Any]):
+        self._stored, self._config = stored, config
+        self.file = getattr(stored, "file", None)  # of GGUF
+        ends = {part: JOINED for part in PARTS}
+        names = []
+        for name in stored:
+            end = next((part for part in PARTS if name.endswith(part)), "")
+            names.append(name.removesuffix(end) + ends[end] if end else name)
+        super().__init__(dict.fromkeys(names))
+
+    def described(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape)."""
+        if name in self._stored:
+            return described(self._stored, name)
+        array = self[name]
+        return array.dtype.name, array.shape
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._stored:
+            return self._stored[name]
+        (heads, rank, plain), (_, values, _) = _shapes(self._config)
+        if name.endswith(JOINED):
+            stem = name.removesuffix(JOINED)
+            keys, of_values = (np.asarray(self._stored[stem + part]) for part in PARTS)
+            both = np.concatenate([keys.swapaxes(1, 2), of_values], axis=1)
+            return both.reshape(heads * (plain + values), rank)
+        part = next(part for part in PARTS if name.endswith(part))
+        whole = np.asarray(self._stored[name.removesuffix(part) + JOINED])
+        whole = whole.reshape(heads, plain + values, rank)
+        keys, of_values = np.split(whole, [plain], axis=1)
+        return np.ascontiguousarray(keys.swapaxes(1, 2) if part == PARTS[0] else of_values)
