@@ -41,6 +41,21 @@ def logits(path, ids):
     return _outputs(path, ids, "logits")
 
 
+def tokens(path, text):
+    """Ids of a text without special tokens, by the tokenizer in the file."""
+    ffi, lib = _library()
+    model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+    assert model != ffi.NULL, "llama.cpp does not load it"
+    raw = text.encode()
+    out = ffi.new(f"int32_t[{len(raw) + 8}]")
+    vocab = lib.llama_model_get_vocab(model)
+    count = lib.llama_tokenize(vocab, raw, len(raw), out, len(raw) + 8, False, False)
+    assert count >= 0
+    found = list(out[0:count])
+    lib.llama_model_free(model)
+    return found
+
+
 def _outputs(path, ids, what):
     ffi, lib = _library()
     model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())

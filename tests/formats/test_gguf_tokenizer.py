@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("gguf")
@@ -13,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from lmwright.config.run import Tokenizer
+from lmwright.core.param import map_params
 from lmwright.data.prepare import prepare_command
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.stale import refuse_stale
@@ -23,12 +25,16 @@ from lmwright.data.tokens.gguf_tokenizer import (
     tokenizer_of,
 )
 from lmwright.data.tokens.probe import PROBE
-from lmwright.data.tokens.tokenizer import train_tokenizer
+from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.gguf_names import metadata_of
+from lmwright.formats.gguf_write import write_gguf
+from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.open import load_run, open_place
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
+from lmwright.models.llama import Llama
 from lmwright.train.start import refuse_tokenizer
+from tests.formats import llama_cpp
 
 SHARED = {
     "smollm2": ("tokenizers/smollm2", "gpt2", "smollm"),
@@ -227,3 +233,32 @@ def test_a_run_that_begins_with_a_gguf_has_its_tokenizer(tmp_path, shared_data):
     assert ids(ours) == ids(theirs) and ours.eos == theirs.eos
     refuse_stale(run)
     refuse_tokenizer(open_place(out), store)
+
+
+def test_the_splits_of_deepseek_have_their_own_name(tmp_path):
+    """Those of the released tokenizer.json, one after the other; llama.cpp cuts as they do."""
+    from tokenizers import Regex, pre_tokenizers
+
+    released = (
+        r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )  # fmt: skip
+    trained = train_tokenizer([*PROBE[:6]] * 4, Tokenizer(vocab_size=400))
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trained.backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*(pre_tokenizers.Split(Regex(each), "isolated") for each in released), as_bytes]
+    )
+    size = trained.vocab_size
+    meta = metadata_of_tokenizer(trained, size, False, "here")
+    assert meta["tokenizer.ggml.pre"] == "deepseek-v3"
+    assert ids(tokenizer_of(meta, "here")) == ids(trained)
+    llama_cpp.needed()
+    save_tokenizer(trained, tmp_path / "tokenizer")
+    model = Llama(vocab_size=size, embed_dim=32, mlp_dim=32, num_layers=1, num_heads=1,
+                  num_kv_heads=1, head_dim=32, seq_len=64)  # fmt: skip
+    w = map_params(lambda p: np.ones(p.shape, "f4"), model.spec())
+    out = tmp_path / "m.gguf"
+    write_gguf(model, HfTensors(model, w), lambda: w, tmp_path / "tokenizer", out, dtype="fp32")
+    for text in PROBE[:8]:
+        assert llama_cpp.tokens(out, text) == trained.encode(text), text

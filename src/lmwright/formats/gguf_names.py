@@ -178,9 +178,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         raise UserError(f"{where}: GGUF's {name} is silu, not {config['hidden_act']}")
     if not arch.biases and (config.get("attention_bias") or config.get("mlp_bias")):
         raise UserError(f"{where}: llama.cpp's {name} has no biases; export to a folder instead")
-    if arch.mark:
-        meta["attention.causal"] = False
-    if arch.encoder:
+    if arch.mark or arch.encoder:
         meta["attention.causal"] = False
     if arch.encoder or arch.even:
         _refuse_uneven(config, name, where)

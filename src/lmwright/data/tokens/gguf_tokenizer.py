@@ -18,7 +18,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from lmwright.data.manifest import hash_pieces
 from lmwright.data.text.chat_render import UnusableError
 from lmwright.data.text.chat_template import ChatTemplate
-from lmwright.data.tokens.bpe import O200K_SPLIT, QWEN35_SPLIT, QWEN_SPLIT, merges_of
+from lmwright.data.tokens.bpe import (
+    DEEPSEEK_SPLITS,
+    O200K_SPLIT,
+    QWEN35_SPLIT,
+    QWEN_SPLIT,
+    merges_of,
+)
 from lmwright.data.tokens.gguf_header import GgufHeader
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.sentencepiece_model import SPACE, convert
@@ -63,7 +69,8 @@ _llama, _qwen, _qwen35, _gpt4o = (
 )
 PRES = (
     Pre(_llama, ("llama-bpe", "llama3", "llama-v3"), ignore_merges=True, bos=True),
-    Pre(_llama, ("smaug-bpe", "dbrx")),
+    Pre(_llama, ("smaug-bpe", "dbrx", "glm4", "chatglm-bpe")),
+    Pre(partial(split_bytes, *DEEPSEEK_SPLITS), ("deepseek-v3", "hunyuan-dense")),
     Pre(_qwen, ("qwen2", "deepseek-r1-qwen"), nfc=True),
     Pre(_qwen, ("stablelm2", "hunyuan")),
     Pre(_qwen35, ("qwen35",), nfc=True),

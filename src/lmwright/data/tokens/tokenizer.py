@@ -206,14 +206,12 @@ def train_tokenizer(texts: Iterable[str], spec: run.Tokenizer) -> TextTokenizer:
     return _with_roles(backend, spec)
 
 
-def split_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Pre-tokenizer of a byte-level model whose pieces are those of a regular expression."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+def split_bytes(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    """Pre-tokenizer of a byte-level model whose pieces are those of a regular expression, or of
+    several after each other."""
+    splits = [pre_tokenizers.Split(tokenizers.Regex(p), behavior="isolated") for p in patterns]
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, as_bytes])
 
 
 def add_special(backend: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
