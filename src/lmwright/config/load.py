@@ -24,7 +24,7 @@ from lmwright.config.fields import UNSET, changed, names_in, to_plain, with_unse
 from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
 from lmwright.config.registry import OFFERED, Kinds
-from lmwright.config.run import FREE, PLACE, Run
+from lmwright.config.run import FREE, PLACE, SETTINGS, Run
 from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
@@ -93,7 +93,8 @@ class RunFiles:
 
     def schema(self) -> dict[str, Any]:
         """JSON schema of a run file, for editors."""
-        schema = schema_of(_adapter(_frozen(self.kinds)), list(self.recipes), self.presets)
+        adapter = _adapter(_frozen(self.kinds), described=True)
+        schema = schema_of(adapter, list(self.recipes), self.presets)
         about = {"enum": list(self.sources), "description": "Starts from a ready source."}
         fields = schema["$defs"]["Source"]["properties"]
         schema["$defs"]["Source"]["properties"] = {"preset": about, **fields}
@@ -291,13 +292,15 @@ def _frozen(kinds: Kinds) -> Frozen:
 
 
 @cache
-def _adapter(kinds: Frozen) -> TypeAdapter:
+def _adapter(kinds: Frozen, *, described: bool = False) -> TypeAdapter:
     """Pydantic adapter for a run, built when the first run is validated, because the kinds import
-    jax."""
+    jax. The fields' help is read from the source if `described`, which takes long."""
     token = OFFERED.set({section: dict(classes) for section, classes in kinds})
+    SETTINGS["use_attribute_docstrings"] = described
     try:
         return TypeAdapter(Run)
     finally:
+        SETTINGS["use_attribute_docstrings"] = False
         OFFERED.reset(token)
 
 

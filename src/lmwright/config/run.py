@@ -15,6 +15,7 @@ from lmwright.config.registry import Kind
 from lmwright.errors import UserError
 
 T = TypeVar("T")
+SETTINGS = ConfigDict(extra="forbid")  # of every section
 PositiveInt = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -28,7 +29,6 @@ OffloadName = Literal["none", "block_inputs", "attention", "products"]
 ContextAttention = Literal["ring", "all_to_all"]
 HeadGradient = Literal["by_chunk", "once"]
 SCALED_TOGETHER = 64  # neighbors of a block's input that share a scale (`block_inputs`)
-
 FREE = "free"
 Free = Annotated[T, FREE]
 """May differ between sessions: changes nothing that is learned, or another check compares it."""
@@ -41,7 +41,7 @@ Place = Annotated[T, PLACE]
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[T]) -> type[T]:
     """A section of a run file: a frozen dataclass, of which pydantic takes no unknown fields."""
-    cls.__pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    cls.__pydantic_config__ = SETTINGS
     return dataclass(frozen=True, kw_only=True)(cls)
 
 

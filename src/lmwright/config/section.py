@@ -1,6 +1,7 @@
 """A single section: built from outside fields, or changed by overrides."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +16,7 @@ def validate(kind: type, fields: dict[str, Any], where: str) -> Any:
     """Builds `kind(**fields)`. Raises UserError, prefixed with `where`, for the first field of a
     wrong type or out of bounds."""
     try:
-        return TypeAdapter(kind).validate_python(fields)
+        return _adapter(kind).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in _without_tags(first["loc"], fields))
@@ -24,6 +25,11 @@ def validate(kind: type, fields: dict[str, Any], where: str) -> Any:
         raise UserError(
             f"{where}{name}: {first['input']!r} does not fit ({first['msg']}); correct it"
         ) from None
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
 def _without_tags(place: tuple[Any, ...], fields: Any) -> list[Any]:
