@@ -7,9 +7,10 @@ table entry needs no change here.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from typing import Any, TypeVar
 
 from jax.sharding import AbstractMesh
 
@@ -32,6 +33,7 @@ from lmwright.program.plan import (
     refuse_impossible,
 )
 
+T = TypeVar("T")
 WEIGHT_BYTES = 4  # weights and their gradients are float32
 
 
@@ -164,7 +166,7 @@ class Layout:
     def attention(self) -> Attention | None:
         return self.work.attention
 
-    @property
+    @cached_property
     def remat(self) -> Remat:
         train = self.run.train
         policy = remat_of(train.fixed_remat, train.offload, train.block_inputs)
@@ -172,11 +174,21 @@ class Layout:
             return policy
         return unrolled(policy, platform_of(self.kernels), math.prod(self.sizes.values()))
 
-    @property
+    @cached_property
     def is_unrolled(self) -> bool:
         """True if layers are unrolled (`core.stack`)."""
         few = self.work.num_layers <= MAX_UNROLLED
         return self.kernels in UNROLLED and few and self.stages == 1
+
+    @cached_property
+    def _found(self) -> dict[str, Any]:
+        return {}
+
+    def once(self, fn: Callable[["Layout"], T]) -> T:
+        """Answer of a function of the layout, which is asked once."""
+        if fn.__name__ not in self._found:
+            self._found[fn.__name__] = fn(self)
+        return self._found[fn.__name__]
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -193,7 +205,7 @@ class Layout:
     def _sizes(self) -> Sizes:
         return tuple(self.sizes.items())
 
-    @property
+    @cached_property
     def held(self) -> dict[str, float]:
         """Weights on one device, as `held_weights` sums them."""
         return held_weights(self._sizes, self.stock)
@@ -267,11 +279,12 @@ class Layout:
         others = TOKEN_AXES - {"expert"} if weight.is_expert else TOKEN_AXES
         return self._ways(others) // self.gathered_ways(weight)
 
-    @property
+    @cached_property
     def activation_bytes(self) -> int:
         """Bytes of one element of an activation."""
         return 2 if self.run.train.activations == "bf16" else 4
 
+    @cached_property
     def stream_bytes(self) -> float:
         """Bytes of the residual stream of one microbatch, [B, T, D], on one device."""
         ways = self.ways("batch", "stream") / self.ways("batch", "seq")
@@ -289,7 +302,7 @@ class Layout:
         """Bytes of the output of one layer's matmul with this weight on one device; an output added
         to the residual stream is sharded like the stream."""
         if weight.param.outputs == ("embed",) and not weight.is_expert:
-            return self.stream_bytes()
+            return self.stream_bytes
         cuts = activation_cuts(("batch", "seq", *weight.param.outputs))[2:]
         width = weight.per_token * weight.fan_out
         width /= self._ways(axis for cut in cuts for axis in cut)

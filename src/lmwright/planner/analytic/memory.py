@@ -150,12 +150,12 @@ class Saved:
 def saved_results(layout: Layout) -> list[Saved]:
     """Results of one microbatch that a mean layer keeps for the backward pass, by `train.remat`
     and `train.offload`."""
-    remat, stream = layout.remat, layout.stream_bytes()
-    inside = [
-        w
-        for w in layout.stock.model_weights
-        if w.stacked and w.param.is_matrix and not layout.in_rounds(w)
-    ]
+    return layout.once(_saved_results)
+
+
+def _saved_results(layout: Layout) -> list[Saved]:
+    remat, stream = layout.remat, layout.stream_bytes
+    inside = [w for w in layout.stock.matrices if not (w.adds_to or layout.in_rounds(w))]
     attention = Saved("attention", attention_bytes(layout), ATTENTION in remat.offloaded)
     if remat.everything:
         # in and out of two norms and two additions, in both precisions where they differ
@@ -190,7 +190,7 @@ def saved_results(layout: Layout) -> list[Saved]:
 
 def block_input_bytes(layout: Layout) -> float:
     """Bytes of one block's input as `train.block_inputs` keeps it."""
-    values, format = layout.stream_bytes() / layout.activation_bytes, layout.remat.format
+    values, format = layout.stream_bytes / layout.activation_bytes, layout.remat.format
     bits = 8 * layout.activation_bytes
     if format is not None:
         bits = format.bits(layout.seq_len, layout.work.embed_dim)
@@ -278,22 +278,20 @@ def scores_alive(layout: Layout) -> float:
 
 def _head(layout: Layout) -> Weight:
     """The table that logits are made with."""
-    mine = layout.stock.model_weights
-    parts = {w.part: w for w in mine if w.param.is_matrix and not w.stacked}
+    parts = {w.part: w for w in layout.stock.tables}
     return parts.get("head", parts["embedding"])
 
 
 def head_bytes(layout: Layout) -> float:
     """Bytes of the head's gradient, sharded as weights are on average."""
     head = _head(layout)
-    share = head.param.size / sum(w.param.size for w in layout.weights)
+    share = head.param.size / layout.stock.elements
     return layout.held["all"] * WEIGHT_BYTES * share if head.trained else 0.0
 
 
 def predicted_share(layout: Layout) -> float:
     """Fraction of a row's tokens that the head runs over: all of them, or the masked ones alone."""
-    tables = (w for w in layout.stock.model_weights if w.param.is_matrix and not w.stacked)
-    return max(w.active for w in tables if w.part in ("head", "embedding"))
+    return max(w.active for w in layout.stock.tables if w.part in ("head", "embedding"))
 
 
 def loss_bytes(layout: Layout) -> float:
@@ -307,7 +305,7 @@ def loss_bytes(layout: Layout) -> float:
     logits = together * layout.tokens * share * m.vocab_size / ways
     table = _head(layout)
     head = m.vocab_size * m.embed_dim / ways
-    streams = 2 * together * layout.stream_bytes()
+    streams = 2 * together * layout.stream_bytes
     if not table.trained:
         gathered = head * size if layout.gathered_ways(table) > 1 else 0.0
         return LOGITS_ALIVE * logits * WEIGHT_BYTES + logits * size + gathered + streams
@@ -324,17 +322,16 @@ def forward_bytes(layout: Layout) -> tuple[float, float]:
     the other model's, and one layer."""
     share = layout.chunk / layout.seq_len
     logits = layout.tokens * share * layout.work.vocab_size / layout.ways("batch", "seq", "vocab")
-    return layout.stream_bytes() + logits * WEIGHT_BYTES, layer_bytes(layout) / 2
+    return layout.stream_bytes + logits * WEIGHT_BYTES, layer_bytes(layout) / 2
 
 
 def layer_bytes(layout: Layout, ahead: bool = True) -> float:
     """Bytes of one layer's backward pass: its gathered weights, their gradient before it is
     sharded, activations and their gradients, and what is fetched for it, or `ahead` for all layers
     of a pattern."""
-    inside = [w for w in layout.weights if w.stacked and w.param.is_matrix]
     num_layers = layout.work.num_layers  # the mean of all layers
     gathered = 0.0
-    for w in inside:
+    for w in layout.stock.matrices:
         alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
         gathered += alive * w.param.size / num_layers / layout.product_ways(w)
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
@@ -342,7 +339,7 @@ def layer_bytes(layout: Layout, ahead: bool = True) -> float:
     return (
         gathered * layout.activation_bytes
         + max(mlp_bytes(layout), attending_bytes(layout))
-        + (WHOLE_ALIVE * layout.stream_bytes() * pieces if pieces > 1 else 0)
+        + (WHOLE_ALIVE * layout.stream_bytes * pieces if pieces > 1 else 0)
         + scores_alive(layout)
         + HOST_ALIVE * fetched * (num_places(layout) if ahead else 1)
     )
@@ -351,7 +348,7 @@ def layer_bytes(layout: Layout, ahead: bool = True) -> float:
 def mlp_bytes(layout: Layout) -> float:
     """Bytes of activations in the backward pass of an mlp, or of a chunk of it."""
     chunk = min(1.0, (layout.run.train.mlp_chunk_tokens or layout.seq_len) / layout.seq_len)
-    wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
+    wide = [w for w in layout.stock.matrices if w.is_wide]
     sent = layout.in_rounds
     largest = max(  # experts to which tokens are sent are not taken in chunks
         (layout.output_bytes(w) * (1 if w.is_expert else chunk) for w in wide if not sent(w)),
@@ -365,7 +362,7 @@ def mlp_bytes(layout: Layout) -> float:
     adapted = any(w.adds_to for w in wide)
     streams = MLP_STREAMS if layout.attention else STREAM_ALIVE
     mlp = (WIDE_ALIVE + ADAPTED_ALIVE * adapted) * largest
-    return max(mlp, rows) + streams * layout.stream_bytes()
+    return max(mlp, rows) + streams * layout.stream_bytes
 
 
 def attending_bytes(layout: Layout) -> float:
@@ -374,7 +371,7 @@ def attending_bytes(layout: Layout) -> float:
     m, size = layout.attention, layout.activation_bytes
     if m is None:
         return 0.0
-    wide = [w for w in layout.weights if w.stacked and w.param.is_matrix and w.is_wide]
+    wide = [w for w in layout.stock.matrices if w.is_wide]
     there = [w for w in wide if not layout.in_rounds(w) and (w.is_expert or not layout.has_chunks)]
     kept = max(map(layout.output_bytes, there), default=0.0)
     kept *= WIDE_KEPT + ADAPTED_ALIVE * any(w.adds_to for w in wide)
@@ -382,7 +379,7 @@ def attending_bytes(layout: Layout) -> float:
     queries = width * m.num_heads / layout.ways("batch", "seq", "heads")
     keys = width * m.num_kv_heads / layout.ways("batch", "seq", "kv_heads")
     arrays = max(
-        streams * layout.stream_bytes() + of_queries * queries + of_keys * keys
+        streams * layout.stream_bytes + of_queries * queries + of_keys * keys
         for streams, of_queries, of_keys in (MIXED_ALIVE, SUMMED_ALIVE)
     )
     rotations = ROTATIONS_ALIVE * layout.tokens * m.head_dim / 2 * WEIGHT_BYTES

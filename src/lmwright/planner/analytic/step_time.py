@@ -16,7 +16,7 @@ and what stays hidden is what its schedules showed (`benchmarks/plan_quick.py`).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 
 from lmwright.config.run import Run
@@ -168,11 +168,14 @@ def _long_rows_s(layout: Layout, machine: Machine, *, forward: int) -> float:
     m, rates, length = layout.attention, CHIPS[machine.kind].rates, layout.seq_len
     seconds = 0.0
     for reach in _reaches(m):
-        sizes = tpu_spans.sizes_of(length, m.head_dim, layout.activation_bytes, reach)
+        sizes = _sizes_of(length, m.head_dim, layout.activation_bytes, reach)
         for way, times in enumerate((forward, 1)):
             cost = long_attention_s(machine.kind, rates, m.head_dim, sizes, reach, way)
             seconds += times * cost
     return _heads(layout) * seconds
+
+
+_sizes_of = cache(tpu_spans.sizes_of)
 
 
 def _reaches(m: Attention) -> list[Reach]:
@@ -210,7 +213,7 @@ def vector_bytes(layout: Layout) -> float:
     heads, wide, vocab = (layout.ways("batch", "seq", n) for n in ("heads", "mlp", "vocab"))
     element = layout.tokens * layout.activation_bytes
     per_layer = (
-        STREAM_PASSES * layout.stream_bytes()
+        STREAM_PASSES * layout.stream_bytes
         + WIDE_PASSES * element * layout.mlp_width / wide
         + HEAD_PASSES * element * _head_width(layout) / heads
         + SCORE_PASSES * score_bytes(layout) * scores_share(layout)

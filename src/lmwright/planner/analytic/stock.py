@@ -40,28 +40,28 @@ class Weight:
     signs: bool = False
     """True if the signs of its product are enough for the backward pass (`kernels.relu_signs`)."""
 
-    @property
+    @cached_property
     def is_expert(self) -> bool:
         """True if this weight is one of several experts', which `expert` shards, so that it is not
         gathered over that axis."""
         return "experts" in self.param.batch
 
-    @property
+    @cached_property
     def is_routed(self) -> bool:
         """True for an expert that some tokens are sent to, and others are not."""
         return self.is_expert and self.active < 1
 
-    @property
+    @cached_property
     def per_token(self) -> float:
         """Products of one token with a matrix of a layer: with experts, those it is sent to."""
         return self.active * (self.param.size / self.layers / (self.fan_in * self.fan_out))
 
-    @property
+    @cached_property
     def is_wide(self) -> bool:
         """True if its product has the width of the mlp."""
         return self.param.outputs[-1:] == ("mlp",)
 
-    @property
+    @cached_property
     def product_name(self) -> str:
         """The name by which `core.compute` knows its product."""
         if self.is_wide:
@@ -82,6 +82,20 @@ class Stock:
     def model_weights(self) -> tuple[Weight, ...]:
         """The weights without the factors that adapters add."""
         return tuple(w for w in self.weights if not w.adds_to)
+
+    @cached_property
+    def matrices(self) -> tuple[Weight, ...]:
+        """The matrices of layers."""
+        return tuple(w for w in self.weights if w.stacked and w.param.is_matrix)
+
+    @cached_property
+    def tables(self) -> tuple[Weight, ...]:
+        """The model's matrices beside those of layers."""
+        return tuple(w for w in self.model_weights if w.param.is_matrix and not w.stacked)
+
+    @cached_property
+    def elements(self) -> int:
+        return sum(w.param.size for w in self.weights)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ def beside_products(layout: Layout) -> dict[str, float]:
     if remat.everything or not remat.keeps(OPERAND):
         return {}
     wide = layout.tokens * size * layout.mlp_width / layout.ways("batch", "seq", "mlp")
-    sizes = {"inputs of products": 2 * layout.stream_bytes() + wide}
+    sizes = {"inputs of products": 2 * layout.stream_bytes + wide}
     if remat.keeps(CAST) and size != WEIGHT_BYTES:
         of = [w for w in layout.weights if w.trained and w.stacked and w.param.is_matrix]
         cast = sum(w.param.size for w in of if not w.is_expert and not w.adds_to)

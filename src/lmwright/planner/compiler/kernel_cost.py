@@ -21,6 +21,7 @@ blocks that is splash's first operand.
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -203,6 +204,7 @@ def row_attention_s(
     return cycles / (rates.clock_hz * rates.cores)
 
 
+@cache
 def row_attention_cycles(generation: str, head_dim: int) -> tuple[tuple[float, float], ...]:
     """(by score below the diagonal, by token of a head for the rest) of one core, forward and
     backward; head sizes that were not compiled lie between those that were. The

@@ -95,6 +95,7 @@ def visits(sizes: Sizes, reach: Reach) -> Visits:
     return Visits(plain, masked, met)
 
 
+@cache
 def long_attention_s(
     generation: str, rates: Rates, head_dim: int, sizes: Sizes, reach: Reach, way: int
 ) -> float:
