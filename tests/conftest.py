@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.quick_compile import FLAGS
+from tests.read_apart import read_apart
 from tests.shared_context import share_context
 from tests.shared_states import share_states
 from tests.shared_steps import share_steps
@@ -27,9 +28,6 @@ if os.environ["JAX_PLATFORMS"] == "cpu":  # a card's programs as users have them
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
     )
-# torch's threads wait for each other by spinning: two workers of two threads each on two cores
-# take ten times the CPU of one thread each
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 # where in Python each operation of a program stands is written into all, and read by few
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # hundreds of processes import the package: each would compile it anew
@@ -48,6 +46,11 @@ COMPUTE_MODELS = ("adapters", "evals", "formats", "models", "objectives", "parit
 MOST_BYTES = 3 * 2**30  # of a worker
 LONG = tomllib.loads(Path(__file__).with_name("long_cases.toml").read_text())
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    read_apart(session.config.args)
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are chosen by mark
