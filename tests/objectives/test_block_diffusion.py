@@ -74,13 +74,20 @@ def test_loss_and_gradients_are_those_of_transformers(views, kernels):
     size, batch, draws = 4, packed(), drawn(2)
     objective = replace(PLAIN, block_tokens=size, views=views)
     compute = Compute(kernels=kernels, loss_chunk_tokens=16)
-    total = lambda w: objective.loss(MODEL, w, batch, draws, compute)  # noqa: E731
-    (ours, loss), grads = jax.jit(
-        jax.value_and_grad(lambda w: (total(w).total, total(w)), has_aux=True)
-    )(fresh())
-    block = objective.blocks(batch)
-    masks = (mask_rows(batch, draws, block),)
-    masks = masks if views == "one" else complementary(batch, *masks, block)
+
+    def total(w):
+        made = objective.loss(MODEL, w, batch, draws, compute)
+        return made.total, made
+
+    (ours, loss), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(fresh())
+
+    @jax.jit
+    def drawn_masks(batch):
+        block = objective.blocks(batch)
+        masks = (mask_rows(batch, draws, block),)
+        return masks if views == "one" else complementary(batch, *masks, block)
+
+    masks = drawn_masks(batch)
     model, tokens = torch_model(), torch.tensor(np.asarray(batch.tokens), dtype=torch.long)
     noisy = [tokens.masked_fill(torch.tensor(np.asarray(m.masked)), MASK) for m in masks]
     n = len(masks)

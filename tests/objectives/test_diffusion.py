@@ -41,14 +41,18 @@ def rows(count, real=T, prompt=1):
     return Batch(*map(jnp.asarray, (*arrays, learned)))
 
 
+draws_of = jax.jit(Diffusion().draws, static_argnums=2)
+masks_of = jax.jit(mask_rows)
+
+
 def drawn(count, seed=1):
-    return Diffusion().draws(jax.random.key(seed), jnp.arange(count), count)
+    return draws_of(jax.random.key(seed), jnp.arange(count), count)
 
 
 def test_each_row_has_its_count_of_masks_and_weighs_as_many_tokens_as_it_has():
     for real, prompt in ((T, 1), (33, 9), (7, 1), (2, 1), (1, 1)):
         batch, draws = rows(64, real, prompt), drawn(64)
-        masked, weights = map(np.asarray, jax.jit(mask_rows)(batch, draws))
+        masked, weights = map(np.asarray, masks_of(batch, draws))
         learned = np.asarray(batch.loss_weight) > 0
         assert not masked[~learned].any() and np.all((weights > 0) == masked)
         count = real - prompt
@@ -68,19 +72,19 @@ def test_times_are_one_in_each_equal_part():
 @pytest.mark.parametrize("microbatches, devices", [(1, 1), (4, 1), (2, 8), (8, 2)])
 def test_rows_of_a_device_have_evenly_spread_times(microbatches, devices):
     """However a batch of 64 rows is cut: so their masks are bounded."""
-    objective, size = Diffusion(), 64 // microbatches
+    size = 64 // microbatches
     key, bound = jax.random.key(5), most_masks(size // devices, T)
     assert bound < T * (size // devices + 3) / 2
     for index in range(microbatches):
-        draws = objective.draws(key, jnp.arange(size) * microbatches + index, 64)
+        draws = draws_of(key, jnp.arange(size) * microbatches + index, 64)
         assert draws.spread == size
-        whole = objective.draws(key, jnp.arange(64), 64)
+        whole = draws_of(key, jnp.arange(64), 64)
         np.testing.assert_array_equal(draws.time, whole.time[index::microbatches])
         parts = np.floor(np.asarray(draws.time).reshape(devices, -1) * (size // devices))
         np.testing.assert_array_equal(np.sort(parts, axis=1)[0], np.arange(size // devices))
-        masks = np.asarray(mask_rows(rows(size), draws).masked).sum(1).reshape(devices, -1)
+        masks = np.asarray(masks_of(rows(size), draws).masked).sum(1).reshape(devices, -1)
         assert masks.sum(1).max() <= bound
-    assert objective.draws(key, jnp.arange(6), 6).spread == 1
+    assert draws_of(key, jnp.arange(6), 6).spread == 1
 
 
 def test_the_head_runs_over_little_more_than_half_of_the_tokens():
