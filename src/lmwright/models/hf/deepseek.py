@@ -33,6 +33,7 @@ LATENT_KEYS = {n: key for n, key in KEYS.items() if n != "head_dim"} | {
     name: name for name in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
 }
 PLAIN, ROTATED = "qk_nope_head_dim", "qk_rope_head_dim"
+USUAL: Json = {ROTATED: 64, PLAIN: 128, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536}
 DENSE, TYPES = "mlp_layer_types", ("sparse", "dense")
 GREEDY, GROUPS = "greedy", "group_limited_greedy"
 
@@ -117,8 +118,8 @@ class DeepSeekV2Hf(MoeHf):
         Fixed("scoring_func", "softmax", same=(None,), written=False),
     )  # fmt: skip
     defaults: ClassVar = {
-        **{"qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, PLAIN: 128},
-        "q_lora_rank": 1536, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+        **USUAL,
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
         "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
         "rms_norm_eps": 1e-6, "max_position_embeddings": 2048,
     }  # fmt: skip
@@ -134,8 +135,8 @@ class DeepSeekV3Hf(SigmoidHf):
     optional: ClassVar = {"q_lora_rank": "q_lora_rank"}
     pairs = (*OF_ALL, FIRST_DENSE, *SIGMOID_EXPERTS, PAIRS, SCORES, NO_AUX, NO_FURTHER)
     defaults: ClassVar = {
-        **{"qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, PLAIN: 128},
-        "q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
+        **USUAL,
+        "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
         "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
         "num_experts_per_tok": 8, "first_k_dense_replace": 3, "num_key_value_heads": 128,
         "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "norm_topk_prob": True,
@@ -155,8 +156,8 @@ class Glm4MoeLiteHf(SigmoidHf):
         NO_FURTHER,
     )
     defaults: ClassVar = {
-        **{"qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512, PLAIN: 192},
-        "q_lora_rank": 768, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
+        **USUAL | {"v_head_dim": 256, PLAIN: 192, "q_lora_rank": 768},
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
         "n_routed_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536,
         "num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_key_value_heads": 20,
         "rms_norm_eps": 1e-5, "max_position_embeddings": 202_752, "norm_topk_prob": True,
