@@ -1,8 +1,11 @@
 """Chat templates of strangers end in one sentence, whatever they ask for."""
 
 import os
+import re
 import resource
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -82,6 +85,32 @@ def test_a_conversation_that_takes_too_much_is_a_bad_row_and_the_next_is_rendere
         assert template.turns({"messages": CHATS["one"]}).text.endswith("It is 42.<|im_end|>")
     with pytest.raises(UserError, match="repeatedly"):
         template.turns(bomb)
+
+
+OWNER = """
+import signal, sys
+from lmwright.data.text.chat_child import CHILD
+%s
+print(open(f"/proc/{CHILD._running().pid}/status").read())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "nowhere",
+    [
+        "signal.signal(signal.SIGPROF, signal.SIG_IGN)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})",
+    ],
+)
+def test_the_limit_holds_where_the_signal_of_its_clock_goes_nowhere(nowhere):
+    """As in processes that have loaded libtpu; a new process has that from its owner."""
+    said = subprocess.run(
+        [sys.executable, "-c", OWNER % nowhere], capture_output=True, text=True, check=True
+    ).stdout
+    for name in ("SigIgn", "SigBlk"):
+        bits = int(re.search(rf"{name}:\s*(\w+)", said)[1], 16)
+        assert not bits >> (signal.SIGPROF - 1) & 1
 
 
 def test_the_process_is_started_again_and_ends_with_its_owner(tokenizer):

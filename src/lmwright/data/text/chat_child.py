@@ -159,6 +159,9 @@ def _receive(pipe: BinaryIO) -> dict[str, Any] | None:
 def serve(cpu_seconds: float, memory_bytes: int) -> None:
     """Answers questions from stdin until it ends."""
     _limit_memory(memory_bytes)
+    # a process that ignores or blocks the clock's signal leaves that to its children
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     finders: dict[str, TurnFinder] = {}
     _send(sys.stdout.buffer, {"ready": True})
     while True:
