@@ -171,7 +171,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_hybrid.metadata(config, where)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
         raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")
     if name in ("llama", "llada") and config.get("hidden_act", "silu") != "silu":
