@@ -19,6 +19,7 @@ from lmwright.formats.encoding import encoding_of, stored_dtype
 from lmwright.formats.hf_read import import_hf, model_from_config
 from lmwright.formats.load import load_model
 from lmwright.formats.safetensors import TensorFiles
+from lmwright.formats.written import refuse_changed
 from lmwright.models import cached
 from lmwright.objectives.clm import Clm
 from tests.in_memory import export_hf, to_hf
@@ -322,6 +323,7 @@ def test_an_export_is_their_folder_again(name, folders, tmp_path):
     assert set(first) == set(second)
     for path in first:
         np.testing.assert_array_equal(np.asarray(first[path]), np.asarray(second[path]), path)
+    refuse_changed(model, second, tmp_path / "out")  # by the hash beside it
     again, _, _ = import_hf(tmp_path / "out")
     assert again == model
     said = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -48,5 +48,6 @@ def _names_in_folder(model: HfModel, files: TensorFiles) -> list[str]:
     """Names of the tensors of a folder, in the order of its hash; a packed weight has several."""
     ends = ("", *(f"_{end}" for end in ENDINGS))
     names = [slot.name + end for slot in slots(model) for end in ends]
-    whole = dict.fromkeys(stacked_name(name) or name for name in names)
+    # experts stand under a name each or in a few tensors, as the family's files have them
+    whole = dict.fromkeys(name if name in files else stacked_name(name) or name for name in names)
     return [name for name in whole if name in files]
