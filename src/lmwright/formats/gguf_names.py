@@ -230,7 +230,8 @@ class NameMap:
             bare.removeprefix("model."), try_suffixes=(".weight", ".bias")
         )
         if there is None and name.endswith(".e_score_correction_bias"):
-            there = f"{self._table.get_name(bare.removesuffix('_bias'))}.bias"
+            bias = self._table.get_name(bare.removesuffix("_bias"))
+            there = bias and f"{bias}.bias"
         if there is None:
             raise UserError(f"{name}: has no place in this GGUF architecture")
         return there, None if expert is None else int(expert[1])
