@@ -29,6 +29,7 @@ OffloadName = Literal["none", "block_inputs", "attention", "products"]
 ContextAttention = Literal["ring", "all_to_all"]
 HeadGradient = Literal["by_chunk", "once"]
 SCALED_TOGETHER = 64  # neighbors of a block's input that share a scale (`block_inputs`)
+
 FREE = "free"
 Free = Annotated[T, FREE]
 """May differ between sessions: changes nothing that is learned, or another check compares it."""

@@ -10,7 +10,7 @@
 The dims of a pair that is rotated are neighbors there, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from lmwright.errors import UserError
 from lmwright.formats.hf_layout import Slot
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.models.hf.deepseek import DENSE, GREEDY, GROUPS, PLAIN, ROTATED
+from lmwright.models.latent import Latent
 
 LATENTS = "deepseek2"
 KEYS = {
@@ -131,15 +132,17 @@ def is_further(name: str, config: Mapping[str, Any]) -> bool:
     return parts[0] == "blk" and int(parts[1]) >= config["num_hidden_layers"]
 
 
-def slots_of_parts(slot: Slot, config: Mapping[str, Any]) -> tuple[Slot, ...]:
-    """The tensors that hold a slot in GGUF."""
-    if not slot.name.endswith(JOINED):
-        return (slot,)
-    stem = slot.name.removesuffix(JOINED)
-    return tuple(
-        replace(slot, name=stem + part, shape=shape)
-        for part, shape in zip(PARTS, _shapes(config), strict=True)
-    )
+def in_parts(model: Latent, slots: Iterable[Slot]) -> list[Slot]:
+    """The tensors that hold these in GGUF."""
+    shapes, found = _shapes(model.hf.config(model)), []
+    for slot in slots:
+        if not slot.name.endswith(JOINED):
+            found.append(slot)
+            continue
+        stem = slot.name.removesuffix(JOINED)
+        parts = zip(PARTS, shapes, strict=True)
+        found += [replace(slot, name=stem + part, shape=shape) for part, shape in parts]
+    return found
 
 
 def _shapes(config: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

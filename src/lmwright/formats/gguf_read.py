@@ -16,7 +16,6 @@ from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
-from lmwright.formats.gguf_deepseek import Apart
 from lmwright.formats.gguf_names import (
     Arch,
     NameMap,
@@ -29,6 +28,7 @@ from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope, proportional_r
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.formats.ternary import floats_of_values
+from lmwright.models.latent import Latent
 
 SCALE = ".scale"  # of a tensor whose values are codes alone
 PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -132,10 +132,7 @@ def slots_in_file(model: HfModel) -> list[Slot]:
     head = dict(walk(model.head_weights(model.spec()))) if is_headless(model) else {}
     own = {path for path, param in head.items() if param.inputs != ("vocab",)}
     every = [slot for slot in slots(model) if slot.path not in own]
-    if not hasattr(model, "kv_lora_rank"):
-        return every
-    config = model.hf.config(model)
-    return [part for slot in every for part in gguf_deepseek.slots_of_parts(slot, config)]
+    return gguf_deepseek.in_parts(model, every) if isinstance(model, Latent) else every
 
 
 def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
@@ -158,4 +155,5 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")
     model = model_from_config(config, str(path))
     tensors: Tensors = GgufTensors(file, model, config, arch)
-    return file, model, Apart(tensors, config) if name == gguf_deepseek.LATENTS else tensors
+    apart = isinstance(model, Latent)
+    return file, model, gguf_deepseek.Apart(tensors, config) if apart else tensors

@@ -30,6 +30,7 @@ from lmwright.errors import UserError
 from lmwright.models.block import into_stream, output
 from lmwright.models.layers import Attend
 from lmwright.models.moe import DenseDim, DenseLayers, MoeDecoder
+from lmwright.models.own_keys import refuse_groups
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import YarnRope
@@ -65,11 +66,7 @@ class Latent(MoeDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_kv_heads != self.num_heads:
-            raise UserError(
-                f"model.num_kv_heads: {self.num_kv_heads} differs from model.num_heads = "
-                f"{self.num_heads}, and each head has keys of its own here; make them equal"
-            )
+        refuse_groups(self)
         if self.qk_rope_head_dim >= self.head_dim:
             raise UserError(
                 f"model.qk_rope_head_dim: {self.qk_rope_head_dim} leaves nothing of the "

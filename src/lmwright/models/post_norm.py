@@ -17,10 +17,10 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot
-from lmwright.errors import UserError
 from lmwright.models.block import feed_forward, output, with_bias
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import layers_spec
+from lmwright.models.own_keys import refuse_groups
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import PlainMlp, activate
 
@@ -37,11 +37,7 @@ class PostNorm(Decoder):
     head: Head
 
     def __post_init__(self) -> None:
-        if self.num_kv_heads != self.num_heads:
-            raise UserError(
-                f"model.num_kv_heads: {self.num_kv_heads} differs from model.num_heads = "
-                f"{self.num_heads}, and each head has keys of its own here; make them equal"
-            )
+        refuse_groups(self)
 
     def spec(self) -> Tree:
         """Every weight, once."""

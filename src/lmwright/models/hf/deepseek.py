@@ -5,20 +5,17 @@ from typing import Any, ClassVar
 from lmwright.errors import UserError
 from lmwright.models.hf.moe import (
     DOTS_KEYS,
-    EXPERTS,
     FIRST_DENSE,
     NO_FURTHER,
-    SHARED_EXPERTS,
     SIGMOID_EXPERTS,
     Experts,
-    MoeHf,
     SigmoidHf,
     shared_count,
     shared_dim,
 )
 from lmwright.models.hf.pairs import ACT, HEAD, Derived, Fixed, Json, refuse_number
 from lmwright.models.hf.rope import ROPE
-from lmwright.models.hf.table import KEYS, WEIGHTS
+from lmwright.models.hf.table import KEYS
 
 ATTENTION = "model.layers.{i}.self_attn"
 LATENTS = {
@@ -29,10 +26,10 @@ LATENTS = {
     "layers.kv_a_norm": f"{ATTENTION}.kv_a_layernorm.weight",
     "layers.kv_b": f"{ATTENTION}.kv_b_proj.weight",
 }
-LATENT_KEYS = {n: key for n, key in KEYS.items() if n != "head_dim"} | {
-    name: name for name in ("qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
-}
 PLAIN, ROTATED = "qk_nope_head_dim", "qk_rope_head_dim"
+LATENT_KEYS = {n: key for n, key in KEYS.items() if n != "head_dim"} | {
+    name: name for name in (ROTATED, "v_head_dim", "kv_lora_rank")
+}
 USUAL: Json = {ROTATED: 64, PLAIN: 128, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536}
 DENSE, TYPES = "mlp_layer_types", ("sparse", "dense")
 GREEDY, GROUPS = "greedy", "group_limited_greedy"
@@ -97,14 +94,19 @@ SCORES = Fixed("scoring_func", "sigmoid", same=(None,), written=False)
 NO_AUX = Fixed("topk_method", "noaux_tc", same=(None,), written=False)
 
 
-class DeepSeekV2Hf(MoeHf):
+class LatentHf(SigmoidHf):
+    """Table of the families whose attention is made of latents."""
+
+    weights = SigmoidHf.weights | LATENTS
+    keys = LATENT_KEYS
+    optional: ClassVar = {"q_lora_rank": "q_lora_rank"}
+
+
+class DeepSeekV2Hf(LatentHf):
     """Both directions of DeepSeek-V2's Hugging Face form."""
 
     name = "DeepSeek-V2"
     model_types: ClassVar = {"DeepseekV2ForCausalLM": "deepseek_v2"}
-    weights = WEIGHTS | EXPERTS | SHARED_EXPERTS | LATENTS
-    keys = LATENT_KEYS
-    optional: ClassVar = {"q_lora_rank": "q_lora_rank"}
     pairs = (
         *(*OF_ALL, FIRST_DENSE),
         Experts(
@@ -125,14 +127,11 @@ class DeepSeekV2Hf(MoeHf):
     }  # fmt: skip
 
 
-class DeepSeekV3Hf(SigmoidHf):
+class DeepSeekV3Hf(LatentHf):
     """Both directions of DeepSeek-V3's Hugging Face form."""
 
     name = "DeepSeek-V3"
     model_types: ClassVar = {"DeepseekV3ForCausalLM": "deepseek_v3"}
-    weights = SigmoidHf.weights | LATENTS
-    keys = LATENT_KEYS
-    optional: ClassVar = {"q_lora_rank": "q_lora_rank"}
     pairs = (*OF_ALL, FIRST_DENSE, *SIGMOID_EXPERTS, PAIRS, SCORES, NO_AUX, NO_FURTHER)
     defaults: ClassVar = {
         **USUAL,
@@ -143,14 +142,11 @@ class DeepSeekV3Hf(SigmoidHf):
     }  # fmt: skip
 
 
-class Glm4MoeLiteHf(SigmoidHf):
+class Glm4MoeLiteHf(LatentHf):
     """Both directions of GLM-4.7-Flash's Hugging Face form."""
 
     name = "GLM-4.7-Flash"
     model_types: ClassVar = {"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}
-    weights = SigmoidHf.weights | LATENTS
-    keys = LATENT_KEYS
-    optional: ClassVar = {"q_lora_rank": "q_lora_rank"}
     pairs = (
         *(*OF_ALL, Derived(_read_types, _write_types), *SIGMOID_EXPERTS, PAIRS, SCORES, NO_AUX),
         NO_FURTHER,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json, Words, only_written
-from lmwright.models.hf.rope import ROPE, rope_config, rope_fields, usual_theta
+from lmwright.models.hf.rope import PARTIAL_ROPE, ROPE, usual_theta
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table, required
 
 NEW_BIAS_RATE = 0.001
@@ -271,14 +271,6 @@ class Dots1Hf(SigmoidHf):
     }  # fmt: skip
 
 
-def _read_part(config: Json, _: Json, where: str) -> Json:
-    return rope_fields(config, where, partial=True)
-
-
-def _write_part(model: Any, *_: str) -> Json:
-    return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
-
-
 class Glm4MoeHf(SigmoidHf):
     """Both directions of GLM-4.5's Hugging Face form."""
 
@@ -288,7 +280,7 @@ class Glm4MoeHf(SigmoidHf):
         *(ACT, HEAD, FIRST_DENSE, *SIGMOID_EXPERTS, NO_FURTHER),
         Words("bias", "attention_bias", {"qkv": True, "none": False}),
         Words("qk_norm", "use_qk_norm", {"head": True, "none": False}),
-        Derived(_read_part, _write_part),
+        PARTIAL_ROPE,
     )
     defaults: ClassVar = {
         "moe_intermediate_size": 1408, "intermediate_size": 10_944, "n_group": 1, "topk_group": 1,

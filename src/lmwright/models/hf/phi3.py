@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, HEAD, Derived, Json
-from lmwright.models.hf.rope import ORIGINAL, rope_config, rope_fields
+from lmwright.models.hf.rope import ORIGINAL, rope_fields, write_partial_rope
 from lmwright.models.hf.table import WEIGHTS, Table
 
 PAD_ID = 32_000  # of padding, where config.json names none
@@ -31,7 +31,7 @@ def _write_rope(model: Any, *_: str) -> Json:
             f"model.rope_scaling: {kind!r} does not exist in Hugging Face's Phi-3, only "
             "longrope; change it to export"
         )
-    return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
+    return write_partial_rope(model)
 
 
 PADDING = Derived(write=lambda m, *_: {"pad_token_id": None} if m.vocab_size <= PAD_ID else {})

@@ -13,7 +13,7 @@ from lmwright.models.hf.moe import (
     stacked_experts,
 )
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
-from lmwright.models.hf.rope import rope_config, rope_fields
+from lmwright.models.hf.rope import rope_fields, write_partial_rope
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table
 from lmwright.models.hf.window import kinds_said, pattern_of
 from lmwright.models.qwen3_5 import Mixer
@@ -53,10 +53,6 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
     return rope_fields(config | said, where, partial=True)
 
 
-def _write_rope(model: Any, *_: str) -> Json:
-    return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
-
-
 class HybridHf(Table):
     """All of the family's Hugging Face form but the feed-forward of its layers."""
 
@@ -79,7 +75,7 @@ class HybridHf(Table):
     }
     pairs: ClassVar[tuple[Pair, ...]] = (
         HEAD,
-        Derived(_read_rope, _write_rope),
+        Derived(_read_rope, write_partial_rope),
         Derived(_read_size, lambda model, *_: dict.fromkeys(SIZES, model.linear_head_dim)),
         Derived(_read_pattern, _write_pattern),
         Fixed("hidden_act", "silu"),

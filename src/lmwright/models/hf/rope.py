@@ -116,6 +116,16 @@ ROPE = Derived(
 )
 
 
+def write_partial_rope(model: Any, *_: str) -> Json:
+    """The keys of a model that rotates a part of each head."""
+    return rope_config(model.rope_theta, model.rope_scaling, model.seq_len, model.rotary_fraction)
+
+
+PARTIAL_ROPE = Derived(
+    lambda config, _, where: rope_fields(config, where, partial=True), write_partial_rope
+)
+
+
 def usual_theta(theta: float) -> Derived:
     """The theta of a family where config.json does not say it, for a pair behind ROPE."""
 
