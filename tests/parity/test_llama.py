@@ -13,6 +13,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
+from tests.parity.compare import hidden_states
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -87,14 +88,11 @@ def test_logits_loss_and_gradients_equal_transformers(case):
     compute = Compute(loss_chunk_tokens=5)
 
     def loss(w):
-        result = Clm().loss(model, w, batch, jax.random.key(0), compute)
-        return result.total / result.weight
+        with hidden_states(model) as found:
+            result = Clm().loss(model, w, batch, jax.random.key(0), compute)
+        return result.total / result.weight, model.logits(w, *found)
 
-    def both(w):
-        hidden, _ = model.hidden(w, batch, compute)
-        return model.logits(w, hidden), *jax.value_and_grad(loss)(w)
-
-    logits, value, grads = jax.jit(both)(w)
+    (value, logits), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(w)
     np.testing.assert_allclose(logits, out.logits.detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
     ours = to_hf(model, grads)

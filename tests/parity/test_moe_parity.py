@@ -23,7 +23,13 @@ from lmwright.formats.written import refuse_changed
 from lmwright.models import cached
 from lmwright.objectives.clm import Clm
 from tests.in_memory import export_hf, to_hf
-from tests.parity.compare import TOLERANCE, assert_near, assert_same_text, make_batch
+from tests.parity.compare import (
+    TOLERANCE,
+    assert_near,
+    assert_same_text,
+    hidden_states,
+    make_batch,
+)
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -212,14 +218,11 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
     batch = make_batch(TOKENS, real)
 
     def loss(w):
-        found = Clm().loss(model, w, batch, jax.random.key(0), Compute(loss_chunk_tokens=5))
-        return found.total / found.weight, found.metrics
+        with hidden_states(model) as states:
+            found = Clm().loss(model, w, batch, jax.random.key(0), Compute(loss_chunk_tokens=5))
+        return found.total / found.weight, (found.metrics, model.logits(w, *states))
 
-    def both(w):
-        hidden, _ = model.hidden(w, batch, Compute())
-        return model.logits(w, hidden), *jax.value_and_grad(loss, has_aux=True)(w)
-
-    logits, (value, metrics), grads = jax.jit(both)(w)
+    (value, (metrics, logits)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(w)
     near = assert_near(np.asarray(logits)[real], out.logits.detach().numpy()[real], "logits")
     record_property("logits", float(near))
     np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
