@@ -1,5 +1,8 @@
 """Cures that the errors of a run file name: they are what helps there."""
 
+import re
+import shlex
+
 import pytest
 
 from lmwright.errors import UserError
@@ -61,3 +64,23 @@ def test_a_model_that_is_trained_already_is_not_to_change_its_kind(tmp_path):
     cure = "name one that does in train.init_from"
     assert told(run, f"train.init_from={tmp_path}/model").endswith(cure)
     assert told(run, "model.preset=llama-5m").endswith("model.kind = 'modernbert'")
+
+
+@pytest.mark.parametrize(
+    "model, objective, override, cure",
+    [
+        ("llama-5m", "clm", "optim.kind=lion", "optim.learning_rate=0.001"),  # that of the file
+        (
+            "modernbert-base", "mlm", "objective.kind=classify",
+            """'objective.labels=["negative", "positive"]'""",
+        ),
+    ],
+)  # fmt: skip
+def test_what_another_kind_on_the_command_line_leaves_out_is_to_be_said_there(
+    model, objective, override, cure
+):
+    """In the file it would be left out again."""
+    run = RUN | {"model": {"preset": model}, "objective": {"kind": objective}}
+    assert re.findall("leaves nothing of .*; add (.*) there", told(run, override)) == [cure]
+    found = load_run(run, [override, *shlex.split(cure)])
+    assert found.optim.learning_rate == 1e-3

@@ -1,10 +1,12 @@
 """Pydantic's errors as the sentence that a user needs: place, cause and cure."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from lmwright.config.merge import COMMAND_LINE
 from lmwright.config.text import Keys, join_keys
 from lmwright.errors import UserError
 
@@ -114,17 +116,19 @@ def explain(
     values: dict[str, Any],
     where: Callable[[Keys], str],
     fields: Callable[[Keys], Sequence[str]],
+    emptied: Mapping[Keys, Mapping[Keys, Any]],
 ) -> UserError:
     """All errors as one UserError, a line each, the most helpful one first.
 
-    `where(keys)` says who gave a value, `fields(keys)` what a section may hold.
+    `where(keys)` says who gave a value, `fields(keys)` what a section may hold, `emptied` what
+    sections held before another kind was chosen on the command line.
     """
     by_path: dict[Keys, list[dict[str, Any]]] = {}
     for error in errors:
         by_path.setdefault(_keys(error, values), []).append(error)
     by_path = _without_echoes(by_path, fields)
     lines = [
-        _sentence(keys, by_path[keys], where, fields)
+        _sentence(keys, by_path[keys], where, fields, emptied)
         for keys in sorted(by_path, key=lambda keys: _rank(by_path[keys]))
     ]
     return join(lines)
@@ -173,6 +177,7 @@ def _sentence(
     errors: Errors,
     where: Callable[[Keys], str],
     fields: Callable[[Keys], Sequence[str]],
+    emptied: Mapping[Keys, Mapping[Keys, Any]],
 ) -> str:
     kind = errors[0]["type"]
     if kind in UNKNOWN:  # also a `kind`, where there are none
@@ -180,7 +185,7 @@ def _sentence(
     if kind in UNTAGGED or keys[-1:] == ("kind",):
         return _kind(keys, errors[0], where, fields)
     if kind in MISSING:
-        return _missing(keys, errors[0], where)
+        return _missing(keys, errors[0], where, emptied.get(keys[:-1]))
     return _wrong(keys, errors, where)
 
 
@@ -216,7 +221,12 @@ def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
     return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
 
 
-def _missing(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str]) -> str:
+def _missing(
+    keys: Keys,
+    error: dict[str, Any],
+    where: Callable[[Keys], str],
+    before: Mapping[Keys, Any] | None,
+) -> str:
     loc = error["loc"]
     section = join_keys([key for key in keys[:-1] if isinstance(key, str)])
     if section == "model" and len(loc) > 2 and loc[1] != "llama":
@@ -230,8 +240,15 @@ def _missing(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str]) ->
         fallback = _of_heads(str(keys[-1]), error["input"]) or MODEL_EXAMPLE
     inside = f" in [{section}]" if section else ""
     of_kind = ".".join(map(str, loc))  # which has the kind of the section
-    example = EXAMPLES.get(of_kind, EXAMPLES.get(name, fallback)) + inside
-    return f"{where(keys[:-1])}: {join_keys(keys)} is missing; add for example {example}"
+    example = EXAMPLES.get(of_kind, EXAMPLES.get(name, fallback))
+    if before is not None:
+        setting = example.replace(" = ", "=")
+        setting = f"{keys[-1]}={_toml(before[keys])}" if keys in before else setting
+        return (
+            f"{COMMAND_LINE}: {name} is missing, since another {section}.kind on the command line "
+            f"leaves nothing of [{section}]; add {shlex.quote(f'{section}.{setting}')} there"
+        )
+    return f"{where(keys[:-1])}: {join_keys(keys)} is missing; add for example {example}{inside}"
 
 
 def _of_heads(name: str, sizes: Any) -> str:

@@ -21,6 +21,8 @@ class Merged:
         self.lines = lines
         self.values: dict[str, Any] = {}
         self.origin: Provenance = {}
+        self.before: dict[Keys, dict[Keys, Any]] = {}
+        """Values of sections that another kind on the command line has emptied."""
 
     def where(self, keys: Keys) -> str:
         """Layer, or line of the file, that an error about a value or table should name."""
@@ -93,6 +95,8 @@ class Merged:
         self, into: dict[str, Any], layer: dict[str, Any], keys: Keys, label: str | None
     ) -> None:
         if "kind" in layer and into.get("kind", layer["kind"]) != layer["kind"]:
+            if label == COMMAND_LINE:
+                self.before[keys] = dict(leaves(into, keys))
             into.clear()
             self._forget(keys)
         for key, value in layer.items():
