@@ -89,6 +89,21 @@ def logits_of(model, w, ids):
     return np.asarray(fn(w))
 
 
+def test_a_folder_whose_tokenizer_is_a_vocabulary_alone(tmp_path, capsys):
+    """As BERT's first derivatives were released: what is written splits texts as their
+    BertTokenizer does, and the model knows where a second text begins."""
+    folder = tmp_path / "released"
+    saved(folder, "Bert", "ForMaskedLM")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    assert main(["import", str(folder), str(tmp_path / "out")]) == 0
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert [again(t)["input_ids"] for t in TEXTS] == [theirs(t)["input_ids"] for t in TEXTS]
+    assert load_model(tmp_path / "out").model.separator_id == theirs.sep_token_id
+
+
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_released_folder_and_back(kind, tmp_path, capsys):
     """Import reads it, computes what transformers does of a pair of texts, and writes a folder that

@@ -154,8 +154,8 @@ def tokenizer_train(run: str, overrides: Sequence[str]) -> Any:
 def tokenizer_import(path: str, out: str) -> None:
     """Read a tokenizer at PATH and write it to the new folder OUT.
 
-    PATH is a tokenizer.json or its folder, a folder with vocab.json and merges.txt, a
-    tokenizer.model of sentencepiece, a .tiktoken file or hf://owner/name.
+    PATH is a tokenizer.json or its folder, a folder with vocab.json and merges.txt or with
+    BERT's vocab.txt, a tokenizer.model of sentencepiece, a .tiktoken file or hf://owner/name.
 
     \b
     Example:  lmwright tokenizer import downloads/gpt2 tokenizers/gpt2

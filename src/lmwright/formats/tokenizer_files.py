@@ -12,7 +12,7 @@ from lmwright.data.tokens.added import with_added
 from lmwright.data.tokens.around import ids_around
 from lmwright.data.tokens.tokenizer import TextTokenizer, begin_with, load_tokenizer, save_tokenizer
 
-MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja",

@@ -20,7 +20,7 @@ from lmwright.storage.hub import PREFIX, Held, fetch_files, is_hub_name
 
 ALONE = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json",
-    "*.tiktoken",
+    "vocab.txt", "*.tiktoken",
 )  # fmt: skip
 BESIDE = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

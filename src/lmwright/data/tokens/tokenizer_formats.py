@@ -1,4 +1,4 @@
-"""Tokenizers of other formats: GPT-2 files, tokenizer.json, sentencepiece models, .tiktoken ranks.
+"""Tokenizers of other formats: GPT-2's and BERT's files, tokenizer.json, sentencepiece, .tiktoken.
 
 Each becomes a `tokenizers.Tokenizer` with the same ids, so that everything can be saved in
 one layout. A sentencepiece model is converted exactly or refused: the result is compared with
@@ -16,6 +16,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmwright.data.tokens.added import with_added
+from lmwright.data.tokens.bert_vocab import FILE as VOCAB_TXT
+from lmwright.data.tokens.bert_vocab import import_bert
 from lmwright.data.tokens.bpe import GPT2_SPLIT, O200K_SPLIT, QWEN_SPLIT, byte_vocab
 from lmwright.data.tokens.hub_tokenizer import local_tokenizer
 from lmwright.data.tokens.probe import BLANKS, PROBE
@@ -39,7 +41,7 @@ from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.mirror import refuse_url
 
 ACCEPTED = (
-    "tokenizer.json, a folder with it, a folder with vocab.json and merges.txt, "
+    "tokenizer.json, a folder with it, a folder with vocab.json and merges.txt, BERT's vocab.txt, "
     "a sentencepiece .model, a .tiktoken or a .gguf file"
 )
 
@@ -124,6 +126,8 @@ def import_tokenizer(path: str | os.PathLike) -> TextTokenizer:
         return import_sentencepiece(path) if is_proto(path) else import_tiktoken(path)
     if path.name in ("vocab.json", "encoder.json", "merges.txt", "vocab.bpe"):
         return import_gpt2(path.parent)
+    if path.name == VOCAB_TXT:
+        return with_added(import_bert(path.parent), path.parent)
     if path.suffix == ".json":
         beside = (path.parent / "tokenizer_config.json").is_file()
         if path.name == "tokenizer.json" and beside:
@@ -139,6 +143,8 @@ def _import_folder(folder: Path) -> TextTokenizer:
     if (folder / "vocab.json").is_file() or (folder / "encoder.json").is_file():
         return import_gpt2(folder)
     paths = sorted(p for p in folder.iterdir() if p.suffix in (".model", ".tiktoken"))
+    if not paths and (folder / VOCAB_TXT).is_file():
+        return import_bert(folder)
     if len(paths) == 1:
         tokenizer = import_tokenizer(paths[0])
         config = read_json(folder / "tokenizer_config.json")

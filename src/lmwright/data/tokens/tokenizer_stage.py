@@ -28,7 +28,7 @@ from lmwright.errors import UserError
 
 # A chunk is short enough to spread the sample, long enough to keep words whole.
 SAMPLE_CHARS = 1 << 14
-FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.bpe", "*.jinja")
+FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "vocab.bpe", "*.jinja")
 
 
 @dataclass(frozen=True)
