@@ -7,7 +7,9 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.data.tokens.bert_vocab import SPECIAL
 from lmwright.data.tokens.probe import BLANKS, PROBE
+from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.tokenizer_stage import hashes
 from lmwright.errors import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -64,6 +66,16 @@ def test_what_is_written_is_the_same_tokenizer_in_transformers(tmp_path):
     theirs = transformers.BertTokenizer.from_pretrained(folder)
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "b")
     assert [again(t)["input_ids"] for t in TEXTS] == [theirs(t)["input_ids"] for t in TEXTS]
+
+
+def test_the_vocabulary_is_prepared_from_where_no_other_file_is(tmp_path):
+    """What was prepared with a tokenizer.json stays as it is, whatever lies beside."""
+    folder = written(tmp_path / "a")
+    before = hashes(folder)
+    written(folder, more=("more",))
+    assert before != hashes(folder) and set(before) == {"vocab.txt"}
+    save_tokenizer(import_tokenizer(folder), folder)
+    assert "vocab.txt" not in hashes(folder)
 
 
 def test_the_vocabulary_of_bert(shared_data):

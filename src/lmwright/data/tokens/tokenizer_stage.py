@@ -28,7 +28,8 @@ from lmwright.errors import UserError
 
 # A chunk is short enough to spread the sample, long enough to keep words whole.
 SAMPLE_CHARS = 1 << 14
-FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "vocab.bpe", "*.jinja")
+FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.bpe", "*.jinja")
+BEFORE_VOCAB_TXT = ("tokenizer.json", "vocab.json", "encoder.json", "*.model", "*.tiktoken")
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def hashes(path: Path) -> dict[str, str]:
     if path.suffix == ".gguf":
         return {path.name: hash_of(path)}
     paths = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
+    if not any(found for pattern in BEFORE_VOCAB_TXT for found in beside.glob(pattern)):
+        paths |= set(beside.glob("vocab.txt"))  # beside others nothing reads it
     if path.is_file():
         sidecars = {path.name, f"{path.name}.json", "tokenizer_config.json", "merges.txt"}
         names = sidecars | {"special_tokens_map.json", "chat_template.jinja", "vocab.bpe"}
