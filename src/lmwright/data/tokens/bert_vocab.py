@@ -79,8 +79,8 @@ def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
     known = {f"{model}Tokenizer{end}" for model in SAME for end in ("", "Fast")}
     if name is not None and name not in known:
         raise UserError(
-            f"{folder / CONFIG}: tokenizer_class is {name!r:.60}, and {FILE} alone tells how "
-            f"only BERT splits a text ({', '.join(sorted(known))}); give a tokenizer.json"
+            f"{folder / CONFIG}: tokenizer_class is {name!r:.60}; from a {FILE} only the "
+            f"tokenizers of {', '.join(SAME)} are made; give a tokenizer.json"
         )
 
 
