@@ -11,6 +11,7 @@ from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.data.tokens.tokenizer_stage import hashes
 from lmwright.errors import UserError
+from lmwright.formats.tokenizer_files import has_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
@@ -100,7 +101,19 @@ def test_another_tokenizer_is_refused(config, words, told, tmp_path):
     with pytest.raises(UserError) as caught:
         import_tokenizer(written(tmp_path / "a", config, words))
     assert told in str(caught.value)
-    (tmp_path / "a" / "vocab.txt").write_bytes(b"\xff\xfe\n")
-    if config is None:
-        with pytest.raises(UserError, match=r"vocab\.txt: is not UTF-8 text"):
-            import_tokenizer(tmp_path / "a")
+
+
+def test_a_vocabulary_of_pairs_in_another_file_is_none_of_berts(tmp_path):
+    """A model with it is imported without a tokenizer, as one without files of any."""
+    folder = written(tmp_path / "a")
+    assert has_tokenizer(folder)
+    (folder / "bpe.codes").touch()
+    assert not has_tokenizer(folder)
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        import_tokenizer(folder)
+
+
+def test_a_vocabulary_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UserError, match=r"vocab\.txt: is not UTF-8 text"):
+        import_tokenizer(tmp_path)

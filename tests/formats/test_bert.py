@@ -89,7 +89,7 @@ def logits_of(model, w, ids):
     return np.asarray(fn(w))
 
 
-def test_a_folder_whose_tokenizer_is_a_vocabulary_alone(tmp_path, capsys):
+def test_a_folder_whose_tokenizer_is_a_vocabulary_alone(tmp_path):
     """As BERT's first derivatives were released: what is written splits texts as their
     BertTokenizer does, and the model knows where a second text begins."""
     folder = tmp_path / "released"

@@ -242,8 +242,9 @@ def _missing(
     of_kind = ".".join(map(str, loc))  # which has the kind of the section
     example = EXAMPLES.get(of_kind, EXAMPLES.get(name, fallback))
     if before is not None:
-        setting = example.replace(" = ", "=")
-        setting = f"{keys[-1]}={_toml(before[keys])}" if keys in before else setting
+        held = repr(before.get(keys))  # one that is long would be shortened here
+        usable = keys in before and _toml(before[keys]) == held
+        setting = f"{keys[-1]}={held}" if usable else example.replace(" = ", "=", 1)
         return (
             f"{COMMAND_LINE}: {name} is missing, since another {section}.kind on the command line "
             f"leaves nothing of [{section}]; add {shlex.quote(f'{section}.{setting}')} there"

@@ -252,7 +252,7 @@ class RunFiles:
         except ValidationError as error:
             errors = error.errors(include_url=False)
             names = lambda keys: self._names(values, keys)  # noqa: E731
-            raise explain(errors, values, merged.where, names, merged.before) from None
+            raise explain(errors, values, merged.where, names, merged.emptied) from None
 
     def _names(self, values: Layer, keys: Keys) -> list[str]:
         extra = ["recipe", "depth"] if not keys else []

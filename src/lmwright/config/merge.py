@@ -21,7 +21,7 @@ class Merged:
         self.lines = lines
         self.values: dict[str, Any] = {}
         self.origin: Provenance = {}
-        self.before: dict[Keys, dict[Keys, Any]] = {}
+        self.emptied: dict[Keys, dict[Keys, Any]] = {}
         """Values of sections that another kind on the command line has emptied."""
 
     def where(self, keys: Keys) -> str:
@@ -96,7 +96,7 @@ class Merged:
     ) -> None:
         if "kind" in layer and into.get("kind", layer["kind"]) != layer["kind"]:
             if label == COMMAND_LINE:
-                self.before[keys] = dict(leaves(into, keys))
+                self.emptied[keys] = dict(leaves(into, keys))
             into.clear()
             self._forget(keys)
         for key, value in layer.items():

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 from lmwright.data.json_text import write_json
 from lmwright.data.tokens.added import with_added
 from lmwright.data.tokens.around import ids_around
+from lmwright.data.tokens.bert_vocab import is_bert
 from lmwright.data.tokens.tokenizer import TextTokenizer, begin_with, load_tokenizer, save_tokenizer
 
-MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+MARKS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja",
@@ -21,7 +22,7 @@ FILES = (
 
 def has_tokenizer(folder: Path) -> bool:
     """True if a folder holds the files of a tokenizer."""
-    return any((folder / name).exists() for name in MARKS)
+    return any((folder / name).exists() for name in MARKS) or is_bert(folder)
 
 
 def open_tokenizer(folder: Path) -> TextTokenizer:

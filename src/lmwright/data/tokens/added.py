@@ -64,9 +64,12 @@ def _read(
     config: Mapping[str, Any], more: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> Iterator[tuple[int | None, tokenizers.AddedToken]]:
     listed = [
-        _text(each) for said in (more, config) for name in LISTS for each in _values(said.get(name))
+        text_of(each)
+        for said in (more, config)
+        for name in LISTS
+        for each in _values(said.get(name))
     ]
-    roles = [_text(said.get(f"{role}_token")) for said in (more, config) for role in ROLES]
+    roles = [text_of(said.get(f"{role}_token")) for said in (more, config) for role in ROLES]
     special = {*listed, *roles}
     by_id = {
         int(i): tokenizers.AddedToken(text, normalized=False, special=text in special)
@@ -88,5 +91,6 @@ def _values(said: Any) -> list[Any]:
     return list(said.values()) if isinstance(said, dict) else list(said or ())
 
 
-def _text(token: Any) -> str | None:
+def text_of(token: Any) -> str | None:
+    """The text of a token as configs name it: itself, or in a table."""
     return token.get("content") if isinstance(token, dict) else token

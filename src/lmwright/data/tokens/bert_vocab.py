@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from lmwright.data.tokens.added import text_of
 from lmwright.data.tokens.tokenizer import (
     TextTokenizer,
     add_special,
@@ -18,12 +19,21 @@ from lmwright.errors import UserError
 
 FILE = "vocab.txt"
 CONFIG = "tokenizer_config.json"
+OTHERS = ("tokenizer.json", "vocab.json", "encoder.json", "*.model", "*.tiktoken", "bpe.codes")
+"""Files of other tokenizers, beside which a vocab.txt is none of BERT's."""
 SAME = ("Bert", "DistilBert", "Electra")
 """Models whose tokenizers are BERT's; each has a class that is called Fast, too."""
 SPECIAL = {
     "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }  # fmt: skip
+
+
+def is_bert(folder: Path) -> bool:
+    """True if a vocab.txt is all that a folder has of a tokenizer."""
+    return (folder / FILE).is_file() and not any(
+        found for pattern in OTHERS for found in folder.glob(pattern)
+    )
 
 
 def import_bert(folder: Path) -> TextTokenizer:
@@ -33,9 +43,9 @@ def import_bert(folder: Path) -> TextTokenizer:
     config = read_json(folder / CONFIG)
     _refuse_others(folder, config)
     vocab = read_vocab(folder / FILE)
-    special = {role: _text_of(config.get(role)) or name for role, name in SPECIAL.items()}
+    special = {role: text_of(config.get(role)) or name for role, name in SPECIAL.items()}
     for role, token in special.items():
-        if token not in vocab:
+        if not isinstance(token, str) or token not in vocab:
             raise UserError(
                 f"{folder / FILE}: has no {token}, which is the {role} of BERT; if another token "
                 f"is, say so in {CONFIG} as {role}, else give a tokenizer.json"
@@ -82,11 +92,6 @@ def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
             f"{folder / CONFIG}: tokenizer_class is {name!r:.60}; from a {FILE} only the "
             f"tokenizers of {', '.join(SAME)} are made; give a tokenizer.json"
         )
-
-
-def _text_of(token: Any) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 def _choice(folder: Path, config: dict[str, Any], field: str, default: bool | None) -> bool | None:

@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmwright.data.tokens.added import with_added
 from lmwright.data.tokens.bert_vocab import FILE as VOCAB_TXT
-from lmwright.data.tokens.bert_vocab import import_bert
+from lmwright.data.tokens.bert_vocab import import_bert, is_bert
 from lmwright.data.tokens.bpe import GPT2_SPLIT, O200K_SPLIT, QWEN_SPLIT, byte_vocab
 from lmwright.data.tokens.hub_tokenizer import local_tokenizer
 from lmwright.data.tokens.probe import BLANKS, PROBE
@@ -142,9 +142,9 @@ def _import_folder(folder: Path) -> TextTokenizer:
         return load_tokenizer(folder)
     if (folder / "vocab.json").is_file() or (folder / "encoder.json").is_file():
         return import_gpt2(folder)
-    paths = sorted(p for p in folder.iterdir() if p.suffix in (".model", ".tiktoken"))
-    if not paths and (folder / VOCAB_TXT).is_file():
+    if is_bert(folder):
         return import_bert(folder)
+    paths = sorted(p for p in folder.iterdir() if p.suffix in (".model", ".tiktoken"))
     if len(paths) == 1:
         tokenizer = import_tokenizer(paths[0])
         config = read_json(folder / "tokenizer_config.json")

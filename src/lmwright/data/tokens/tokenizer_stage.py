@@ -18,6 +18,8 @@ from lmwright.data.manifest import Manifest, hash_file, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.stage import find_finished_stage, run_stage
 from lmwright.data.text.chat import plain_text
+from lmwright.data.tokens.bert_vocab import FILE as VOCAB_TXT
+from lmwright.data.tokens.bert_vocab import is_bert
 from lmwright.data.tokens.gguf_tokenizer import hash_of
 from lmwright.data.tokens.hub_tokenizer import fetched_tokenizer, local_tokenizer
 from lmwright.data.tokens.normalized import read_rows
@@ -29,7 +31,6 @@ from lmwright.errors import UserError
 # A chunk is short enough to spread the sample, long enough to keep words whole.
 SAMPLE_CHARS = 1 << 14
 FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.bpe", "*.jinja")
-BEFORE_VOCAB_TXT = ("tokenizer.json", "vocab.json", "encoder.json", "*.model", "*.tiktoken")
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ def hashes(path: Path) -> dict[str, str]:
     if path.suffix == ".gguf":
         return {path.name: hash_of(path)}
     paths = {p for pattern in FILES for p in beside.glob(pattern) if p.is_file()}
-    if not any(found for pattern in BEFORE_VOCAB_TXT for found in beside.glob(pattern)):
-        paths |= set(beside.glob("vocab.txt"))  # beside others nothing reads it
+    if is_bert(beside):
+        paths.add(beside / VOCAB_TXT)
     if path.is_file():
         sidecars = {path.name, f"{path.name}.json", "tokenizer_config.json", "merges.txt"}
         names = sidecars | {"special_tokens_map.json", "chat_template.jinja", "vocab.bpe"}
