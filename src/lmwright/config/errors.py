@@ -59,21 +59,28 @@ ELSEWHERE = {
     ("train.precision", "bfloat16"): "bf16",
 }
 
-# Names of fields in transformers, TRL and PEFT for which no similar name is found.
+# Names of fields in transformers, TRL, PEFT, MaxText and Levanter for which no similar name is
+# found.
 CALLED = {
     "gradient_accumulation_steps": "num_microbatches",
+    "dora": "variant",
     "gradient_checkpointing": "remat",
     "lr": "learning_rate",
     "lr_scheduler_type": "schedule",
     "max_grad_norm": "clip_norm",
     "max_length": "seq_len",
     "max_seq_length": "seq_len",
+    "max_steps": "steps",
+    "max_target_length": "seq_len",
     "model_name_or_path": "init_from",
     "num_train_epochs": "epochs",
+    "num_train_steps": "steps",
     "output_dir": "dir",
     "per_device_train_batch_size": "global_batch_size",
     "r": "rank",
+    "rslora": "scaling",
     "save_total_limit": "keep_last",
+    "train_batch_size": "global_batch_size",
     "use_dora": "variant",
     "use_rslora": "scaling",
 }

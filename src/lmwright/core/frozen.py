@@ -17,9 +17,10 @@ from lmwright.core.leaves import (
     Quantized,
     column_norms,
     dequantize,
+    map_keys,
     merge,
 )
-from lmwright.core.param import letters
+from lmwright.core.param import Tree, letters
 from lmwright.core.pipeline import interleaved
 from lmwright.core.sharding import platform
 from lmwright.core.weight import (
@@ -145,6 +146,16 @@ def dropped(x: Array, w: Lora) -> Array:
     draw = lambda key: jax.random.bernoulli(key, 1 - w.dropout, shape)  # noqa: E731
     keep = interleaved(jax.vmap(draw)(jax.random.wrap_key_data(w.key)))
     return jnp.where(keep, x / (1 - w.dropout).astype(x.dtype), 0)
+
+
+def drawn_for(number: Array, w: Tree) -> Tree:
+    """Weights whose adapters drop other inputs for each `number`, e.g. that of a device."""
+
+    def one(key: Array) -> Array:
+        keys = jax.random.wrap_key_data(key)
+        return jax.random.key_data(jax.vmap(lambda key: jax.random.fold_in(key, number))(keys))
+
+    return map_keys(one, w)
 
 
 def aligned(a: Array, letters: str, out: str) -> Array:

@@ -43,6 +43,14 @@ class Turned(NamedTuple):
         return self.read(w)
 
 
+class Parts(NamedTuple):
+    """How a `Lora` of which a device holds parts is read; None for what it holds whole."""
+
+    base: Read | None
+    a: Read | None
+    b: Read | None
+
+
 def dot_ragged(
     eqn: str,
     x: Array,
@@ -50,18 +58,21 @@ def dot_ragged(
     sizes: Array,
     *,
     name: str | None = None,
-    read: Read | None = None,
+    read: Read | Parts | None = None,
 ) -> Array:
     """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
 
     Groups lie one after the other, int32 `sizes` [E] rows each. Rows after the last group give
     zeros or, on TPUs, what memory held, NaN too. dtype of `x`, and `name` as in `dot`. `read` makes
-    the matrices of a plain `w`, for the product and again for its gradient.
+    the matrices of a plain `w`, for the product and again for its gradient; `Parts` those of a
+    `Lora`.
     """
     if isinstance(w, Lora) and w.magnitude is None:
+        parts = read if isinstance(read, Parts) else Parts(None, None, None)
         base = lax.stop_gradient(dequantize(w.base, x.dtype))
-        narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype)
-        out = ragged_product(x, base, sizes) + ragged_product(narrow, w.b, sizes)
+        narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype, parts.a)
+        out = ragged_product(x, base, sizes, jnp.float32, parts.base)
+        out += ragged_product(narrow, w.b, sizes, jnp.float32, parts.b)
     elif isinstance(w, Lora):
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
     elif isinstance(w, Rounded):

@@ -12,7 +12,7 @@ says: to keep their results would take room for the worst case.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core.compute import LANES
+from lmwright.core.frozen import drawn_for
+from lmwright.core.leaves import trained_leaves
 from lmwright.core.param import Tree
 from lmwright.core.sharding import platform
 
@@ -307,15 +309,33 @@ def _in_rounds(products: Products, read: Read, x: Array, shares: Array, w: Tree,
 
     def one(number: Array, y: Array) -> Array:
         now = way.round(number)
-        return now.back(products(now.there(rows), now.sizes, w), y)
+        return now.back(products(now.there(rows), now.sizes, drawn_for(number, w)), y)
 
     y = _loop(way, one, jnp.zeros_like(rows))
     return _by_share(_at(y.reshape(-1, x.shape[1]), here.place), shares)
 
 
 def _narrow(w: Tree, x: Array) -> Tree:
-    """Weights as products read them, once for all rounds."""
-    return jax.tree.map(lambda a: a.astype(x.dtype), w)
+    """Weights as products read them, once for all rounds; what drops inputs stays as it is."""
+    return jax.tree.map(lambda a: a.astype(x.dtype) if _is_weight(a) else a, w)
+
+
+def _is_weight(a: Array) -> bool:
+    return a.ndim > 1 and jnp.issubdtype(a.dtype, jnp.floating)
+
+
+def _apart(w: Tree) -> tuple[list[Array], list[Array]]:
+    """Arrays of weights w that take a gradient, and the others."""
+    leaves, marks = jax.tree.leaves(w), trained_leaves(w)
+    pairs = list(zip(leaves, marks, strict=True))
+    return [a for a, mark in pairs if mark], [a for a, mark in pairs if not mark]
+
+
+def _together(like: Tree, trained: Sequence[Any], frozen: Sequence[Any]) -> Tree:
+    """Weights of the kinds of `like` with these arrays."""
+    both = {True: iter(trained), False: iter(frozen)}
+    leaves = [next(both[mark]) for mark in trained_leaves(like)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
@@ -335,8 +355,12 @@ def _in_rounds_bwd(
     products: Products, read: Read, saved: tuple[Any, ...], g: Array
 ) -> tuple[Any, ...]:
     x, shares, w, way = saved
-    whole, back = jax.vjp(read, w)
-    narrow = _narrow(whole, x)
+
+    def read_trained(trained: list[Array]) -> tuple[list[Array], list[Array]]:
+        return _apart(read(_together(w, trained, _apart(w)[1])))
+
+    whole, back, frozen = jax.vjp(read_trained, _apart(w)[0], has_aux=True)
+    narrow, frozen = _narrow(whole, x), _narrow(frozen, x)
     here, slots = way.here, way.slots
     most = -(-way.most // slots) * slots  # whole rounds
     rows, pulls = (_at(_packed(a), here.token) for a in (x, g.astype(x.dtype)))
@@ -345,13 +369,17 @@ def _in_rounds_bwd(
     arrived = _swapped(_taken(_at(shares.reshape(-1), here.order), window))
     arrived = arrived.reshape(-1, most)
 
-    def one(number: Array, carry: tuple[Array, Array, Tree]) -> tuple[Array, Array, Tree]:
+    def one(number: Array, carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         dx, dshares, dw = carry
         now = way.round(number)
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
-        # a share is given to the inputs of the last product, whose results then are not needed
-        compute = lambda rows, ours, w: products(rows, now.sizes, w, ours)  # noqa: E731
-        wide = jax.tree.map(lambda a: a.astype(jnp.float32), narrow)  # and so are their gradients
+
+        def compute(rows: Array, ours: Array, trained: list[Array]) -> Array:
+            now_read = drawn_for(number, _together(w, trained, frozen))
+            # a share is given to the inputs of the last product: its results are not needed then
+            return products(rows, now.sizes, now_read, ours)
+
+        wide = [a.astype(jnp.float32) for a in narrow]  # and so are their gradients
         _, pull = jax.vjp(compute, now.there(rows), _at(ours, now.order), wide)
         drows, dours, more = pull(now.there(pulls))
         dours = _at(dours, now.place).reshape(-1, slots)
@@ -366,8 +394,8 @@ def _in_rounds_bwd(
     dshares = _swapped(dshares).reshape(-1)
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
-    (dw,) = back(jax.tree.map(lambda a, b: b.astype(a.dtype), whole, dw))
-    return dx, _at(ours, here.place), dw, None
+    (dw,) = back([b.astype(a.dtype) for a, b in zip(whole, dw, strict=True)])
+    return dx, _at(ours, here.place), _together(w, dw, [None] * len(frozen)), None
 
 
 _in_rounds.defvjp(_in_rounds_fwd, _in_rounds_bwd)

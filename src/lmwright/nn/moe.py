@@ -16,27 +16,30 @@ in the activations' dtype, and their gradients summed in float32. Rows that take
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from lmwright.core.compute import GATE, LANES
-from lmwright.core.leaves import Rounded
-from lmwright.core.ragged import Read, Turned, dot_ragged
+from lmwright.core.frozen import drawn_for
+from lmwright.core.leaves import Lora, Rounded, has_adapters
+from lmwright.core.ragged import Parts, Read, Turned, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
-from lmwright.core.weight import as_array, dot
+from lmwright.core.weight import Weight, as_array, dot
 from lmwright.nn.exchange import apply_experts, moved
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 from lmwright.nn.swiglu_oai import SwigluOai, swiglu_oai
 
 EXPERT, TENSOR = "expert", "tensor"
+ROWS = ("data", "fsdp", "expert", "context")  # whose devices have rows of their own
 SHARDS = ("fsdp", "context")  # over which the rest of an expert's weights is cut
 
-Experts = dict[str, Array]
+Experts = dict[str, Any]
 """up and, for gated MLPs, gate [E, D, F]; down [E, F, D]. Where they add biases, up_bias and
 gate_bias [E, F], down_bias [E, D]."""
 ExpertMlp = Mlp | SwigluOai
@@ -70,8 +73,8 @@ def mixture(
     tokens, choices = act("batch seq"), act("batch seq experts")
     arrows = {"up": "experts embed mlp", "gate": "experts embed mlp", "down": "experts mlp embed"}
     arrows |= dict.fromkeys(("up_bias", "gate_bias"), "experts mlp") | {"down_bias": "experts norm"}
-    specs = {name: partition(tuple(arrows[name].split()), WEIGHTS) for name in w}
     x, w, rounds = _plain(x, w)
+    specs = {name: _specs(leaf, *arrows[name].split()) for name, leaf in w.items()}
     dispatch = replace(dispatch, rounds=rounds)
     local = partial(_local, dispatch=dispatch, ways=mesh.shape[EXPERT], tensor=mesh.shape[TENSOR])
     return jax.shard_map(
@@ -88,10 +91,29 @@ def _plain(x: Array, w: Experts) -> tuple[Array, Experts, bool]:
     device computes with parts of what has scales as a whole."""
     rounded = next((a for a in w.values() if isinstance(a, Rounded)), None)
     if rounded is None:
-        return x, {name: as_array(a, x.dtype) for name, a in w.items()}, False
+        return x, {name: _readable(a, x.dtype) for name, a in w.items()}, False
     # gradients are summed in the dtype of the weights
     wide = {name: as_array(a, jnp.float32) for name, a in w.items()}
     return met(x, rounded, (2,)), wide, rounded.activations == "int8"
+
+
+def _readable(leaf: Weight, dtype: jnp.dtype) -> Weight:
+    """A leaf whose matrices are arrays: an adapter stays beside its base."""
+    if isinstance(leaf, Lora) and leaf.magnitude is None:
+        return replace(leaf, base=as_array(leaf.base, dtype))
+    return as_array(leaf, dtype)
+
+
+def _specs(leaf: Weight, *axes: str) -> Any:
+    """How a leaf of these axes is cut; of an adapter both factors, as what they stand beside."""
+    whole = partition(axes, WEIGHTS)
+    if not isinstance(leaf, Lora):
+        return whole
+    batch, inputs, outputs = axes
+    a, b = (
+        partition(both, WEIGHTS) for both in ((batch, inputs, "rank"), (batch, "rank", outputs))
+    )
+    return replace(jax.tree.map(lambda _: PartitionSpec(), leaf), base=whole, a=a, b=b)
 
 
 def _local(
@@ -100,6 +122,7 @@ def _local(
 ) -> tuple[Array, Array]:  # fmt: skip
     """One device's part, of `ways` along expert and `tensor` along tensor: its own tokens and
     experts, an even part of the experts' width."""
+    w = _dropping_here(w)
     if tensor > 1 and "down_bias" in w:  # which each adds to its part of the sum
         w = w | {"down_bias": w["down_bias"] / tensor}
     by = _by_capacity if dispatch.capacity_factor is not None else _by_rows
@@ -109,17 +132,41 @@ def _local(
     return y.astype(x.dtype), dropped
 
 
-def _reads(dtype: jnp.dtype) -> dict[str, Read]:
+def _dropping_here(w: Experts) -> Experts:
+    """Weights whose adapters drop inputs of this device's own: `down` also by its width."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or not has_adapters(w):
+        return w
+    by_rows = {name: drawn_for(lax.axis_index(ROWS), {name: a})[name] for name, a in w.items()}
+    return by_rows | drawn_for(lax.axis_index(TENSOR), {"down": by_rows["down"]})
+
+
+def _reads(w: Experts, dtype: jnp.dtype) -> dict[str, Read | Parts]:
     """How products get whole matrices in `dtype` of a device's parts; nothing on one device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return {}
-    return {name: partial(_gathered, axis=axis, dtype=dtype) for name, axis in CUT.items()}
+    reads: dict[str, Read | Parts] = {}
+    for name, axis in CUT.items():
+        read = reads[name] = partial(_gathered, axis=axis, dtype=dtype)
+        if isinstance(w.get(name), Lora):  # one of its factors has the axis that is cut
+            reads[name] = Parts(read, *((read, None) if axis == 1 else (None, read)))
+    return reads
 
 
 def _whole(w: Experts, dtype: jnp.dtype) -> Experts:
-    reads = _reads(dtype)
-    return {name: reads[name](a) if name in reads else a for name, a in w.items()}
+    reads = _reads(w, dtype)
+    return {name: _read_whole(leaf, reads.get(name)) for name, leaf in w.items()}
+
+
+def _read_whole(leaf: Weight, read: Read | Parts | None) -> Weight:
+    if not isinstance(read, Parts):
+        return read(leaf) if read else leaf
+    base, a, b = (
+        part(factor) if part else factor
+        for part, factor in zip(read, (lax.stop_gradient(leaf.base), leaf.a, leaf.b), strict=True)
+    )
+    return replace(leaf, base=base, a=a, b=b)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -152,13 +199,16 @@ def _by_rows(
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
 
-def _reads_of_rows(w: Experts, x: Array) -> dict[str, Read]:
+def _reads_of_rows(w: Experts, x: Array) -> dict[str, Read | Parts]:
     """`_reads` for products of rows x. TPUs write parts that are gathered within their vectors once
     more unless they fill whole ones: these are turned before, which is a fraction of the work."""
-    if not (reads := _reads(x.dtype)):
+    if not (reads := _reads(w, x.dtype)):
         return {}
-    if (part := w["down"].shape[2]) < x.shape[-1] and part % LANES:
-        reads["down"] = Turned(partial(_gathered_turned, dtype=x.dtype))
+    down = reads["down"]
+    base = w["down"].base if isinstance(down, Parts) else w["down"]
+    if (part := base.shape[2]) < x.shape[-1] and part % LANES:
+        turned = Turned(partial(_gathered_turned, dtype=x.dtype))
+        reads["down"] = down._replace(base=turned) if isinstance(down, Parts) else turned
     return reads
 
 
@@ -168,7 +218,7 @@ def _gathered_turned(w: Array, dtype: jnp.dtype) -> Array:
 
 
 def _mlp_of_rows(
-    dispatch: Dispatch, reads: dict[str, Read],
+    dispatch: Dispatch, reads: dict[str, Read | Parts],
     rows: Array, sizes: Array, w: Experts, shares: Array | None = None,
 ) -> Array:  # fmt: skip
     read = reads.get

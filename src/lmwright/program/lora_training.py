@@ -32,7 +32,6 @@ from lmwright.program.lora import (
     storages,
     stored,
 )
-from lmwright.program.lora_section import SMALL
 from lmwright.program.targets import frozen_spec
 from lmwright.program.trainee import Held, Training
 
@@ -102,13 +101,13 @@ class LoraTraining(Training[ResolvedAdapter]):
             )
         if mesh.size == 1:
             return
-        if any("experts" in module.param.axes for adapter in active for module in adapter.modules):
+        modules = [module for adapter in active for module in adapter.modules]
+        if section_of(self.run).variant == "dora" and any(
+            "experts" in module.param.axes for module in modules
+        ):
             raise UserError(
-                "lora.targets: experts take adapters on one device only; leave them out"
-            )
-        if experts and section_of(self.run).base in SMALL:
-            raise UserError(
-                f'lora.base: {section_of(self.run).base} with experts is for one device; use "bf16"'
+                'lora.variant: "dora" on experts is for one device; leave experts out of '
+                'lora.targets, or use "lora"'
             )
 
     def abstract_frozen(self, mesh: Mesh) -> Tree:
