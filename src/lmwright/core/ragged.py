@@ -70,9 +70,11 @@ def dot_ragged(
     if isinstance(w, Lora) and w.magnitude is None:
         parts = read if isinstance(read, Parts) else Parts(None, None, None)
         base = lax.stop_gradient(dequantize(w.base, x.dtype))
-        narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype, parts.a)
-        out = ragged_product(x, base, sizes, jnp.float32, parts.base)
-        out += ragged_product(narrow, w.b, sizes, jnp.float32, parts.b)
+        # TPUs would fill up its rows of few numbers to 128
+        first = Turned(partial(_other_way, parts.a))
+        narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype, first)
+        out = ragged_product(x, base, sizes, x.dtype, parts.base).astype(jnp.float32)
+        out += ragged_product(narrow, w.b, sizes, x.dtype, parts.b)
     elif isinstance(w, Lora):
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
     elif isinstance(w, Rounded):
@@ -81,6 +83,10 @@ def dot_ragged(
         out = ragged_product(x, as_array(w, x.dtype), sizes, x.dtype, read)
     out = out.astype(x.dtype)
     return name_result(out, name or name_of(eqn))
+
+
+def _other_way(read: Read | None, w: Array) -> Array:
+    return (read(w) if read else w).swapaxes(1, 2)
 
 
 def _rounded(x: Array, w: Rounded, sizes: Array) -> Array:
