@@ -56,7 +56,7 @@ def make_base(family, folder, **changes):
 @pytest.fixture(scope="module", params=FAMILIES)
 def run(request, small_run, tmp_path_factory):
     """A run that has trained adapters on the experts and on q for 12 steps, half of them after
-    it was stopped."""
+    it was stopped, on two devices."""
     root = tmp_path_factory.mktemp(request.param)
     model = make_base(request.param, root / "base")
     run = replace(
@@ -71,7 +71,7 @@ def run(request, small_run, tmp_path_factory):
     )  # fmt: skip
     half = replace(run, train=replace(run.train, steps=6))
     assert train(half, jax.devices()[:1]).step == 6
-    assert train(run, jax.devices()[:1]).step == 12
+    assert train(run, jax.devices()[:2]).step == 12
     return run
 
 

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 
 from lmwright.core.compute import GATE, LANES
 from lmwright.core.frozen import drawn_for
-from lmwright.core.leaves import Lora, Rounded, has_adapters
+from lmwright.core.leaves import Lora, Quantized, Rounded, has_adapters
 from lmwright.core.ragged import Parts, Read, Turned, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
@@ -101,7 +101,8 @@ def _readable(leaf: Weight, dtype: jnp.dtype) -> Weight:
     """A leaf whose matrices are arrays: an adapter stays beside its base."""
     if isinstance(leaf, Lora) and leaf.magnitude is None:
         return replace(leaf, base=as_array(leaf.base, dtype))
-    return as_array(leaf, dtype)
+    whole = as_array(leaf, dtype)
+    return lax.stop_gradient(whole) if isinstance(leaf, Quantized) else whole
 
 
 def _specs(leaf: Weight, *axes: str) -> Any:
@@ -175,12 +176,13 @@ def _gathered(w: Array, axis: int, dtype: jnp.dtype) -> Array:
     return lax.all_gather(w.astype(dtype), SHARDS, axis=axis, tiled=True).astype(jnp.float32)
 
 
-def _gathered_fwd(w: Array, axis: int, dtype: jnp.dtype) -> tuple[Array, None]:
-    return _gathered(w, axis, dtype), None
+def _gathered_fwd(w: Array, axis: int, dtype: jnp.dtype) -> tuple[Array, Array]:
+    return _gathered(w, axis, dtype), jnp.zeros(0, w.dtype)
 
 
-def _gathered_bwd(axis: int, dtype: jnp.dtype, _: None, g: Array) -> tuple[Array]:
-    return (lax.psum_scatter(g, SHARDS, scatter_dimension=axis, tiled=True),)
+def _gathered_bwd(axis: int, dtype: jnp.dtype, empty: Array, g: Array) -> tuple[Array]:
+    summed = lax.psum_scatter(g, SHARDS, scatter_dimension=axis, tiled=True)
+    return (summed.astype(empty.dtype),)
 
 
 _gathered.defvjp(_gathered_fwd, _gathered_bwd)
