@@ -12,7 +12,7 @@ as many times as there are groups. GPUs from Ampere on have kernels of our own f
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ TILE = 512  # rows of a TPU kernel's step
 WIDEST = 1024  # inputs or outputs of it
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
 
-Read = Callable[[Array], Array]
+Read = Callable[[Any], Array]
 """Makes the matrices of groups [E, D, F] of what a weight is kept as, e.g. gathers its parts."""
 
 
@@ -39,7 +39,7 @@ class Turned(NamedTuple):
 
     read: Read
 
-    def __call__(self, w: Array) -> Array:
+    def __call__(self, w: Any) -> Array:
         return self.read(w)
 
 
@@ -64,12 +64,12 @@ def dot_ragged(
 
     Groups lie one after the other, int32 `sizes` [E] rows each. Rows after the last group give
     zeros or, on TPUs, what memory held, NaN too. dtype of `x`, and `name` as in `dot`. `read` makes
-    the matrices of a plain `w`, for the product and again for its gradient; `Parts` those of a
-    `Lora`.
+    the matrices of a plain or an integer `w`, for the product and again for its gradient; `Parts`
+    those of a `Lora`.
     """
     if isinstance(w, Lora) and w.magnitude is None:
         parts = read if isinstance(read, Parts) else Parts(None, None, None)
-        base = lax.stop_gradient(dequantize(w.base, x.dtype))
+        base = lax.stop_gradient(w.base if parts.base else dequantize(w.base, x.dtype))
         # TPUs would fill up its rows of few numbers to 128
         first = Turned(partial(_other_way, parts.a))
         narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype, first)
@@ -80,7 +80,7 @@ def dot_ragged(
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
     else:
-        out = ragged_product(x, as_array(w, x.dtype), sizes, x.dtype, read)
+        out = ragged_product(x, w if read else as_array(w, x.dtype), sizes, x.dtype, read)
     out = out.astype(x.dtype)
     return name_result(out, name or name_of(eqn))
 
@@ -95,7 +95,7 @@ def _rounded(x: Array, w: Rounded, sizes: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def ragged_product(
-    x: Array, w: Array, sizes: Array, dtype: jnp.dtype = jnp.float32, read: Read | None = None
+    x: Array, w: Any, sizes: Array, dtype: jnp.dtype = jnp.float32, read: Read | None = None
 ) -> Array:
     """`dtype` [T, F]: rows x [T, D] times the matrix of their group, w [E, D, F], summed in
     float32; groups lie one after the other, int32 `sizes` [E] rows each. `w`, or what `read` makes
@@ -116,14 +116,14 @@ def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: boo
 
 
 def _fwd(
-    x: Array, w: Array, sizes: Array, dtype: jnp.dtype, read: Read | None
-) -> tuple[Array, tuple[Array, Array, Array]]:
+    x: Array, w: Any, sizes: Array, dtype: jnp.dtype, read: Read | None
+) -> tuple[Array, tuple[Array, Any, Array]]:
     return ragged_product(x, w, sizes, dtype, read), (x, w, sizes)
 
 
 def _bwd(
-    dtype: jnp.dtype, read: Read | None, saved: tuple[Array, Array, Array], g: Array
-) -> tuple[Array, Array, None]:
+    dtype: jnp.dtype, read: Read | None, saved: tuple[Array, Any, Array], g: Array
+) -> tuple[Array, Any, None]:
     x, w, sizes = saved
     whole, back = jax.vjp(read, w) if read else (w, None)
     g = g.astype(x.dtype)

@@ -356,6 +356,8 @@ def _in_rounds_bwd(
 ) -> tuple[Any, ...]:
     x, shares, w, way = saved
 
+    as_read = jax.eval_shape(read, w)
+
     def read_trained(trained: list[Array]) -> tuple[list[Array], list[Array]]:
         return _apart(read(_together(w, trained, _apart(w)[1])))
 
@@ -375,7 +377,7 @@ def _in_rounds_bwd(
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
 
         def compute(rows: Array, ours: Array, trained: list[Array]) -> Array:
-            now_read = drawn_for(number, _together(w, trained, frozen))
+            now_read = drawn_for(number, _together(as_read, trained, frozen))
             # a share is given to the inputs of the last product: its results are not needed then
             return products(rows, now.sizes, now_read, ours)
 
@@ -395,7 +397,7 @@ def _in_rounds_bwd(
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
     (dw,) = back([b.astype(a.dtype) for a, b in zip(whole, dw, strict=True)])
-    return dx, _at(ours, here.place), _together(w, dw, [None] * len(frozen)), None
+    return dx, _at(ours, here.place), _together(w, dw, [None] * len(_apart(w)[1])), None
 
 
 _in_rounds.defvjp(_in_rounds_fwd, _in_rounds_bwd)

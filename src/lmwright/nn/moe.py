@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 
 from lmwright.core.compute import GATE, LANES
 from lmwright.core.frozen import drawn_for
-from lmwright.core.leaves import Lora, Quantized, Rounded, has_adapters
+from lmwright.core.leaves import Int4, Lora, Quantized, Rounded, dequantize, has_adapters
 from lmwright.core.ragged import Parts, Read, Turned, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
@@ -91,30 +91,40 @@ def _plain(x: Array, w: Experts) -> tuple[Array, Experts, bool]:
     device computes with parts of what has scales as a whole."""
     rounded = next((a for a in w.values() if isinstance(a, Rounded)), None)
     if rounded is None:
-        return x, {name: _readable(a, x.dtype) for name, a in w.items()}, False
+        inputs = {"down": "mlp"}
+        return x, {n: _readable(a, x.dtype, inputs.get(n, "embed")) for n, a in w.items()}, False
     # gradients are summed in the dtype of the weights
     wide = {name: as_array(a, jnp.float32) for name, a in w.items()}
     return met(x, rounded, (2,)), wide, rounded.activations == "int8"
 
 
-def _readable(leaf: Weight, dtype: jnp.dtype) -> Weight:
-    """A leaf whose matrices are arrays: an adapter stays beside its base."""
+def _readable(leaf: Weight, dtype: jnp.dtype, inputs: str) -> Weight:
+    """A leaf of which devices can hold parts: an array, integers, or one of these with an adapter
+    beside it."""
     if isinstance(leaf, Lora) and leaf.magnitude is None:
-        return replace(leaf, base=as_array(leaf.base, dtype))
-    whole = as_array(leaf, dtype)
-    return lax.stop_gradient(whole) if isinstance(leaf, Quantized) else whole
+        return replace(leaf, base=_readable(leaf.base, dtype, inputs))
+    if not isinstance(leaf, Quantized):
+        return as_array(leaf, dtype)
+    tensor = jax.sharding.get_abstract_mesh().shape[TENSOR]
+    if inputs == "mlp" and isinstance(leaf, Int4) and leaf.scale.shape[1] % tensor:
+        return lax.stop_gradient(as_array(leaf, dtype))  # inputs of one scale lie on two devices
+    return leaf
 
 
 def _specs(leaf: Weight, *axes: str) -> Any:
-    """How a leaf of these axes is cut; of an adapter both factors, as what they stand beside."""
+    """How a leaf of these axes is cut: of an adapter both factors, as what they stand beside; of
+    integers the scales only by experts and the width."""
     whole = partition(axes, WEIGHTS)
-    if not isinstance(leaf, Lora):
-        return whole
-    batch, inputs, outputs = axes
-    a, b = (
-        partition(both, WEIGHTS) for both in ((batch, inputs, "rank"), (batch, "rank", outputs))
-    )
-    return replace(jax.tree.map(lambda _: PartitionSpec(), leaf), base=whole, a=a, b=b)
+    everywhere = jax.tree.map(lambda _: PartitionSpec(), leaf)
+    if isinstance(leaf, Lora):
+        batch, inputs, outputs = axes
+        a, b = (partition((batch, *one), WEIGHTS) for one in ((inputs, "rank"), ("rank", outputs)))
+        return replace(everywhere, base=_specs(leaf.base, *axes), a=a, b=b)
+    if isinstance(leaf, Quantized):
+        names = axes if isinstance(leaf, Int4) else (axes[0], axes[2])
+        own = (None if entry == SHARDS else entry for entry in partition(names, WEIGHTS))
+        return replace(everywhere, values=whole, scale=PartitionSpec(*own))
+    return whole
 
 
 def _local(
@@ -149,10 +159,22 @@ def _reads(w: Experts, dtype: jnp.dtype) -> dict[str, Read | Parts]:
         return {}
     reads: dict[str, Read | Parts] = {}
     for name, axis in CUT.items():
-        read = reads[name] = partial(_gathered, axis=axis, dtype=dtype)
-        if isinstance(w.get(name), Lora):  # one of its factors has the axis that is cut
-            reads[name] = Parts(read, *((read, None) if axis == 1 else (None, read)))
+        read, leaf = partial(_gathered, axis=axis, dtype=dtype), w.get(name)
+        base = partial(_gathered_integers, axis=axis, dtype=dtype) if _has_integers(leaf) else read
+        reads[name] = base
+        if isinstance(leaf, Lora):  # one of its factors has the axis that is cut
+            reads[name] = Parts(base, *((read, None) if axis == 1 else (None, read)))
     return reads
+
+
+def _has_integers(leaf: Weight) -> bool:
+    return isinstance(leaf.base if isinstance(leaf, Lora) else leaf, Quantized)
+
+
+def _gathered_integers(w: Quantized, axis: int, dtype: jnp.dtype) -> Array:
+    """The matrices in `dtype` of which devices hold parts of the integers."""
+    values = lax.all_gather(w.values, SHARDS, axis=axis, tiled=True)
+    return dequantize(replace(w, values=values), dtype)
 
 
 def _whole(w: Experts, dtype: jnp.dtype) -> Experts:
@@ -207,6 +229,8 @@ def _reads_of_rows(w: Experts, x: Array) -> dict[str, Read | Parts]:
     if not (reads := _reads(w, x.dtype)):
         return {}
     down = reads["down"]
+    if _has_integers(w["down"]):
+        return reads
     base = w["down"].base if isinstance(down, Parts) else w["down"]
     if (part := base.shape[2]) < x.shape[-1] and part % LANES:
         turned = Turned(partial(_gathered_turned, dtype=x.dtype))

@@ -3,6 +3,7 @@
 The base is kept as `lora.base` says and is in no checkpoint, which holds its hash.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,10 +12,17 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lmwright.core.leaves import Int4
 from lmwright.core.param import Param, Tree, init_weights, nest, walk
-from lmwright.core.sharding import lenient_shardings, weight_shardings
+from lmwright.core.sharding import (
+    WEIGHTS,
+    axes_of,
+    lenient_shardings,
+    partition,
+    weight_shardings,
+)
 from lmwright.errors import UserError
 from lmwright.program.lora import (
     LISTED,
@@ -115,10 +123,14 @@ class LoraTraining(Training[ResolvedAdapter]):
         weight_shardings(self._spec, mesh)  # refuses what does not divide, by its name
         kinds, spec = storages(self.run), base_spec(self.run)
         shapes = nest((path, _stored_shape(leaf, kinds[path])) for path, leaf in walk(spec))
+        held = dict(walk(lenient_shardings(spec, mesh)))
+        for path, leaf in walk(spec):
+            if isinstance(leaf, Int4):
+                held[path] = replace(held[path], scale=_scale_sharding(leaf.scale, mesh))
         return jax.tree.map(
             lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
             shapes,
-            lenient_shardings(spec, mesh),
+            nest(held.items()),
         )
 
     def make_frozen(self, key: Array) -> Tree:
@@ -177,6 +189,21 @@ def _stored_shape(leaf: Any, storage: str) -> Any:
     scale = jnp.float32 if storage == "int8" else jnp.bfloat16
     values = _struct(leaf.values, jnp.int8 if storage == "int8" else jnp.int4)
     return replace(leaf, values=values, scale=_struct(leaf.scale, scale))
+
+
+def _scale_sharding(param: Param, mesh: Mesh) -> NamedSharding:
+    """Sharding of scales; where their blocks do not divide, outputs are cut in place of inputs: an
+    eighth of the bytes would be whole on each of many devices."""
+    parts = [axes_of(entry) for entry in partition(param.axes, WEIGHTS)]
+    ways = lambda axes: math.prod(mesh.shape[axis] for axis in axes)  # noqa: E731
+    for i, axes in enumerate(parts[:-1]):
+        if param.shape[i] % ways(axes):
+            parts[i] = ()
+            if param.shape[-1] % ways(both := parts[-1] + axes) == 0:
+                parts[-1] = both
+    if param.shape[-1] % ways(parts[-1]):
+        parts[-1] = ()
+    return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in parts)))
 
 
 def _bytes(dtype: Any) -> float:
