@@ -124,9 +124,13 @@ Quantized = Int8 | Int4
 TYPED = (Int8, Int4, Lora, Ternary, Rounded, Float8)
 WIDENED = Registry(
     __package__,
-    {"Ternary": "ternary.widened", "Rounded": "rounded.widened", "Float8": "float8.widened"},
-)
-"""Functions that return the float32 array that a trained leaf computes with, by leaf type."""
+    {
+        "Ternary": "ternary.widened", "Rounded": "rounded.widened", "Float8": "float8.widened",
+        "Int4": "four_bits.widened",
+    },
+)  # fmt: skip
+"""Functions that return the float32 array that a trained leaf computes with, by leaf type; for Int4
+in the dtype that is given."""
 
 
 def is_typed(leaf: Any) -> bool:
@@ -175,17 +179,6 @@ def without_adapters(w: Tree) -> Tree:
     return jax.tree.map(bare, w, is_leaf=is_typed)
 
 
-def in_blocks(w: Array, axis: int, size: int) -> Array:
-    """`w` with its axis cut in two: blocks, and `size` of each."""
-    return w.reshape(*w.shape[:axis], -1, size, *w.shape[axis + 1 :])
-
-
-def levels_of(numbers: Array) -> Array:
-    """MXFP4's levels, doubled, by their number: 0 1 2 3 4 6 8 12, with its sign."""
-    n = jnp.abs(numbers)
-    return jnp.sign(numbers) * jnp.where(n > 6, 12, jnp.where(n > 4, 2 * n - 4, n))
-
-
 def dequantize(w: Any, dtype: jnp.dtype) -> Array:
     """The array that an array, Int8 or Int4 stands for."""
     match w:
@@ -194,12 +187,7 @@ def dequantize(w: Any, dtype: jnp.dtype) -> Array:
             scale = jnp.expand_dims(w.scale, tuple(axes))
             return (w.values.astype(jnp.float32) * scale).astype(dtype)
         case Int4():
-            axis = w.values.ndim - w.outputs - 1
-            size = w.values.shape[axis] // w.scale.shape[axis]
-            values = w.values.astype(dtype)
-            blocks = in_blocks(levels_of(values) if w.mxfp4 else values, axis, size)
-            scale = jnp.expand_dims(w.scale.astype(dtype), axis + 1)
-            return (blocks * scale).reshape(w.values.shape)
+            return WIDENED["Int4"](w, dtype)
         case Ternary() | Rounded() | Float8():
             return WIDENED[type(w).__name__](w).astype(dtype)
     return w.astype(dtype)

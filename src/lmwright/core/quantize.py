@@ -5,7 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.leaves import Int4, Int8, Storage, in_blocks
+from lmwright.core.four_bits import in_blocks
+from lmwright.core.leaves import Int4, Int8, Storage
 from lmwright.core.param import Param
 
 BLOCK = 32  # inputs that share a scale of Int4
