@@ -30,9 +30,10 @@ pytest.importorskip("transformers")
 
 
 def test_adapters_learn_over_the_released_numbers(small_run, tmp_path):
-    """A base in its four bits is the one in bfloat16, in half the memory, and trains the same."""
+    """A base in its four bits, on two devices, is the one in bfloat16, in half the memory, and
+    trains the same."""
     released, found = write_released(tmp_path, num_layers=1), {}
-    for base in ("mxfp4", "bf16"):
+    for base, devices in (("mxfp4", 2), ("bf16", 1)):
         run = replace(
             in_dir(small_run, tmp_path / base),
             model=import_hf(released)[0],
@@ -40,7 +41,7 @@ def test_adapters_learn_over_the_released_numbers(small_run, tmp_path):
             train=replace(small_run.train, steps=3, init_from=str(released)),
             lora=LowRank(targets=("attention",), rank=3, base=base),
         )
-        train(run, jax.devices()[:1])
+        train(run, jax.devices()[:devices])
         kept = jax.jit(partial(stored, run))(import_hf(released)[1])
         found[base] = losses(run), dict(walk(kept))
     assert found["mxfp4"][0] == pytest.approx(found["bf16"][0], rel=1e-6)
