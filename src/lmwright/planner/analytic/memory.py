@@ -41,6 +41,7 @@ WIDE_ALIVE = 4  # arrays of an mlp's width in its backward pass
 ADAPTED_ALIVE = 2  # and with adapters, whose terms are added to those of the base
 ROWS_ALIVE = 8  # of the rows that experts exchange, all choices of a device's tokens
 ROWS_ALIVE_TPU = 5.5
+WIDENED_ALIVE = 0.5  # of an expert's matrices: gathered integers, and a part of them in the wide
 ROUND_ALIVE = 3  # of an expert's width, of the rows of one round
 WIDE_KEPT = 3  # of them in attention's backward pass
 STREAM_ALIVE = 12  # arrays of the residual stream's width in a layer without attention
@@ -333,6 +334,8 @@ def layer_bytes(layout: Layout, ahead: bool = True) -> float:
     gathered = 0.0
     for w in layout.stock.matrices:
         alive = GATHERED_ALIVE if w.trained else GATHERED_ALIVE - 1  # without its gradient
+        if w.bytes < layout.activation_bytes and layout.gathered_ways(w) > 1 and w.is_expert:
+            alive += WIDENED_ALIVE
         gathered += alive * w.param.size / num_layers / layout.product_ways(w)
     pieces = layout.ways("batch", "stream") // layout.ways("batch", "seq")
     fetched = sum(result.bytes for result in saved_results(layout) if result.on_host)
