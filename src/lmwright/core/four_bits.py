@@ -22,6 +22,8 @@ def widened(w: Int4, dtype: jnp.dtype) -> Array:
     def on_tpu(values: Array, scale: Array) -> Array:
         return _by_product(values, scale, w, dtype)
 
+    if _axis(w) < w.inputs:  # a single matrix, which the compiler widens inside its product
+        return one(w.values, w.scale)
     return by_platform(w.values, w.scale, tpu=on_tpu, default=one)
 
 
@@ -38,8 +40,8 @@ def _by_blocks(values: Array, scale: Array, w: Int4, dtype: jnp.dtype) -> Array:
 
 
 def _by_product(values: Array, scale: Array, w: Int4, dtype: jnp.dtype) -> Array:
-    """Scales are repeated by a product with ones and zeros, which is exact: repeated as such, they
-    are written to memory, in three times the time of all the rest."""
+    """Matrices of experts: scales are repeated by a product with ones and zeros, which is exact.
+    Repeated as such, they are written to memory, in more time than all the rest takes."""
     axis = _axis(w)
     size, blocks = values.shape[axis] // scale.shape[axis], scale.shape[axis]
     together = max(n for n in range(1, min(blocks, LANES) + 1) if blocks % n == 0)

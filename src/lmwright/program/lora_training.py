@@ -125,7 +125,7 @@ class LoraTraining(Training[ResolvedAdapter]):
         shapes = nest((path, _stored_shape(leaf, kinds[path])) for path, leaf in walk(spec))
         held = dict(walk(lenient_shardings(spec, mesh)))
         for path, leaf in walk(spec):
-            if isinstance(leaf, Int4):
+            if isinstance(leaf, Int4) and "experts" in leaf.scale.batch:
                 held[path] = replace(held[path], scale=_scale_sharding(leaf.scale, mesh))
         return jax.tree.map(
             lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
@@ -192,8 +192,8 @@ def _stored_shape(leaf: Any, storage: str) -> Any:
 
 
 def _scale_sharding(param: Param, mesh: Mesh) -> NamedSharding:
-    """Sharding of scales; where their blocks do not divide, outputs are cut in place of inputs: an
-    eighth of the bytes would be whole on each of many devices."""
+    """Sharding of the scales of experts; where their blocks do not divide, outputs are cut in place
+    of inputs: an eighth of the bytes would be whole on each of many devices."""
     parts = [axes_of(entry) for entry in partition(param.axes, WEIGHTS)]
     ways = lambda axes: math.prod(mesh.shape[axis] for axis in axes)  # noqa: E731
     for i, axes in enumerate(parts[:-1]):
