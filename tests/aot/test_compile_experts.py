@@ -38,3 +38,15 @@ def test_places_are_plain_products(tmp_path):
     found = compiled(tmp_path, "v5e-8", "mesh.expert=4", "model.experts.capacity_factor=1.25")
     assert found.fits and not re.search(r"\bt?gmm\b", found.hlo)
     assert re.search(r" all-to-all(-start)?\(", found.hlo)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_devices_exchange_the_integers_of_a_frozen_base(tmp_path):
+    changes = ("mesh.expert=2", "lora.base=int4", 'lora.targets=["all"]', "lora.rank=8")
+    found = compiled(tmp_path, "v5e-8", *changes)
+    assert found.fits and found.mesh["fsdp"] == 4
+    assert re.search(r"= \(?s4\[[^=]* all-gather(-start)?\(", found.hlo)
+    # the first factors, gate's and up's, whose rows of 8 numbers are not filled up to 128
+    padded = re.findall(r"f32\[\d+,\d+,\d+,8\]\{3,2,[^}]*T\(8,128\)", found.hlo)
+    assert not padded, padded[:3]
