@@ -317,11 +317,8 @@ def _in_rounds(products: Products, read: Read, x: Array, shares: Array, w: Tree,
 
 def _narrow(w: Tree, x: Array) -> Tree:
     """Weights as products read them, once for all rounds; what drops inputs stays as it is."""
-    return jax.tree.map(lambda a: a.astype(x.dtype) if _is_weight(a) else a, w)
-
-
-def _is_weight(a: Array) -> bool:
-    return a.ndim > 1 and jnp.issubdtype(a.dtype, jnp.floating)
+    is_weight = lambda a: a.ndim > 1 and jnp.issubdtype(a.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda a: a.astype(x.dtype) if is_weight(a) else a, w)
 
 
 def _apart(w: Tree) -> tuple[list[Array], list[Array]]:
