@@ -107,7 +107,8 @@ def test_adapters_inside_the_rounding_train_as_if_alone(runs):
     assert not np.array_equal(*scales)
 
 
-STORAGES = get_args(get_type_hints(LowRank)["base"])
+# mxfp4 holds experts, which this model has none of (test_lora_mxfp4)
+STORAGES = [name for name in get_args(get_type_hints(LowRank)["base"]) if name != "mxfp4"]
 
 
 @pytest.mark.parametrize("base", [pytest.param(name, marks=SLOW) for name in STORAGES])
