@@ -146,7 +146,9 @@ def test_stages_of_layers_with_memories(name):
     check(name, STAGES, num_microbatches=4, remat="dots")
 
 
-@pytest.mark.parametrize("name", slow_but("gemma4-keys", "qwen3-5", without=("deberta", *RECURRENT)))
+@pytest.mark.parametrize(
+    "name", slow_but("gemma4-keys", "qwen3-5", without=("deberta", *RECURRENT))
+)
 def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
