@@ -38,6 +38,8 @@ def told(tables, *overrides):
         ("lr=1e-3", "did you mean optim.learning_rate?"),
         ("fsdp=8", "did you mean mesh.fsdp?"),  # of a section that the file does not have
         ("output_dir=x", "did you mean 'dir'?"),
+        ("train.max_steps=9", "did you mean 'steps'?"),
+        ("max_target_length=64", "did you mean model.seq_len?"),
         ("trian=3", "did you mean 'train'?"),
     ],
 )

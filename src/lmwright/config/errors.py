@@ -62,8 +62,8 @@ ELSEWHERE = {
 # Names of fields in transformers, TRL, PEFT, MaxText and Levanter for which no similar name is
 # found.
 CALLED = {
-    "gradient_accumulation_steps": "num_microbatches",
     "dora": "variant",
+    "gradient_accumulation_steps": "num_microbatches",
     "gradient_checkpointing": "remat",
     "lr": "learning_rate",
     "lr_scheduler_type": "schedule",

@@ -91,22 +91,21 @@ def _plain(x: Array, w: Experts) -> tuple[Array, Experts, bool]:
     device computes with parts of what has scales as a whole."""
     rounded = next((a for a in w.values() if isinstance(a, Rounded)), None)
     if rounded is None:
-        inputs = {"down": "mlp"}
-        return x, {n: _readable(a, x.dtype, inputs.get(n, "embed")) for n, a in w.items()}, False
+        return x, {n: _readable(a, x.dtype, n == "down") for n, a in w.items()}, False
     # gradients are summed in the dtype of the weights
     wide = {name: as_array(a, jnp.float32) for name, a in w.items()}
     return met(x, rounded, (2,)), wide, rounded.activations == "int8"
 
 
-def _readable(leaf: Weight, dtype: jnp.dtype, inputs: str) -> Weight:
+def _readable(leaf: Weight, dtype: jnp.dtype, is_down: bool) -> Weight:
     """A leaf of which devices can hold parts: an array, integers, or one of these with an adapter
     beside it."""
     if isinstance(leaf, Lora) and leaf.magnitude is None:
-        return replace(leaf, base=_readable(leaf.base, dtype, inputs))
+        return replace(leaf, base=_readable(leaf.base, dtype, is_down))
     if not isinstance(leaf, Quantized):
         return as_array(leaf, dtype)
     tensor = jax.sharding.get_abstract_mesh().shape[TENSOR]
-    if inputs == "mlp" and isinstance(leaf, Int4) and leaf.scale.shape[1] % tensor:
+    if is_down and isinstance(leaf, Int4) and leaf.scale.shape[1] % tensor:
         return lax.stop_gradient(as_array(leaf, dtype))  # inputs of one scale lie on two devices
     return leaf
 

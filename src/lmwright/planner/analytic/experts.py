@@ -238,7 +238,7 @@ def _weights_s(m: Mixture, machine: Machine) -> float:
             gathers = 1 if kept else WEIGHT_GATHERS
             moved += gathers * more * layout.activation_bytes * held / gathered
         if not w.trained and w.bytes < layout.activation_bytes:  # integers, widened where they are
-            widened = more * layout.activation_bytes + w.bytes - layout.activation_bytes
+            widened = w.bytes + (more - 1) * layout.activation_bytes
             moved += (2 - layout.work.forward_only + layout.extra_passes) * widened * held
         if kept and machine.num_devices > 1:  # put into the stack of all layers, and taken again
             moved += 2 * more * layout.activation_bytes * held
