@@ -19,6 +19,7 @@ from lmwright.core.leaves import (
     dequantize,
     map_keys,
     merge,
+    trained_leaves,
 )
 from lmwright.core.param import Tree, letters
 from lmwright.core.pipeline import interleaved
@@ -146,6 +147,20 @@ def dropped(x: Array, w: Lora) -> Array:
     draw = lambda key: jax.random.bernoulli(key, 1 - w.dropout, shape)  # noqa: E731
     keep = interleaved(jax.vmap(draw)(jax.random.wrap_key_data(w.key)))
     return jnp.where(keep, x / (1 - w.dropout).astype(x.dtype), 0)
+
+
+def apart(w: Tree) -> tuple[list[Array], list[Array]]:
+    """Arrays of weights w that take a gradient, and the others."""
+    leaves, marks = jax.tree.leaves(w), trained_leaves(w)
+    pairs = list(zip(leaves, marks, strict=True))
+    return [a for a, mark in pairs if mark], [a for a, mark in pairs if not mark]
+
+
+def together(like: Tree, trained: Sequence[Any], frozen: Sequence[Any]) -> Tree:
+    """Weights of the kinds of `like` with these arrays."""
+    both = {True: iter(trained), False: iter(frozen)}
+    leaves = [next(both[mark]) for mark in trained_leaves(like)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def drawn_for(number: Array, w: Tree) -> Tree:

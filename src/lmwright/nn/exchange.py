@@ -12,7 +12,7 @@ says: to keep their results would take room for the worst case.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lmwright.core.compute import LANES
-from lmwright.core.frozen import drawn_for
-from lmwright.core.leaves import trained_leaves
+from lmwright.core.frozen import apart, drawn_for, together
 from lmwright.core.param import Tree
 from lmwright.core.sharding import platform
 
@@ -93,7 +92,19 @@ def apply_experts(
         ours = _at(jnp.where(here.real, shares, 0).reshape(-1), here.order)
         # a share is given to the inputs of the last product, whose results then need not be kept
         return _to_tokens(products(_to_choices(x, here), here.counts, w, ours), here)
-    return _in_rounds(products, read, x, shares, w, Way.of(ids, num_experts, ways))
+    way, width = Way.of(ids, num_experts, ways), x.shape[1]
+    if not _is_ragged() or not (more := -width % (2 * LANES)):
+        return _in_rounds(products, read, x, shares, w, way)
+
+    def filled_up(rows: Array, *args: Array) -> Array:
+        return _filled_up(products(rows[:, :width], *args), more)
+
+    return _in_rounds(filled_up, read, _filled_up(x, more), shares, w, way)[:, :width]
+
+
+def _filled_up(rows: Array, more: int) -> Array:
+    """Rows with zeros at their end, so that TPUs need not turn them around (`_packed`)."""
+    return jnp.pad(rows, ((0, 0), (0, more)))
 
 
 def _is_ragged() -> bool:
@@ -296,7 +307,7 @@ def _ragged(
 def _packed(rows: Array) -> Array:
     """Rows [N, D] in the shape in which TPUs send ragged parts of them, [N, 2, D / 2] in two bytes:
     the compiler would turn them around in each round."""
-    if _is_ragged() and rows.dtype.itemsize == 2 and rows.shape[1] % (2 * LANES) == 0:
+    if _is_ragged() and rows.dtype.itemsize == 2:
         return rows.reshape(rows.shape[0], 2, -1)
     return rows
 
@@ -321,20 +332,6 @@ def _narrow(w: Tree, x: Array) -> Tree:
     return jax.tree.map(lambda a: a.astype(x.dtype) if is_weight(a) else a, w)
 
 
-def _apart(w: Tree) -> tuple[list[Array], list[Array]]:
-    """Arrays of weights w that take a gradient, and the others."""
-    leaves, marks = jax.tree.leaves(w), trained_leaves(w)
-    pairs = list(zip(leaves, marks, strict=True))
-    return [a for a, mark in pairs if mark], [a for a, mark in pairs if not mark]
-
-
-def _together(like: Tree, trained: Sequence[Any], frozen: Sequence[Any]) -> Tree:
-    """Weights of the kinds of `like` with these arrays."""
-    both = {True: iter(trained), False: iter(frozen)}
-    leaves = [next(both[mark]) for mark in trained_leaves(like)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
 def _loop(way: Way, one: Callable[[Array, Any], Any], carry: Any) -> Any:
     choices, ways = way.here.order.size, way.sent.size
     usual = math.ceil(UNEVEN * choices / ways / way.slots)
@@ -356,9 +353,9 @@ def _in_rounds_bwd(
     as_read = jax.eval_shape(read, w)
 
     def read_trained(trained: list[Array]) -> tuple[list[Array], list[Array]]:
-        return _apart(read(_together(w, trained, _apart(w)[1])))
+        return apart(read(together(w, trained, apart(w)[1])))
 
-    whole, back, frozen = jax.vjp(read_trained, _apart(w)[0], has_aux=True)
+    whole, back, frozen = jax.vjp(read_trained, apart(w)[0], has_aux=True)
     narrow, frozen = _narrow(whole, x), _narrow(frozen, x)
     here, slots = way.here, way.slots
     most = -(-way.most // slots) * slots  # whole rounds
@@ -374,7 +371,7 @@ def _in_rounds_bwd(
         ours = lax.dynamic_slice_in_dim(arrived, now.first, slots, axis=1).reshape(-1)
 
         def compute(rows: Array, ours: Array, trained: list[Array]) -> Array:
-            now_read = drawn_for(number, _together(as_read, trained, frozen))
+            now_read = drawn_for(number, together(as_read, trained, frozen))
             # a share is given to the inputs of the last product: its results are not needed then
             return products(rows, now.sizes, now_read, ours)
 
@@ -394,7 +391,7 @@ def _in_rounds_bwd(
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
     (dw,) = back([b.astype(a.dtype) for a, b in zip(whole, dw, strict=True)])
-    return dx, _at(ours, here.place), _together(w, dw, [None] * len(_apart(w)[1])), None
+    return dx, _at(ours, here.place), together(w, dw, [None] * len(apart(w)[1])), None
 
 
 _in_rounds.defvjp(_in_rounds_fwd, _in_rounds_bwd)
