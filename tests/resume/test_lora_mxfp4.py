@@ -65,7 +65,8 @@ def test_a_model_without_experts_is_refused(small_run, tmp_path):
 def test_the_example_fits_the_machines_that_it_names():
     for words, machine in (
         ((), "v6e-1"),
-        (("train.global_batch_size=8",), "v5e-8"),
+        (("mesh.expert=8", "train.global_batch_size=8"), "v5e-8"),
+        (("mesh.expert=8", "train.global_batch_size=8", "model.preset=gpt-oss-120b"), "v5e-8"),
     ):
         run = load_run(EXAMPLE, words)
         assert Quick.of(run, parse_machine(machine)).fits
