@@ -37,9 +37,10 @@ CASES = [
 ]
 
 
-def gradients(model, lora, axes=None):
+def gradients(model, lora, axes=None, pieces=1):
     """Gradients of factors none of which is zero, and the loss's sums, as numpy arrays."""
-    plan, batch = plan_of(replace(run_of(model, axes), lora=lora)), make_batch(1)
+    run = run_of(model, axes, num_microbatches=pieces)
+    plan, batch = plan_of(replace(run, lora=lora)), make_batch(pieces)
     (trainee,), key = plan.training.trainees, jax.random.key(0)
     held = jax.tree.map(lambda leaf: leaf.sharding, plan.training.abstract_frozen(plan.mesh))
     with jax.set_mesh(plan.mesh):
@@ -57,6 +58,17 @@ def gradients(model, lora, axes=None):
 def test_devices_equal_one(model, lora, axes, monkeypatch):
     monkeypatch.setattr(exchange, "TILE", 8)  # several rounds
     assert_same(gradients(model, lora, axes), gradients(model, lora))
+
+
+@pytest.mark.slow
+def test_a_pipeline():
+    """Each piece on its way has a busiest expert of its own; all else is the same."""
+    model = replace(SOFTMAX, reasoning=None)
+    found = gradients(model, INT4, {"stage": 2, "expert": 2, "tensor": 2}, pieces=2)
+    want = gradients(model, INT4)
+    for _, loss in (found, want):
+        del loss.metrics["router_busiest"]
+    assert_same(found, want)
 
 
 def test_the_norms_of_dora_on_experts_need_one_device():
