@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lmwright.core.leaves import map_base, map_keys, trained_leaves
+from lmwright.core.frozen import apart, drawn_for, together
+from lmwright.core.leaves import map_base
 from lmwright.core.param import Tree
 from lmwright.core.sharding import (
     TokenShards,
@@ -33,9 +34,8 @@ def by_chunks(
     """`run(w, h)` of h [B, T, D], `chunk_tokens` of each row at a time: no array is then [B, T, F],
     and the backward pass computes each chunk again. Weights, with their `axes`, are cast and
     gathered once for all chunks; their gradients are summed in their own precision."""
-    leaves, tree = jax.tree.flatten(w)
-    chunks = _Chunks(run, tuple(axes.items()), chunk_tokens, tree, tuple(trained_leaves(w)))
-    return _chunked(chunks, *chunks.split(leaves), constrain(h, "batch seq embed"))
+    chunks = _Chunks(run, tuple(axes.items()), chunk_tokens, jax.tree.structure(w))
+    return _chunked(chunks, *apart(w), constrain(h, "batch seq embed"))
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,15 @@ class _Chunks:
     axes: tuple[tuple[str, str], ...]
     chunk_tokens: int
     tree: Any
-    marks: tuple[bool, ...]
-    """True for each array that may take a gradient."""
-
-    def split(self, leaves: list[Array]) -> tuple[list[Array], list[Array]]:
-        """Arrays that may take a gradient, and the others."""
-        pairs = list(zip(leaves, self.marks, strict=True))
-        return [a for a, mark in pairs if mark], [a for a, mark in pairs if not mark]
 
     def join(self, trained: list[Array], frozen: list[Array]) -> Tree:
-        """The weights: inverse of `split`."""
-        first, second = iter(trained), iter(frozen)
-        leaves = [next(first) if mark else next(second) for mark in self.marks]
-        return jax.tree.unflatten(self.tree, leaves)
+        """The weights: inverse of `apart`."""
+        like = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        return together(like, trained, frozen)
 
     def run(self, trained: list[Array], frozen: list[Array], h: Array, number: Array) -> Array:
         """The result [B, C, D] of chunk `number`, h [B, C, D]."""
-        return self.function(map_keys(partial(_folded, number), self.join(trained, frozen)), h)
+        return self.function(drawn_for(number, self.join(trained, frozen)), h)
 
     def for_products(
         self, trained: list[Array], frozen: list[Array], dtype: jnp.dtype
@@ -74,7 +66,7 @@ class _Chunks:
             small = name.endswith(("_bias", "_norm"))
             read = partial(_as_read, axes=axes, dtype=None if small else dtype)
             w |= {name: map_base(read, w[name])} if name in w else {}
-        return self.split(jax.tree.leaves(w))
+        return apart(w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,12 +103,6 @@ def _chunked_bwd(static: _Chunks, residuals: Any, g: Array) -> Any:
 
 
 _chunked.defvjp(_chunked_fwd, _chunked_bwd)
-
-
-def _folded(number: Array, keys: Array) -> Array:
-    """Other keys [A, 2] for each number."""
-    fold = lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), number)  # noqa: E731
-    return jax.random.key_data(jax.vmap(fold)(keys))
 
 
 def _as_read(a: Array, axes: str, dtype: jnp.dtype | None) -> Array:

@@ -349,13 +349,12 @@ def _in_rounds_bwd(
     products: Products, read: Read, saved: tuple[Any, ...], g: Array
 ) -> tuple[Any, ...]:
     x, shares, w, way = saved
-
-    as_read = jax.eval_shape(read, w)
+    as_read, (given, fixed) = jax.eval_shape(read, w), apart(w)
 
     def read_trained(trained: list[Array]) -> tuple[list[Array], list[Array]]:
-        return apart(read(together(w, trained, apart(w)[1])))
+        return apart(read(together(w, trained, fixed)))
 
-    whole, back, frozen = jax.vjp(read_trained, apart(w)[0], has_aux=True)
+    whole, back, frozen = jax.vjp(read_trained, given, has_aux=True)
     narrow, frozen = _narrow(whole, x), _narrow(frozen, x)
     here, slots = way.here, way.slots
     most = -(-way.most // slots) * slots  # whole rounds
@@ -391,7 +390,7 @@ def _in_rounds_bwd(
     ours = jnp.zeros(here.order.size, jnp.float32)
     ours = ours.at[window].set(dshares, mode="drop", unique_indices=True)
     (dw,) = back([b.astype(a.dtype) for a, b in zip(whole, dw, strict=True)])
-    return dx, _at(ours, here.place), together(w, dw, [None] * len(apart(w)[1])), None
+    return dx, _at(ours, here.place), together(w, dw, [None] * len(fixed)), None
 
 
 _in_rounds.defvjp(_in_rounds_fwd, _in_rounds_bwd)

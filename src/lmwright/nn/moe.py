@@ -147,8 +147,8 @@ def _dropping_here(w: Experts) -> Experts:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or not has_adapters(w):
         return w
-    by_rows = {name: drawn_for(lax.axis_index(ROWS), {name: a})[name] for name, a in w.items()}
-    return by_rows | drawn_for(lax.axis_index(TENSOR), {"down": by_rows["down"]})
+    w = drawn_for(lax.axis_index(ROWS), w)
+    return w | {"down": drawn_for(lax.axis_index(TENSOR), w["down"])}
 
 
 def _reads(w: Experts, dtype: jnp.dtype) -> dict[str, Read | Parts]:
