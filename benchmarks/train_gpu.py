@@ -51,7 +51,7 @@ WHEELS = {
     "lmwright": (
         "lmwright", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "tomli-w",
         "zstandard", "xxhash", "optax", "orbax-checkpoint", "etils", "tokamax", "einshape", "qwix",
-        "immutabledict", "tensorboardX", "xprof", "fire", "termcolor", "six",
+        "immutabledict", "tensorboardX", "xprof", "fire", "termcolor", "six", "plotly",
     ),
     "liger": ("liger-kernel",),
     "peft": ("peft",),

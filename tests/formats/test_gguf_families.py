@@ -134,6 +134,9 @@ FAMILIES = {
 }  # fmt: skip
 
 
+READ_BY_TRANSFORMERS = "MistralForCausalLM"
+
+
 def model_of(case):
     """(model, random weights) of a family."""
     architecture, rng = case.split()[0], np.random.default_rng(0)
@@ -141,22 +144,6 @@ def model_of(case):
     std = 0.15 if "Qwen3_5" in case else 0.3  # rounding grows in memories
     w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * std, model.spec())
     return model, w
-
-
-@pytest.mark.parametrize("case", FAMILIES)
-def test_there_and_back(case, tmp_path):
-    model, w = model_of(case)
-    out = tmp_path / "m.gguf"
-    found = write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
-    back = load_model(out)
-    shifted = case.startswith(("Gemma", "Qwen3_5"))  # norms are stored as 1 + scale, which rounds
-    close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
-    options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
-    jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)
-    assert asdict(back.model)["num_layers"] == model.num_layers
-    if case == "MistralForCausalLM":
-        assert found.folder_to_transformers is not None, found.transformers
-        assert found.folder_to_transformers.greedy_agreement > 0.99
 
 
 def test_rates_of_memories_come_back():
@@ -170,16 +157,29 @@ def test_rates_of_memories_come_back():
 
 
 @pytest.mark.parametrize("case", FAMILIES)
-def test_llama_cpp_gives_the_same_logits(case, tmp_path, monkeypatch, record_property):
-    """29 ids, past the windows; gelu comes from llama.cpp's table of float16 values."""
-    llama_cpp.needed()
-    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, record_property):
+    """There and back exactly. 48 ids, past the windows, as the proof has them, whose program serves
+    here, too; gelu comes from llama.cpp's table of float16 values."""
+    if case != READ_BY_TRANSFORMERS:
+        monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
     model, w = model_of(case)
-    write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="fp32")
-    ids = np.random.default_rng(1).integers(0, model.vocab_size, (1, 29)).astype(np.int32)
+    out = tmp_path / "m.gguf"
+    found = write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
+    if case == READ_BY_TRANSFORMERS:
+        assert found.folder_to_transformers is not None, found.transformers
+        assert found.folder_to_transformers.greedy_agreement > 0.99
+    back = load_model(out)
+    shifted = case.startswith(("Gemma", "Qwen3_5"))  # norms are stored as 1 + scale, which rounds
+    close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
+    options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
+    jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)
+    assert asdict(back.model)["num_layers"] == model.num_layers
+
+    llama_cpp.needed()
+    ids = proof.proof_tokens(model, None)
     if getattr(model.rope_scaling, "borders", "whole") == "exact":  # which llama.cpp rounds
         model = replace(model, rope_scaling=replace(model.rope_scaling, borders="whole"))
-    found = agreement(logits(model, w, ids), llama_cpp.logits(tmp_path / "m.gguf", ids[0])[None])
+    found = agreement(logits(model, w, ids)[:1], llama_cpp.logits(out, ids[0])[None])
     apart = found.max_abs_diff / found.max_abs_logit
     record_property("llama_cpp_logits", apart)
     assert apart < (1e-3 if case.startswith("Gemma") else 1e-5)
