@@ -117,6 +117,9 @@ FAMILIES = {
         "shared_expert_intermediate_size": 96, "linear_num_value_heads": 4,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
+    "Qwen3NextForCausalLM": HYBRID | {
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64, "linear_num_value_heads": 4},
     "Dots1ForCausalLM": SHARED | {"sliding_window": None, "num_key_value_heads": 6},
     "Glm4MoeForCausalLM": SHARED | {
         "attention_bias": True, "use_qk_norm": True, "rope_parameters": {
@@ -141,7 +144,7 @@ def model_of(case):
     """(model, random weights) of a family."""
     architecture, rng = case.split()[0], np.random.default_rng(0)
     model = model_from_config(SIZES | {"architectures": [architecture]} | FAMILIES[case], case)
-    std = 0.15 if "Qwen3_5" in case else 0.3  # rounding grows in memories
+    std = 0.15 if "linear_num_key_heads" in FAMILIES[case] else 0.3  # rounding grows in memories
     w = map_params(lambda p: rng.standard_normal(p.shape).astype("f4") * std, model.spec())
     return model, w
 
@@ -169,7 +172,7 @@ def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, reco
         assert found.folder_to_transformers is not None, found.transformers
         assert found.folder_to_transformers.greedy_agreement > 0.99
     back = load_model(out)
-    shifted = case.startswith(("Gemma", "Qwen3_5"))  # norms are stored as 1 + scale, which rounds
+    shifted = case.startswith(("Gemma", "Qwen3_5", "Qwen3Next"))  # norms are stored as 1 + scale, which rounds
     close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
     options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
     jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)

@@ -83,6 +83,20 @@ ROWS = {
             },
         },
     ),
+    "qwen3-next": (
+        "Qwen3NextForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "shared_expert_intermediate_size": 44, "router_aux_loss_coef": 0.3,
+            "norm_topk_prob": False,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
+            "linear_value_head_dim": 9, "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"], "rms_norm_eps": 0.05,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.4,
+            },
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         {

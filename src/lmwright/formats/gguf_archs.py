@@ -138,6 +138,12 @@ ARCHS = {
         keys=gguf_hybrid.KEYS
         | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
+    "qwen3next": Arch(
+        "Qwen3NextForCausalLM", "qwen3_next", norm_shift=1.0, partial=True, hybrid=True,
+        fixed=SILU | {"norm_topk_prob": True, "decoder_sparse_step": 1},
+        keys=gguf_hybrid.KEYS
+        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
     "dots1": Arch(
         "Dots1ForCausalLM", "dots1", fixed=SILU, keys=gguf_deepseek.KEYS,
         renamed=gguf_deepseek.RENAMED, deepseek=True,

@@ -10,17 +10,14 @@
 The dims of a pair that is rotated are neighbors there, too.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from lmwright.errors import UserError
-from lmwright.formats.hf_layout import Slot
-from lmwright.formats.safetensors import Tensors, described
+from lmwright.formats.gguf_apart import Cut
 from lmwright.models.hf.deepseek import DENSE, GREEDY, GROUPS, PLAIN, ROTATED
-from lmwright.models.latent import Latent
 
 LATENTS = "deepseek2"
 KEYS = {
@@ -132,55 +129,17 @@ def is_further(name: str, config: Mapping[str, Any]) -> bool:
     return parts[0] == "blk" and int(parts[1]) >= config["num_hidden_layers"]
 
 
-def in_parts(model: Latent, slots: Iterable[Slot]) -> list[Slot]:
-    """The tensors that hold these in GGUF."""
-    shapes, found = _shapes(model.hf.config(model)), []
-    for slot in slots:
-        if not slot.name.endswith(JOINED):
-            found.append(slot)
-            continue
-        stem = slot.name.removesuffix(JOINED)
-        parts = zip(PARTS, shapes, strict=True)
-        found += [replace(slot, name=stem + part, shape=shape) for part, shape in parts]
-    return found
-
-
-def _shapes(config: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def cut(config: Mapping[str, Any]) -> Cut:
+    """`kv_b_proj`, in keys and values."""
     heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
-    return (heads, rank, config[PLAIN]), (heads, config["v_head_dim"], rank)
+    plain, values = config[PLAIN], config["v_head_dim"]
 
+    def split(whole: np.ndarray) -> tuple[np.ndarray, ...]:
+        keys, of_values = np.split(whole.reshape(heads, plain + values, rank), [plain], axis=1)
+        return keys.swapaxes(1, 2), of_values
 
-class Apart(Tensors):
-    """Tensors by Hugging Face names, with the parts of `kv_b_proj` beside it for whoever asks."""
+    def join(keys: np.ndarray, of_values: np.ndarray) -> np.ndarray:
+        both = np.concatenate([keys.swapaxes(1, 2), of_values], axis=1)
+        return both.reshape(heads * (plain + values), rank)
 
-    def __init__(self, stored: Mapping[str, np.ndarray], config: Mapping[str, Any]):
-        self._stored, self._config = stored, config
-        self.file = getattr(stored, "file", None)  # of GGUF
-        ends = {part: JOINED for part in PARTS}
-        names = []
-        for name in stored:
-            end = next((part for part in PARTS if name.endswith(part)), "")
-            names.append(name.removesuffix(end) + ends[end] if end else name)
-        super().__init__(dict.fromkeys(names))
-
-    def described(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """(dtype, shape)."""
-        if name in self._stored:
-            return described(self._stored, name)
-        array = self[name]
-        return array.dtype.name, array.shape
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name in self._stored:
-            return self._stored[name]
-        (heads, rank, plain), (_, values, _) = _shapes(self._config)
-        if name.endswith(JOINED):
-            stem = name.removesuffix(JOINED)
-            keys, of_values = (np.asarray(self._stored[stem + part]) for part in PARTS)
-            both = np.concatenate([keys.swapaxes(1, 2), of_values], axis=1)
-            return both.reshape(heads * (plain + values), rank)
-        part = next(part for part in PARTS if name.endswith(part))
-        whole = np.asarray(self._stored[name.removesuffix(part) + JOINED])
-        whole = whole.reshape(heads, plain + values, rank)
-        keys, of_values = np.split(whole, [plain], axis=1)
-        return np.ascontiguousarray(keys.swapaxes(1, 2) if part == PARTS[0] else of_values)
+    return Cut(JOINED, PARTS, ((heads, rank, plain), (heads, values, rank)), split, join)

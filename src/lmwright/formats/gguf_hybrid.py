@@ -1,9 +1,11 @@
-"""Qwen3.5 in GGUF: where its files differ from the Hugging Face form.
+"""Qwen3.5 and Qwen3-Next in GGUF: where their files differ from the Hugging Face form.
 
     A_log                  -e^A_log, the rate itself
     norms                  1 + scale, but for those of memories, whose scale is stored
     conv1d [C, 1, K]       [C, K]
-    heads of values        one of each key after the other, where Hugging Face has all of a key
+    heads of values        one of each key after the other, where Hugging Face has all of a key;
+                           in Qwen3-Next as there
+    in_proj_qkvz           of Qwen3-Next: queries, keys and values of all heads; gates of all
 
 and in the metadata, where full attention comes every so many layers. As llama.cpp's
 convert_hf_to_gguf.py writes them.
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.errors import UserError
+from lmwright.formats.gguf_apart import Cut
 from lmwright.formats.gguf_rope import rotated_dims
 from lmwright.models.hf.qwen3_5 import TYPES
 from lmwright.models.hf.window import kinds_said
@@ -23,6 +26,7 @@ from lmwright.nn.delta_rule import EPS
 
 LINEAR = ".linear_attn."
 OWN_NORM = f"{LINEAR}norm.weight"
+NEXT = "Qwen3NextForCausalLM"
 KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
@@ -49,13 +53,15 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: llama.cpp norms queries and keys of linear layers with model.norm_eps = "
             f"{config['rms_norm_eps']:g} instead of {EPS:g}; export to a Hugging Face folder"
         )
-    frequencies = rotated_dims(config) // 2
-    return {
+    meta = {
         "full_attention_interval": every,
         INNER: config["linear_num_value_heads"] * config["linear_value_head_dim"],
-        # frequencies of positions in time, height and width by turns; in a text they are the same
-        SECTIONS: [(frequencies + more) // 3 for more in (2, 1, 0)] + [0],
     }
+    if config["architectures"][0] != NEXT:
+        # frequencies of positions in time, height and width by turns; in a text they are the same
+        frequencies = rotated_dims(config) // 2
+        meta[SECTIONS] = [(frequencies + more) // 3 for more in (2, 1, 0)] + [0]
+    return meta
 
 
 def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -101,8 +107,13 @@ def in_order(name: str, row: int, config: Mapping[str, Any]) -> int:
     """Inputs of a row of this many that stay neighbors in GGUF's form: blocks cannot be larger."""
     if not (LINEAR in name and name.endswith("out_proj.weight")):
         return row
+    return row // int(config["linear_num_value_heads"]) if _turns(config) else row
+
+
+def _turns(config: Mapping[str, Any]) -> bool:
+    """True where the heads of values have another order."""
     keys, values = (config[f"linear_num_{of}_heads"] for of in ("key", "value"))
-    return row if keys == values else row // int(values)
+    return keys != values and config["architectures"][0] != NEXT
 
 
 def _heads_turned(
@@ -110,7 +121,7 @@ def _heads_turned(
 ) -> np.ndarray:
     """The heads of values in the other order."""
     keys, values = (config[f"linear_num_{of}_heads"] for of in ("key", "value"))
-    if keys == values or name.endswith(OWN_NORM):
+    if not _turns(config) or name.endswith(OWN_NORM):
         return array
     order = (keys, values // keys) if into else (values // keys, keys)
 
@@ -125,3 +136,25 @@ def _heads_turned(
         first = 2 * keys * config["linear_key_head_dim"]  # also of rows of filters
         return np.concatenate([array[:first], turn(array[first:])])
     return turn(array)
+
+
+def cut(config: Mapping[str, Any]) -> Cut:
+    """`in_proj_qkvz` of Qwen3-Next, whose rows are those of one head of keys after the other."""
+    keys, values = (config[f"linear_num_{of}_heads"] for of in ("key", "value"))
+    size, width = config["linear_key_head_dim"], config["hidden_size"]
+    of_key = values // keys * size
+    sizes = (size, size, of_key, of_key)  # rows of a head of keys
+
+    def split(whole: np.ndarray) -> tuple[np.ndarray, ...]:
+        parts = np.split(whole.reshape(keys, sum(sizes), width), np.cumsum(sizes[:-1]), axis=1)
+        q, k, v, gate = (part.reshape(-1, width) for part in parts)
+        return np.concatenate([q, k, v]), gate
+
+    def join(qkv: np.ndarray, gate: np.ndarray) -> np.ndarray:
+        ends = np.cumsum([keys * rows for rows in sizes[:2]])
+        parts = (part.reshape(keys, -1, width) for part in (*np.split(qkv, ends), gate))
+        return np.concatenate([*parts], axis=1).reshape(-1, width)
+
+    shapes = ((2 * keys * size + keys * of_key, width), (keys * of_key, width))
+    return Cut("in_proj_qkvz.weight", ("in_proj_qkv.weight", "in_proj_z.weight"), shapes, split,
+               join)  # fmt: skip

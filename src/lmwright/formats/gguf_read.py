@@ -16,6 +16,7 @@ from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats.gguf_apart import Apart, Cut, in_parts
 from lmwright.formats.gguf_names import (
     Arch,
     NameMap,
@@ -29,6 +30,7 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.formats.ternary import floats_of_values
 from lmwright.models.latent import Latent
+from lmwright.models.qwen3_next import Qwen3Next
 
 SCALE = ".scale"  # of a tensor whose values are codes alone
 PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -132,7 +134,15 @@ def slots_in_file(model: HfModel) -> list[Slot]:
     head = dict(walk(model.head_weights(model.spec()))) if is_headless(model) else {}
     own = {path for path, param in head.items() if param.inputs != ("vocab",)}
     every = [slot for slot in slots(model) if slot.path not in own]
-    return gguf_deepseek.in_parts(model, every) if isinstance(model, Latent) else every
+    cut = cut_of(model)
+    return in_parts(cut, every) if cut else every
+
+
+def cut_of(model: HfModel) -> Cut | None:
+    """How some of its matrices are cut in GGUF."""
+    if isinstance(model, Latent):
+        return gguf_deepseek.cut(model.hf.config(model))
+    return gguf_hybrid.cut(model.hf.config(model)) if isinstance(model, Qwen3Next) else None
 
 
 def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
@@ -155,5 +165,5 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")
     model = model_from_config(config, str(path))
     tensors: Tensors = GgufTensors(file, model, config, arch)
-    apart = isinstance(model, Latent)
-    return file, model, gguf_deepseek.Apart(tensors, config) if apart else tensors
+    cut = cut_of(model)
+    return file, model, Apart(tensors, cut) if cut else tensors

@@ -26,7 +26,7 @@ from lmwright.formats import gguf_hybrid
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
-from lmwright.formats.gguf_deepseek import Apart
+from lmwright.formats.gguf_apart import Apart
 from lmwright.formats.gguf_names import (
     SHIFT,
     NameMap,
@@ -34,7 +34,7 @@ from lmwright.formats.gguf_names import (
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
+from lmwright.formats.gguf_read import SCALE, cut_of, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
@@ -46,7 +46,6 @@ from lmwright.formats.ternary import TernaryValues, codes_of, codes_of_values, h
 from lmwright.formats.tokenizer_files import prompt_prefix
 from lmwright.guard.files import sync
 from lmwright.models.counts import is_layer_matrix
-from lmwright.models.latent import Latent
 
 TYPES = {
     "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
@@ -106,8 +105,8 @@ def write_gguf(
     entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
     if has_ternary(model):
         tensors = TernaryValues(model, tensors)
-    if isinstance(model, Latent):
-        tensors = Apart(tensors, config)
+    if cut := cut_of(model):
+        tensors = Apart(tensors, cut)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
     keys |= _ends(tokenizer, end_ids)
@@ -190,7 +189,7 @@ def refuse_type(model: HfModel, kind: str) -> None:
             f"dtype: q8_0 would round the ternary weights of a {model.kind!r} model again; use "
             "tq2_0, which is smaller and exact"
         )
-    if kind == "Q4_0" and isinstance(model, Latent):
+    if kind == "Q4_0" and cut_of(model):
         raise UserError(
             f"dtype: q4_0 has no blocks along the keys that GGUF holds of a {model.kind!r} model; "
             "use q8_0, or int4 for a folder"

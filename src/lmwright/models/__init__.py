@@ -14,6 +14,7 @@ CLASSES = {
     "granite": "granite.Granite",
     "qwen3-5": "qwen3_5.Qwen35",
     "qwen3-5-moe": "qwen3_5.Qwen35Moe",
+    "qwen3-next": "qwen3_next.Qwen3Next",
     "phi3": "phi3.Phi3",
     "mixtral": "moe.Mixtral",
     "qwen3-moe": "moe.Qwen3Moe",

@@ -147,17 +147,23 @@ class Hybrid(FromZero):
     def _linear_spec(self) -> Tree:
         d, n, h = self.embed_dim, self.linear_num_value_heads, self.linear_head_dim
         heads, taps, std = self.mixed_heads, self.conv_tokens, into_stream(self) * (n * h) ** -0.5
-        return {
-            "qkv": Param("embed -> heads head_dim", (d, heads, h)),
+        return self.linear_inputs_spec() | {
             "conv": Param("heads head_dim blocks", (heads, h, taps), std=(3 * taps) ** -0.5),
-            "output_gate": Param("embed -> heads head_dim", (d, n, h)),
-            "write_gate": Param("embed -> heads", (d, n)),
-            "decay_gate": Param("embed -> heads", (d, n)),
             # steps over what the paper's code draws from: memories of 1000 tokens to less than one
             "a_log": Param("heads", (n,), fill=0.0, fill_to=2.77),
             "dt_bias": Param("heads", (n,), fill=-6.9, fill_to=-2.25),
             "memory_norm": Param("head_dim", (h,), fill=1.0),
             "out": Param("heads head_dim -> embed", (n, h, d), std=std),
+        }
+
+    def linear_inputs_spec(self) -> Tree:
+        """Weights of `linear_inputs`."""
+        d, n, h = self.embed_dim, self.linear_num_value_heads, self.linear_head_dim
+        return {
+            "qkv": Param("embed -> heads head_dim", (d, self.mixed_heads, h)),
+            "output_gate": Param("embed -> heads head_dim", (d, n, h)),
+            "write_gate": Param("embed -> heads", (d, n)),
+            "decay_gate": Param("embed -> heads", (d, n)),
         }
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
@@ -191,13 +197,9 @@ class Hybrid(FromZero):
 
     def _linear(self, w: Tree, x: Array, attend: Attend) -> Array:
         """[B, T, D] of normed x [B, T, D]."""
-        by_head, ids, size = "btd,dnh->btnh", attend.ids, self.chunk_tokens
-        x = before_products(x)
-        qkv, gate = dots(x, (by_head, w["qkv"], HEADS), (by_head, w["output_gate"]))
+        ids, size = attend.ids, self.chunk_tokens
+        qkv, gate, write, decay = self.linear_inputs(w, before_products(x))
         qkv = constrain(qkv, "batch seq heads head_dim")
-        narrow = (dot("btd,dn->btn", x, w[name], out_dtype=jnp.float32)
-                  for name in ("write_gate", "decay_gate"))  # fmt: skip
-        write, decay = (name_result(a, HEADS) for a in narrow)
         rates = gates(write, decay, w["a_log"], w["dt_bias"], ids)  # [B, T, N]
         taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
 
@@ -213,6 +215,17 @@ class Hybrid(FromZero):
 
         h = rms_norm(attend.carry(whole, on), w["memory_norm"], self.norm_eps)  # [B, T, N, H]
         return dot("btnh,nhd->btd", h * jax.nn.silu(gate), w["out"])
+
+    def linear_inputs(self, w: Tree, x: Array) -> tuple[Array, Array, Array, Array]:
+        """Of x [B, T, D]: what is convolved, queries and keys of G heads before values of N
+        [B, T, 2 G + N, H]; the gate of the output [B, T, N, H]; those of writing and decay, float32
+        [B, T, N]."""
+        by_head = "btd,dnh->btnh"
+        qkv, gate = dots(x, (by_head, w["qkv"], HEADS), (by_head, w["output_gate"]))
+        narrow = (dot("btd,dn->btn", x, w[name], out_dtype=jnp.float32)
+                  for name in ("write_gate", "decay_gate"))  # fmt: skip
+        write, decay = (name_result(a, HEADS) for a in narrow)
+        return qkv, gate, write, decay
 
     def _qkv(self, near: Array) -> tuple[Array, Array, Array]:
         """Queries and keys [B, T, G, H], and values [B, T, N, H], of what the convolution gives."""
@@ -242,10 +255,9 @@ class Qwen35(Hybrid):
 
 
 @section
-class Qwen35Moe(Hybrid):
-    """Qwen3.5 with experts, and shared ones of which a token takes a part, in every layer."""
+class HybridMoe(Hybrid):
+    """The layers with experts, and shared ones of which a token takes a part."""
 
-    kind: Literal["qwen3-5-moe"] = "qwen3-5-moe"
     experts: Annotated[Experts, Field(description="Feed-forward of the layers.")]
 
     @property
@@ -260,6 +272,13 @@ class Qwen35Moe(Hybrid):
     def ffn(self, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and what the router did."""
         return self.experts.run("swiglu", w, h, attend.real, attend.mlp_chunk_tokens)
+
+
+@section
+class Qwen35Moe(HybridMoe):
+    """Qwen3.5 with experts in every layer."""
+
+    kind: Literal["qwen3-5-moe"] = "qwen3-5-moe"
 
 
 @lru_cache(256)

@@ -114,7 +114,7 @@ OTHER_NAMES = MappingProxyType(
         **{name: TextPart(name, {"": ""}) for name in (GEMMA4, *BEHIND)},
         **{
             name: TextPart(name, {"": ""}, FURTHER)
-            for name in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+            for name in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
         },
         "DebertaV2ForMaskedLM": TextPart(
             "DebertaV2ForMaskedLM",

@@ -12,7 +12,7 @@ from lmwright.models.hf.moe import (
     Experts,
     stacked_experts,
 )
-from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
+from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair, Words
 from lmwright.models.hf.rope import rope_fields, write_partial_rope
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table
 from lmwright.models.hf.window import kinds_said, pattern_of
@@ -98,6 +98,13 @@ class Qwen35Hf(HybridHf):
     keys = HybridHf.keys | {"mlp_dim": KEYS["mlp_dim"]}
 
 
+def experts_beside(*words: Words, **expected: Any) -> Experts:
+    """Pair of experts with a gated one for all tokens, of whose fields `expected` are fixed."""
+    widths = {"mlp_dim": "moe_intermediate_size", "shared_dim": "shared_expert_intermediate_size"}
+    fixed = {n: v for n, v in SOFTMAX.items() if n != "shared_dim"} | {"shared_gate": "sigmoid"}
+    return Experts(COMMON | widths, fixed | expected, words)
+
+
 class Qwen35MoeHf(HybridHf):
     """Both directions of the Hugging Face form with experts."""
 
@@ -108,16 +115,7 @@ class Qwen35MoeHf(HybridHf):
         **{f"layers.shared_{name}": f"{BLOCK}.shared_expert.{name}_proj.weight"
            for name in ("gate", "up", "down")},
     }  # fmt: skip
-    pairs = (
-        *HybridHf.pairs,
-        Experts(
-            COMMON
-            | {"mlp_dim": "moe_intermediate_size", "shared_dim": "shared_expert_intermediate_size"},
-            {n: v for n, v in SOFTMAX.items() if n != "shared_dim"}
-            | {"shares": "chosen", "shared_gate": "sigmoid"},
-            (),
-        ),
-    )
+    pairs = (*HybridHf.pairs, experts_beside(shares="chosen"))
     defaults = HybridHf.defaults | {
         "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
