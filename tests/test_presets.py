@@ -22,6 +22,7 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
+    "qwen3-next-80b-a3b": (79_674_391_296, 3.87e9),  # as transformers counts its config.json
     "gemma4-26b-a4b": (25_233_141_790, 3.82e9),  # with 30 numbers that are no parameters there
     "deepseek-v2-lite": (15_706_484_224, 2.66e9),
     "deepseek-v3": (671_026_419_200, 37.6e9),

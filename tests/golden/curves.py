@@ -50,7 +50,8 @@ MODELS = {
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
     "qwen3-5": DENSE | HYBRID,
-    "qwen3-5-moe": SIZES | HYBRID | {"experts": SHARED | {"shared_gate": "sigmoid"}},
+    **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
+        "experts": SHARED | {"shared_gate": "sigmoid"}}),
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},

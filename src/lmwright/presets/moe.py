@@ -74,6 +74,13 @@ PRESETS = {
                                   shared_dim=512, shared_gate="sigmoid", balance_loss=0.001),
         vocab_size=248_320, embed_dim=2048, num_layers=40, num_heads=16, num_kv_heads=2,
         head_dim=256, seq_len=262_144),
+    "qwen3-next-80b-a3b": row(
+        "79.7 B, 3.87 B active: Qwen3-Next-80B-A3B and Qwen3-Coder-Next "
+        "(https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct)",
+        _moe, "qwen3-next", dict(num_experts=512, experts_per_token=10, mlp_dim=512,
+                                 shared_dim=512, shared_gate="sigmoid", balance_loss=0.001),
+        vocab_size=151_936, embed_dim=2048, num_layers=48, num_heads=16, num_kv_heads=2,
+        head_dim=256, seq_len=262_144),
     "gemma4-26b-a4b": row(
         "25.2 B, 3.82 B active: the text part of Gemma 4 26B-A4B (https://ai.google.dev/gemma)",
         _gemma4, vocab_size=262_144, embed_dim=2816, mlp_dim=2112, num_layers=30, num_heads=16,
