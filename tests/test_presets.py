@@ -52,6 +52,22 @@ GPT_OSS = {  # config.json of the release
     "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201_088,
 }  # fmt: skip
 
+QWEN3_NEXT = {  # as released
+    "architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151_643,
+    "decoder_sparse_step": 1, "eos_token_id": 151_645, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "max_position_embeddings": 262_144, "mlp_only_layers": [], "model_type": "qwen3_next",
+    "moe_intermediate_size": 512, "norm_topk_prob": True, "num_attention_heads": 16,
+    "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "output_router_logits": False, "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 10_000_000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": 151_936,
+}  # fmt: skip
+
 # Counts in the safetensors metadata of the published models, and ours of kisoku.
 PUBLISHED = {
     "llama-135m": 134_515_008,
@@ -134,5 +150,8 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
     assert (run.optim.schedule.warmup_steps, run.optim.schedule.decay_steps) == (warmup, decay)
 
 
-def test_gpt_oss_is_what_its_release_says():
-    assert ALL["gpt-oss-20b"]() == model_from_config(GPT_OSS, "config.json")
+@pytest.mark.parametrize(
+    ("name", "config"), [("gpt-oss-20b", GPT_OSS), ("qwen3-next-80b-a3b", QWEN3_NEXT)]
+)
+def test_what_a_release_says_is_the_preset(name, config):
+    assert ALL[name]() == model_from_config(config, "config.json")

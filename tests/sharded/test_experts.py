@@ -16,6 +16,7 @@ from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
 from lmwright.models.moe import Mixtral
+from lmwright.models.qwen3_next import Qwen3Next
 from lmwright.models.reasoning import Reasoning
 from lmwright.nn import exchange
 from lmwright.nn.moe import Dispatch, mixture
@@ -50,6 +51,12 @@ GEMMA4 = Gemma4Moe(
     **SIZES, mlp_dim=40, window=7, layer_pattern=("local", "global"), global_head_dim=10,
     global_kv_heads=4, global_values="keys", norm_eps=0.01,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1),
+)  # fmt: skip
+NEXT = Qwen3Next(
+    **SIZES, mixer_pattern=("linear", "full"), linear_num_key_heads=8, linear_head_dim=10,
+    linear_num_value_heads=16, chunk_tokens=8, rotary_fraction=0.67, norm_eps=0.05,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1,
+                    shared_dim=24, shared_gate="sigmoid"),
 )  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
@@ -95,6 +102,8 @@ MORE_MESHES = [
     (OSS, {"fsdp": 2, "expert": 4}),
     (GEMMA4, {"expert": 2, "context": 2, "tensor": 2}),
     (GEMMA4, {"fsdp": 2, "expert": 4}),
+    (NEXT, {"expert": 2, "context": 2, "tensor": 2}),
+    (NEXT, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]
 
