@@ -23,6 +23,14 @@ from tests.train.texts import MODEL, PLAIN, STEADY, write_run, write_texts
 MIXTURE = MODEL.format(kind="mixtral").replace(
     "mlp_dim = 96", "experts = {num_experts = 4, experts_per_token = 2, mlp_dim = 32}"
 )
+LATENTS = (
+    MODEL.replace("num_kv_heads = 2", "num_kv_heads = 4")
+    + """kv_lora_rank = 32
+qk_rope_head_dim = 8
+v_head_dim = 16
+experts = {{num_experts = 4, experts_per_token = 2, mlp_dim = 32, shared_dim = 32, shares = "all"}}
+"""
+)
 IDS = np.random.default_rng(0).integers(0, 320, (1, 9)).astype(np.int32)
 
 
@@ -141,6 +149,20 @@ def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, t
     with pytest.raises(UserError, match="not packed again; copy that folder, or export the run"):
         export_command(out, tmp_path / "again", dtype=weights)
     is_read_by_others(out, trained.model, trained.weights, trained.tensors)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("fanformer", "qat.weights: FanformerForCausalLM: has no GGUF form here"),
+        ("deepseek-v2", "qat.weights: q4_0 is not written for a 'deepseek-v2' model"),
+    ],
+)
+def test_what_no_file_can_hold_is_not_trained(kind, told, data, tmp_path, capsys):
+    model = LATENTS if kind == "deepseek-v2" else MODEL
+    assert main(["train", write(tmp_path / "a", data, kind=kind, model=model)]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "a" / "run").exists()
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from lmwright.formats.gguf_names import (
     NameMap,
     arch_of,
     config_of,
+    gguf_arch_of,
     pairs,
     rotated_heads,
 )
@@ -143,6 +144,19 @@ def cut_of(model: HfModel) -> Cut | None:
     if isinstance(model, Latent):
         return gguf_deepseek.cut(model.hf.config(model))
     return gguf_hybrid.cut(model.hf.config(model)) if isinstance(model, Qwen3Next) else None
+
+
+def refuse_q4_0(model: HfModel, field: str) -> None:
+    """Raises UserError for a model that no GGUF file holds in q4_0; `field` asks for that."""
+    try:
+        gguf_arch_of(model.hf.config(model))
+    except UserError as error:
+        raise error.at(field) from error
+    if cut_of(model):
+        raise UserError(
+            f"{field}: q4_0 is not written for a {model.kind!r} model, some of whose matrices GGUF "
+            "holds in parts; use int4 and a folder"
+        )
 
 
 def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:

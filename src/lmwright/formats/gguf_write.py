@@ -22,7 +22,7 @@ from lmwright.core.param import Tree
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.errors import UserError
-from lmwright.formats import gguf_hybrid
+from lmwright.formats import gguf_hybrid, gguf_read
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
@@ -34,7 +34,7 @@ from lmwright.formats.gguf_names import (
     pairs,
     rotated_heads,
 )
-from lmwright.formats.gguf_read import SCALE, cut_of, is_headless, open_gguf, slots_in_file
+from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
@@ -105,7 +105,7 @@ def write_gguf(
     entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
     if has_ternary(model):
         tensors = TernaryValues(model, tensors)
-    if cut := cut_of(model):
+    if cut := gguf_read.cut_of(model):
         tensors = Apart(tensors, cut)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
@@ -189,11 +189,8 @@ def refuse_type(model: HfModel, kind: str) -> None:
             f"dtype: q8_0 would round the ternary weights of a {model.kind!r} model again; use "
             "tq2_0, which is smaller and exact"
         )
-    if kind == "Q4_0" and cut_of(model):
-        raise UserError(
-            f"dtype: q4_0 has no blocks along the keys that GGUF holds of a {model.kind!r} model; "
-            "use q8_0, or int4 for a folder"
-        )
+    if kind == "Q4_0":
+        gguf_read.refuse_q4_0(model, "dtype")
     odd = next((slot for slot in ternary if slot.shape[-1] % TERNARY_ROW), None)
     if kind in TERNARY and odd is not None:
         raise UserError(

@@ -66,10 +66,17 @@ def restore_or_init(
 
 
 def refuse_start(plan: Plan, store: TokenStore) -> None:
-    """UserError for a place of `train.init_from` whose weights or tokenizer do not fit, before a
-    new run directory is made. Frozen weights are read before that, too."""
-    train = plan.run.train
-    if train.init_from is None or plan.training.freezes or _is_begun(plan.run.dir):
+    """UserError for a place of `train.init_from` whose weights or tokenizer do not fit, and for
+    rounded weights that no file can hold, before a new run directory is made. Frozen weights are
+    read before that, too."""
+    run, train = plan.run, plan.run.train
+    if _is_begun(run.dir):
+        return
+    if run.qat is not None and run.qat.weights == "q4_0":  # for GGUF files alone
+        from lmwright.formats.gguf_read import refuse_q4_0
+
+        refuse_q4_0(run.model, "qat.weights")
+    if train.init_from is None or plan.training.freezes:
         return
     try:
         origin = open_origin(train.init_from, plan.run.model)
