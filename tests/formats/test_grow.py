@@ -129,15 +129,23 @@ def test_grouped_heads_go_with_their_keys(tmp_path):
         assert len(match) == 1
 
 
-def test_layers_are_made_from_the_nearest_of_their_kind(tmp_path):
-    """Layer 3 of 8 has attention, so it is made from layer 3 of 4 and not from layer 2."""
-    model = Qwen35(**SIZES, num_layers=4, num_kv_heads=2, linear_num_key_heads=2,
-                   linear_num_value_heads=4, linear_head_dim=6)  # fmt: skip
+@pytest.mark.parametrize(
+    "model, sources",
+    [
+        # layer 3 of 8 has attention, so it is made from layer 3 of 4 and not from layer 2
+        (Qwen35(**SIZES, num_layers=4, num_kv_heads=2, linear_num_key_heads=2,
+                linear_num_value_heads=4, linear_head_dim=6), (0, 0, 1, 3, 2, 2, 2, 3)),
+        # the names of a global layer are among those of a local one, whose heads are smaller
+        (Gemma4(**SIZES, num_layers=2, num_kv_heads=2, layer_pattern=("local", "global"), window=5,
+                global_head_dim=12, global_kv_heads=1, global_values="keys"), (0, 1, 0, 1)),
+    ],
+)  # fmt: skip
+def test_layers_are_made_from_the_nearest_of_their_kind(model, sources, tmp_path):
     w = init_weights(model.spec(), jax.random.key(0))
     export_hf(model, w, None, tmp_path / "small")
-    grow_command(str(tmp_path / "small"), tmp_path / "deep", ["num_layers=8"])
+    grow_command(str(tmp_path / "small"), tmp_path / "deep", [f"num_layers={len(sources)}"])
     old, new = (load_file(tmp_path / n / "model.safetensors") for n in ("small", "deep"))
-    for layer, source in enumerate((0, 0, 1, 3, 2, 2, 2, 3)):
+    for layer, source in enumerate(sources):
         theirs = {n.split(".", 3)[3]: a for n, a in old.items() if f".layers.{source}." in n}
         ours = {n.split(".", 3)[3]: a for n, a in new.items() if f".layers.{layer}." in n}
         assert ours.keys() == theirs.keys()

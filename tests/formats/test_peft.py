@@ -340,7 +340,10 @@ def test_dare_keeps_the_mean_and_needs_one_rank(tmp_path):
     mean = np.mean([one.modules[name].delta for one in seeds], axis=0)
     delta = a.modules[name].delta
     assert np.abs(mean - delta).max() < 6 * np.abs(delta).max() / 300**0.5
-    with pytest.raises(UserError, match="needs adapters of one rank"):
-        combine([a, b], [1.0, 1.0], Combination("ties"))
+    for method, cure in (("ties", "use ties-svd"), ("linear", "use cat or svd")):
+        with pytest.raises(UserError, match=f"needs adapters of one rank; {cure}$"):
+            combine([a, b], [1.0, 1.0], Combination(method))
+    with pytest.raises(UserError, match=r"weights: 1\.0, nan must be finite numbers"):
+        combine([a, b], [1.0, float("nan")], Combination())
     with pytest.raises(UserError, match="has no effect on 'cat'"):
         combine([a, b], [1.0, 1.0], Combination("cat", density=0.5))

@@ -62,6 +62,8 @@ def test_rotations_and_windows_that_are_not_said_are_those_of_transformers():
         ({"per_layer_config": {"last": {}}}, "per_layer_config has 'last', not a layer's number"),
         ({"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
           "enable_moe_block": False}, "enable_moe_block = False is not supported"),
+        ({"num_experts": "4", "top_k_experts": 2, "moe_intermediate_size": 8,
+          "enable_moe_block": True}, "num_experts = '4' is not a whole number above 0"),
     ],
 )  # fmt: skip
 def test_what_is_not_computed_is_refused(change, says):

@@ -111,6 +111,8 @@ def _check(
         raise UserError(
             f"weights: {len(weights)} for {len(adapters)} adapters; give one per adapter"
         )
+    if not np.isfinite(weights).all():
+        raise UserError(f"weights: {', '.join(map(str, weights))} must be finite numbers")
     if not 0 <= combination.density <= 1 or (
         combination.density == 0 and combination.method.startswith("dare")
     ):
@@ -157,10 +159,8 @@ def _combined(
         a, b = _cut(mix([m.delta for m in modules], weights), rank)
         return PeftModule(a, b, 1.0, None, table)
     if len({m.rank for m in modules}) > 1:
-        raise UserError(
-            f"{name}: {combination.method!r} needs adapters of one rank; "
-            f"use cat, svd or {combination.method}-svd"
-        )
+        cure = {"linear": "cat or svd"}.get(combination.method, f"{combination.method}-svd")
+        raise UserError(f"{name}: {combination.method!r} needs adapters of one rank; use {cure}")
     shares = [w * m.scale for m, w in zip(modules, weights, strict=True)]
     roots = [math.sqrt(abs(share)) for share in shares]
     a = mix(

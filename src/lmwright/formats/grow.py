@@ -10,7 +10,7 @@ Gopher's (https://arxiv.org/abs/2112.11446). Heads stay whole, each query with i
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -36,6 +36,9 @@ TILED = ("embed", "norm", "mlp", "heads", "kv_heads")
 
 Key = tuple[str, int, tuple[int, ...]]
 """Own name of a weight, its layer, and its expert; -1 for a weight outside the layers."""
+
+Shaped = set[tuple[str, tuple[int, ...]]]
+"""Names and shapes of weights."""
 
 
 def grow_command(
@@ -174,22 +177,25 @@ def source_layer(layer: int, was: int, now: int) -> int:
 def _sources(small: HfModel, large: HfModel) -> dict[int, int]:
     """The layer of the smaller model that each one of the larger is made from: of its kind, if
     there are any, the nearest."""
-    has, needs = (_names_by_layer(model, fresh) for model, fresh in ((small, True), (large, False)))
+    widths = {n: getattr(small, n) for n in SIZES if n != "num_layers" and hasattr(small, n)}
+    has = _weights_by_layer(small, fresh=True)
+    needs = _weights_by_layer(replace(cast(Any, large), **widths), fresh=False)
     sources = {}
-    for layer, names in needs.items():
+    for layer, weights in needs.items():
         at = source_layer(layer, small.num_layers, large.num_layers)
-        able = [n for n in has if names <= has[n]]
+        able = [n for n in has if weights <= has[n]]
         sources[layer] = min(able, key=lambda n: abs(n - at), default=at)
     return sources
 
 
-def _names_by_layer(model: HfModel, fresh: bool) -> dict[int, set[str]]:
-    """Names of the weights of each layer, with those that may begin `fresh` or without."""
-    names: dict[int, set[str]] = {n: set() for n in range(model.num_layers)}
+def _weights_by_layer(model: HfModel, fresh: bool) -> dict[int, Shaped]:
+    """Weights of each layer, with those that may begin `fresh` or without. Their shapes tell
+    layers apart whose heads have other sizes, as local and global ones of Gemma 4."""
+    weights: dict[int, Shaped] = {n: set() for n in range(model.num_layers)}
     for (leaf, layer, _), slot in _by_key(model):
         if layer >= 0 and (fresh or slot.param.fill is None):
-            names[layer].add(leaf)
-    return names
+            weights[layer].add((leaf, slot.shape))
+    return weights
 
 
 class TiledTensors(Tensors):

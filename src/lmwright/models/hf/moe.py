@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json, Words, only_written
+from lmwright.models.hf.pairs import (
+    ACT,
+    BIAS,
+    HEAD,
+    Derived,
+    Json,
+    Words,
+    only_written,
+    refuse_number,
+)
 from lmwright.models.hf.rope import PARTIAL_ROPE, ROPE, usual_theta
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table, required
 
@@ -77,6 +86,9 @@ class Experts:
     def read(self, config: Json, _: Json, where: str) -> Json:
         """The section. Raises UserError for what is missing or not computed."""
         own = required(config, self.keys, where) | dict(self.expected)
+        for size in ("num_experts", "experts_per_token", "mlp_dim"):
+            if size in self.keys:
+                refuse_number(self.keys[size], own[size], where, whole=True)
         for pair in self.words:
             own |= pair.read(config, own, where)
         return {"experts": own}
