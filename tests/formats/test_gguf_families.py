@@ -21,9 +21,9 @@ from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
 from lmwright.formats.load import load_model
-from lmwright.formats.verify import other_fields
 from lmwright.formats.proof import agreement, logits
 from lmwright.formats.reference import Reference
+from lmwright.formats.verify import other_fields
 from tests.formats import llama_cpp
 
 SIZES = {

@@ -278,7 +278,7 @@ def _table(values: Layer, section: tuple[str, ...]) -> Layer:
 
 
 def _missing(fields: Layer, there: Layer) -> Layer:
-    """Those of the fields that a table lacks, also in the tables below it of the same kind."""
+    """Fields that a table lacks, also in the tables below it that are of the same kind."""
     found = {}
     for key, value in fields.items():
         inner = there.get(key)
