@@ -2,12 +2,16 @@
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
+from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
+from lmwright.models.moe import Mixtral
+from lmwright.nn.rope import LinearRope, YarnRope
 from tests.in_memory import export_hf
 from tests.labeled_run import SIZES
 from tests.saved_run import weights_at
@@ -66,6 +70,20 @@ def test_a_model_that_is_trained_already_is_not_to_change_its_kind(tmp_path):
     cure = "name one that does in train.init_from"
     assert told(run, f"train.init_from={tmp_path}/model").endswith(cure)
     assert told(run, "model.preset=llama-5m").endswith("model.kind = 'modernbert'")
+
+
+def test_a_setting_in_a_table_leaves_the_others_to_the_model_that_is_trained_on(tmp_path):
+    experts = Experts(num_experts=4, experts_per_token=1, mlp_dim=8)
+    scaled = YarnRope(factor=4.0, original_seq_len=16)
+    model = Mixtral(**SIZES, experts=experts, rope_scaling=scaled)
+    export_hf(model, weights_at(1, model.spec()), None, tmp_path / "model")
+    run = {name: RUN[name] for name in ("name", "dir", "data", "optim", "objective")}
+    run |= {"train": RUN["train"] | {"init_from": str(tmp_path / "model")}}
+    balanced = load_run(run, ["model.experts.balance_loss=0.5"]).model
+    assert balanced.experts == replace(experts, balance_loss=0.5)
+    assert balanced.rope_scaling == scaled
+    linear = load_run(run, ["model.rope_scaling={kind='linear', factor=2}"]).model
+    assert linear.rope_scaling == LinearRope(factor=2.0) and linear.experts == experts
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ BAD = {
     "heads that do not divide": (set_config(num_attention_heads=7, head_dim=None),
                                  "lacks head_dim"),
     "nonsense": (set_config(rope_parameters=3), "is not an object"),
-    "impossible heads": (set_config(num_key_value_heads=2), "multiple of"),
+    "impossible heads": (set_config(num_key_value_heads=2), "config.json: .*multiple of"),
     "not JSON": (lambda p: (p / "config.json").write_text("{"), "config.json: cannot be read"),
     "no config": (lambda p: (p / "config.json").unlink(), "config.json"),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import at, map_params, nest, walk
 from lmwright.errors import UserError
+from lmwright.formats.adapter_verbs import merge_command
 from lmwright.formats.combine import Combination, combine
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
@@ -297,7 +298,8 @@ def test_an_adapter_of_a_family_opens_in_peft(case, tmp_path):
 
 
 def test_modules_that_peft_takes_for_parts_of_experts_are_told(tmp_path):
-    """Dense layers and shared experts, whose factors PEFT drops with a warning."""
+    """Dense layers and shared experts, whose factors PEFT drops, also without factors of
+    experts; a merged model is not compared with it then."""
     model = Dots1(**SMALL, dense_layers=(0,), experts=EXPERTS)
     w = map_params(lambda p: np.full(p.shape, 0.1, "f4"), model.spec())
     export_hf(model, w, None, tmp_path / "base")
@@ -314,6 +316,10 @@ def test_modules_that_peft_takes_for_parts_of_experts_are_told(tmp_path):
     lost = lost_in_peft(made)
     assert set(lost) == {n for n in made.modules if ".experts." not in n} - kept
     assert len(lost) == 6
+    dense = replace(made, modules={name: made.modules[name] for name in lost})
+    assert set(lost_in_peft(dense, model)) == set(lost) and not lost_in_peft(dense)
+    proof = merge_command(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    assert proof.merged_to_peft is None and "leaves factors out (model.layers.0.mlp" in proof.peft
 
 
 def test_combined_adapters_keep_their_task_and_targets(tmp_path):

@@ -12,8 +12,10 @@ from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats import reference
-from lmwright.formats.verify import compare, verify, verify_command
+from lmwright.formats.verify import compare, other_fields, verify, verify_command
+from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
+from lmwright.models.moe import Mixtral
 from tests.in_memory import export_hf
 
 MODEL = Llama(
@@ -81,6 +83,16 @@ def test_a_config_that_differs_is_named(folders):
     assert found.tensors.equal == found.tensors.compared and not found.same
     assert found.config == {"rope_theta": (4001.0, 4100.0)}
     assert "config: rope_theta is 4001.0 and 4100.0" in found.lines()
+
+
+def test_what_balances_experts_is_of_training_alone():
+    first = Mixtral(
+        vocab_size=331, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+        seq_len=48, experts=Experts(num_experts=4, experts_per_token=2, mlp_dim=8),
+    )  # fmt: skip
+    for change, named in ({"z_loss": 0.1}, []), ({"experts_per_token": 1}, ["experts"]):
+        other = replace(first, experts=replace(first.experts, **change))
+        assert [*other_fields(first, other)] == named
 
 
 def test_another_tokenizer_is_another_model(folders):

@@ -230,8 +230,8 @@ class RunFiles:
         for section, fields in found.items():
             there = _table(merged.values, section)
             if not (sized if section == ("model",) else there):
-                missing = {key: value for key, value in fields.items() if key not in there}
-                merged.merge(_nested(section, missing), f"train.init_from {path}")
+                layer = _nested(section, _missing(fields, there))
+                merged.merge(layer, f"train.init_from {path}")
 
     def _put_teacher(self, merged: Merged) -> None:
         """Fills in the model of the teacher that a distillation names, where it is not set."""
@@ -275,6 +275,19 @@ def _table(values: Layer, section: tuple[str, ...]) -> Layer:
     for key in section:
         values = values.get(key, {})
     return values
+
+
+def _missing(fields: Layer, there: Layer) -> Layer:
+    """Fields that a table lacks, also in the tables below it that are of the same kind."""
+    found = {}
+    for key, value in fields.items():
+        inner = there.get(key)
+        if key not in there:
+            found[key] = value
+        elif isinstance(value, dict) and isinstance(inner, dict):
+            if inner.get("kind", value.get("kind")) == value.get("kind"):
+                found[key] = _missing(value, inner)
+    return found
 
 
 def _nested(section: tuple[str, ...], fields: Layer) -> Layer:

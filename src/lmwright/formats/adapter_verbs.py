@@ -64,7 +64,7 @@ def export_adapter_command(
         write_folder(temporary, peft)
         write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
-    _say(out, peft)
+    _say(out, peft, model)
 
 
 def names_in_whole(base: str, model: Any) -> dict[str, str]:
@@ -155,7 +155,7 @@ def combine_command(
     _say(out, combined)
 
 
-def _say(out: str | Path, adapter: PeftFolder) -> None:
+def _say(out: str | Path, adapter: PeftFolder, model: Any = None) -> None:
     count = sum(module.a.size + module.b.size for module in adapter.modules.values())
     ranks = sorted({module.rank for module in adapter.modules.values()})
     said = (
@@ -166,7 +166,7 @@ def _say(out: str | Path, adapter: PeftFolder) -> None:
     if saved:
         said += f", and {sum(saved.values()):,} parameters that were trained whole"
     print(said)
-    if lost := lost_in_peft(adapter):
+    if lost := lost_in_peft(adapter, model):
         print(
             f"  PEFT would not load the factors of {some(lost)}, which it takes for parts of "
             "experts; merge with lmwright adapters merge instead"

@@ -40,7 +40,7 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.hf_write import checked_tokenizer
 from lmwright.formats.places import being_written, new_place
-from lmwright.formats.proof import Proof, Source, prove
+from lmwright.formats.proof import ALIKE, OF_TRAINING, Proof, Source, prove
 from lmwright.formats.tensor_hash import CONVERT, add_tensor
 from lmwright.formats.ternary import TernaryValues, codes_of, codes_of_values, has_ternary
 from lmwright.formats.tokenizer_files import prompt_prefix
@@ -342,10 +342,8 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
     return digest.hexdigest()
 
 
-# fields that are about training alone
 OF_HEAD = ("head", "biases")  # whose other biases `metadata_of` refuses
-ALIKE = ({"glm4-moe-lite", "deepseek-v3"},)  # families that GGUF does not tell apart
-OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "capacity_factor")
+UNSAID = (*OF_TRAINING, "capacity_factor")
 
 
 def _insist_on_fields(model: HfModel, again: Any) -> None:
@@ -356,7 +354,7 @@ def _insist_on_fields(model: HfModel, again: Any) -> None:
             continue
         if name == "kind" and {ours[name], theirs[name]} in ALIKE:
             continue
-        if ours.get(name) != theirs.get(name) and not name.endswith(OF_TRAINING):
+        if ours.get(name) != theirs.get(name) and not name.endswith(UNSAID):
             raise UserError(
                 f"model.{name}: {ours.get(name)!r} cannot be expressed in a GGUF file of this "
                 f"architecture; export to a Hugging Face folder instead"

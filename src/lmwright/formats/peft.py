@@ -143,14 +143,25 @@ def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
     return sorted({name if last(name) in others else last(name) for name in chosen})
 
 
-def lost_in_peft(adapter: PeftFolder) -> list[str]:
+def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
     """Names of the modules whose factors PEFT drops when it loads the folder: with transformers 5,
-    it takes those with the last name of an expert's module for parts of experts."""
+    it takes those with the last name of an expert's module for parts of experts. Without a model,
+    only experts that have factors are known."""
     last = lambda name: name.rpartition(".")[2]  # noqa: E731
     if adapter.config.get("target_parameters"):  # by which it finds them
         return []
-    experts = {last(name) for name in adapter.modules if EXPERTS in name}
+    names = {*adapter.modules}
+    if model is not None and not _files_stack_experts(model):
+        names |= module_slots(model).keys()
+    experts = {last(name) for name in names if EXPERTS in name}
     return [name for name in adapter.modules if EXPERTS not in name and last(name) in experts]
+
+
+def _files_stack_experts(model: HfModel) -> bool:
+    """True for a family whose files hold experts as transformers does, so that PEFT has no names of
+    single experts to take others for."""
+    hf = model.hf
+    return hf.stacked_experts is not None or bool(hf.fused(hf.config(model), hf.name))
 
 
 def read_adapter(

@@ -276,6 +276,10 @@ def _insist(distance: Agreement, other: str, tolerance: float) -> None:
         )
 
 
+OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate")  # ends of fields about training alone
+ALIKE = ({"glm4-moe-lite", "deepseek-v3"},)  # families of the same layers, one in GGUF
+
+
 def differences(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     """Fields in which two models differ: in the first and in the second."""
     x, y = asdict(a), asdict(b)

@@ -16,7 +16,10 @@ import psutil
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.hf_read import is_body
+from lmwright.formats.peft import lost_in_peft
 from lmwright.formats.peft_config import refuse_endless
+from lmwright.formats.peft_folder import read_folder
+from lmwright.formats.safetensors import some
 from lmwright.models import TABLES
 from lmwright.models.hf.answerer import ANSWERER
 from lmwright.models.hf.detector import DETECTOR
@@ -177,6 +180,8 @@ def _adapted(theirs: Any, adapter: Path) -> Any:
 
     path = adapter / peft.utils.CONFIG_NAME
     refuse_endless(parse_json(path), [name for name, _ in theirs.named_modules()], str(path))
+    if lost := lost_in_peft(read_folder(adapter)):  # without a warning
+        raise ValueError(f"it leaves factors out ({some(lost)})")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         theirs = peft.PeftModel.from_pretrained(theirs, str(adapter), torch_device="cpu")

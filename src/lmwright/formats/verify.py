@@ -20,6 +20,8 @@ from lmwright.errors import UserError
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import (
+    ALIKE,
+    OF_TRAINING,
     TOLERANCE,
     Agreement,
     agreement,
@@ -101,11 +103,22 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
     else:
         apart = tensors.only_a or tensors.only_b or tensors.other_shape
         close = not apart and tensors.max_relative <= tolerance
-    # how weights once began is no part of what they are
-    config = differences(first.model, second.model)
-    config = {name: both for name, both in config.items() if not name.endswith("_std")}
+    config = other_fields(first.model, second.model)
     same = bool(close and tokenizers_agree and not config)
     return Verdict(str(a), str(b), same, tolerance, config, tensors, distance, why, tokenizer)
+
+
+def other_fields(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
+    """Fields in which two models differ, but for those about training alone."""
+    fields = differences(a, b).items()
+    return {name: both for name, both in fields if _matters(name, *both)}
+
+
+def _matters(name: str, x: Any, y: Any) -> bool:
+    """True if two values of a field are of models that compute otherwise."""
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        return any(_matters(key, x.get(key), y.get(key)) for key in {**x, **y})
+    return x != y and not name.endswith(OF_TRAINING) and not (name == "kind" and {x, y} in ALIKE)
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> TensorDiff:
