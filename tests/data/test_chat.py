@@ -268,6 +268,11 @@ def test_a_missing_column(tmp_path, tokenizer_dir):
     rows = Source(path=str(write(tmp_path, "parquet")), rows="prompt")
     with pytest.raises(UserError, match=r"no column 'prompt'.*change data.sources.columns"):
         prepare(data_of(tmp_path, tokenizer_dir, rows), 64, workers=1)
+    for kind in ("json", "jsonl.gz", "csv", "parquet"):  # nor is one that rows need not have
+        said = {"rows": "alpaca", "columns": {"system": "sistem"}}
+        rows = Source(path=str(write(tmp_path, kind)), format=kind.removesuffix(".gz"), **said)
+        with pytest.raises(UserError, match=r"'sistem', only .*change data.sources.columns"):
+            prepare(data_of(tmp_path, tokenizer_dir, rows), 64, workers=1)
     rows = Source(path=str(write(tmp_path, "json")), rows="messages", format="json")
     with pytest.raises(UserError, match=r"'messages'.*change data.sources.columns"):
         prepare(data_of(tmp_path, tokenizer_dir, rows), 64, workers=1)

@@ -20,6 +20,8 @@ from lmwright.data.text.related import related_texts
 from lmwright.data.text.tagged import tagged_words
 from lmwright.errors import UserError
 
+# A column that none of this many first rows has is a wrong name, not bad data.
+LOOK_ROWS = 1000
 MADE: dict[str, Callable[[Any, Source], Any]] = {
     LABELED: labeled_text, RELATED: related_texts, TAGGED: tagged_words,
     ANSWERED: answered_question,
@@ -74,6 +76,41 @@ def content_columns(source: Source) -> list[str]:
     if source.rows == "text":
         return [source.text_column]
     return list(example_columns(source)[0].values())
+
+
+def chosen_columns(source: Source) -> list[str]:
+    """Columns of parts that a row need not have, where the source names them."""
+    optional = {} if source.rows == "text" else example_columns(source)[1]
+    return [column for part, column in optional.items() if part in source.columns]
+
+
+class Chosen:
+    """Looks out for those in rows whose columns are not known before. One that none of the first
+    rows has is a wrong name, not a part that they lack."""
+
+    def __init__(self, file: File, source: Source):
+        self._file, self._left = file, set(chosen_columns(source))
+        self._there: dict[str, None] = {}
+        self._count = 0
+
+    def look(self, row: Any) -> None:
+        """Sees a row. Raises NoColumnError after the last one that counts."""
+        if self._left and isinstance(row, Mapping):
+            self._left -= row.keys()
+            self._there |= dict.fromkeys(row)
+            self._count += 1
+            if self._count == LOOK_ROWS:
+                self.end()
+
+    def end(self) -> None:
+        """Raises NoColumnError if a column is missing in all rows so far."""
+        if self._left and self._count:
+            raise NoColumnError(
+                f"{self._file.path}: none of the first {self._count} rows has "
+                f"{names_of(sorted(self._left))}, only {names_of(self._there)}; change "
+                "data.sources.columns",
+                self._there,
+            )
 
 
 def refuse_plain(source: Source, files: Iterable[File]) -> None:
@@ -177,7 +214,9 @@ def _as_in(there: Collection[str], source: Source) -> str:
 
 def check_header(header: list[str], file: File, source: Source) -> list[str]:
     """Raises UserError unless every column that the source names exists, once."""
-    for key, columns in list_needed_columns(source).items():
+    needed = list_needed_columns(source)
+    needed["columns"] = [*needed.get("columns", []), *chosen_columns(source)]
+    for key, columns in needed.items():
         for column in columns:
             if header.count(column) > 1:
                 raise UserError(

@@ -11,6 +11,7 @@ from typing import Any
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import (
     NoColumnError,
+    chosen_columns,
     content_columns,
     list_needed_columns,
     select_columns,
@@ -76,7 +77,8 @@ def _dataset_of(file: File, source: Source) -> Any:
 def _refuse_missing(dataset: Any, source: Source) -> None:
     """Raises NoColumnError for a dataset whose columns are known, and lack one of the source."""
     columns = dataset.column_names
-    for name in content_columns(source) if columns is not None else ():
+    named = [*content_columns(source), *chosen_columns(source)]
+    for name in named if columns is not None else ():
         if name not in columns:
             raise NoColumnError(
                 f"{source.path} has no column {name!r}, only {', '.join(columns)}; "

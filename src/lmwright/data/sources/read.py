@@ -16,7 +16,9 @@ import pyarrow as pa
 from lmwright.config.rows import ANSWERED
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import (
+    LOOK_ROWS,
     Bad,
+    Chosen,
     NoColumnError,
     Row,
     check_header,
@@ -34,8 +36,6 @@ from lmwright.errors import UserError, first_line
 LINE_BYTES = 1 << 28
 CELL_CHARS = 1 << 26
 BLANK_LINES = 1 << 20
-# A column that none of this many first rows has is a wrong name, not bad data.
-LOOK_ROWS = 1000
 
 
 def read_rows(piece: Slice, source: Source) -> Iterator[Row | Bad]:
@@ -153,11 +153,15 @@ def _lines(piece: Slice) -> Iterator[bytes]:
 
 
 def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
+    chosen = None if piece.start else Chosen(piece.file, source)
     for number, line in enumerate(_lines(piece), piece.first_row + 1):
         if not line.strip():
             continue
         try:
-            row = from_mapping(json.loads(line.decode()), number, piece.file, source)
+            value = json.loads(line.decode())
+            if chosen:
+                chosen.look(value)
+            row = from_mapping(value, number, piece.file, source)
         except UnicodeDecodeError as e:
             row = Bad(number, f"invalid UTF-8 at byte {e.start + 1} of the line")
         except RecursionError:
@@ -165,6 +169,8 @@ def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         except ValueError as e:
             row = Bad(number, f"invalid JSON: {e}")
         yield _whole_characters(row) if b"\\u" in line else row
+    if chosen:
+        chosen.end()
 
 
 def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
@@ -184,8 +190,11 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
             f"{file.path} is neither a JSON list nor an object with one list of objects; write its "
             "rows as a list or as .jsonl"
         )
+    chosen = Chosen(file, source)
     for number, row in enumerate(value, 1):
+        chosen.look(row)
         yield _whole_characters(from_mapping(row, number, file, source))
+    chosen.end()
 
 
 def _only_list(value: Any) -> Any:
