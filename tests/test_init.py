@@ -185,16 +185,18 @@ def test_a_file_of_squad_holds_answered_questions(models, here):
 
 @pytest.mark.parametrize("rows", [3, 400])
 @pytest.mark.parametrize("kind", ["text", "labeled"])
-def test_a_small_data_set_fills_its_batches(kind, rows, models, here):
+def test_a_small_data_set_fills_its_batches(kind, rows, models, here, capsys):
     lines = [{"text": f"who are you, {i * i}? " * 4, "label": "ab"[i % 2]} for i in range(rows)]
     if kind == "text":
         lines = [{"text": line["text"]} for line in lines]
     model = models / ("decoder" if kind == "text" else "encoder")
     words = [write(here / "a.jsonl", *lines), "--model", str(model)]
     assert main(["init", "my.toml", *words]) == 0
+    chips = int(capsys.readouterr().out.split("--on v5e-")[1].split()[0])
     assert main(["prepare", "my.toml", "data.holdout_fraction=0"]) == 0
     run = load_run("my.toml")
     batch = run.train.global_batch_size
+    assert batch % chips == 0  # of what it advises
     TokenStore.open(run.data.dir).check_batch(batch)
     assert batch == 1 if rows == 3 else batch > 4
 

@@ -334,5 +334,6 @@ def init_command(
     trained = f"objective {run.objective.kind}, model {run.model.kind}"
     print(f"wrote {file}: {trained}; all else: lmwright config show {file}")
     print(f"next:  lmwright prepare {file}")
-    print(f"       lmwright plan {file} --on v5e-8")
+    chips = next(n for n in (8, 4, 1) if run.train.global_batch_size % n == 0)
+    print(f"       lmwright plan {file} --on v5e-{chips}")
     print(f"       lmwright train {file}")
