@@ -351,5 +351,6 @@ def test_dare_keeps_the_mean_and_needs_one_rank(tmp_path):
             combine([a, b], [1.0, 1.0], Combination(method))
     with pytest.raises(UserError, match=r"weights: 1\.0, nan must be finite numbers"):
         combine([a, b], [1.0, float("nan")], Combination())
-    with pytest.raises(UserError, match="has no effect on 'cat'"):
-        combine([a, b], [1.0, 1.0], Combination("cat", density=0.5))
+    for setting in ({"density": 0.5}, {"rank": 3}, {"sign": "frequency"}, {"seed": 7}):
+        with pytest.raises(UserError, match=f"{next(iter(setting))}: has no effect on 'cat'"):
+            combine([a, b], [1.0, 1.0], Combination("cat", **setting))

@@ -121,6 +121,10 @@ def _check(
         raise UserError(f"density: has no effect on {combination.method!r}; remove it")
     if combination.rank is not None and not combination.method.endswith("svd"):
         raise UserError(f"rank: has no effect on {combination.method!r}; remove it or use an svd")
+    if combination.sign != "total" and "ties" not in combination.method:
+        raise UserError(f"sign: has no effect on {combination.method!r}; remove it")
+    if combination.seed and not combination.method.startswith("dare"):
+        raise UserError(f"seed: has no effect on {combination.method!r}; remove it")
     if starts := sorted({adapter.start for adapter in adapters if adapter.start}):
         raise UserError(
             f"adapters that began as {' or '.join(starts)} add up only together with their base; "
