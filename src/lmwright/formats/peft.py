@@ -160,8 +160,9 @@ def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]
 def _files_stack_experts(model: HfModel) -> bool:
     """True for a family whose files hold experts as transformers does, so that PEFT has no names of
     single experts to take others for."""
-    hf = model.hf
-    return hf.stacked_experts is not None or bool(hf.fused(hf.config(model), hf.name))
+    own: Any = model.encoder if isinstance(model, OverEncoder) else model
+    hf = own.hf
+    return hf.stacked_experts is not None or bool(hf.fused(hf.config(own), hf.name))
 
 
 def read_adapter(
