@@ -78,10 +78,10 @@ def combine(
 def _said_by_all(adapters: Sequence[PeftFolder]) -> dict[str, Any]:
     """Keys of adapter_config.json that stay as they are: the task, by which PEFT chooses its class,
     and the targets, which may tell a text model from a vision tower beside it."""
-    tasks = {adapter.config.get("task_type") for adapter in adapters}
-    said: dict[str, Any] = {"task_type": tasks.pop()} if len(tasks) == 1 else {}
+    task, *others = (adapter.config.get("task_type") for adapter in adapters)
+    said: dict[str, Any] = {"task_type": task} if all(other == task for other in others) else {}
     targets = [adapter.config.get("target_modules") for adapter in adapters]
-    if all(isinstance(each, list) for each in targets):
+    if all(isinstance(each, list) and all(isinstance(n, str) for n in each) for each in targets):
         said["target_modules"] = sorted({name for each in targets for name in each})
     return said
 
