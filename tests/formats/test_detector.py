@@ -58,18 +58,18 @@ def lines_of(run, kind):
     return [line for line in lines if line["kind"] == kind]
 
 
-def test_a_step_from_the_compile_cache_runs(run):
-    """XLA orders collectives inside a conditional only in what it has compiled itself."""
-    words = [run.parents[1] / "rtd.toml", f"dir={run.with_name('again')}"]
+def test_a_step_from_the_compile_cache_runs(prepared):
+    """Over several devices, as in no run of this process: XLA orders collectives inside a
+    conditional only in what it has compiled itself."""
     told = os.environ | {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler"}
-    command = [sys.executable, "-m", "lmwright", "train", *words]
-    done = subprocess.run(command, env=told, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    folders = [prepared.with_name("runs") / name for name in ("first", "again")]
+    for folder in folders:
+        command = [sys.executable, "-m", "lmwright", "train", prepared, f"dir={folder}"]
+        done = subprocess.run(command, env=told, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
     assert "compilation cache hit for 'jit_train_step'" in done.stderr
-    np.testing.assert_array_equal(*(
-        [line["loss"] for line in lines_of(folder, "train")]
-        for folder in (run, run.with_name("again"))
-    ))  # fmt: skip
+    first, again = ([line["loss"] for line in lines_of(each, "train")] for each in folders)
+    assert first == again
 
 
 def test_held_out_rows_say_how_well_it_detects(run, capsys):
