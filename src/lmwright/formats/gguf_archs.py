@@ -135,14 +135,12 @@ ARCHS = {
     "qwen35moe": Arch(
         "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", norm_shift=1.0, partial=True, hybrid=True,
         fixed=SILU,
-        keys=gguf_hybrid.KEYS
-        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        keys=gguf_hybrid.MOE_KEYS,
     ),
     "qwen3next": Arch(
         "Qwen3NextForCausalLM", "qwen3_next", norm_shift=1.0, partial=True, hybrid=True,
         fixed=SILU | {"norm_topk_prob": True, "decoder_sparse_step": 1},
-        keys=gguf_hybrid.KEYS
-        | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        keys=gguf_hybrid.MOE_KEYS,
     ),
     "dots1": Arch(
         "Dots1ForCausalLM", "dots1", fixed=SILU, keys=gguf_deepseek.KEYS,

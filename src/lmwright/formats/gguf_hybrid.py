@@ -34,6 +34,7 @@ KEYS = {
     "ssm.time_step_rank": "linear_num_value_heads",
     "full_attention_interval": "full_attention_interval",
 }
+MOE_KEYS = KEYS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 INNER, SECTIONS = "ssm.inner_size", "rope.dimension_sections"
 
 

@@ -101,11 +101,10 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         raise UserError(
             f"{where}: a value has the wrong type ({error}); take config.json from the source again"
         ) from None
-    begins = f"{where}: "
     try:
-        return validate(kind, fields, begins)
-    except UserError as error:  # of fields that do not fit together
-        raise UserError(begins + str(error).removeprefix(begins)) from None
+        return validate(kind, fields, "")
+    except UserError as error:  # also of fields that do not fit together
+        raise UserError(f"{where}: {error}") from None
 
 
 def _kinds(config: dict[str, Any]) -> dict[str, str]:

@@ -19,6 +19,13 @@ from lmwright.models.hf.window import kinds_said, pattern_of
 from lmwright.models.qwen3_5 import Mixer
 
 LINEAR = "model.layers.{i}.linear_attn."
+INPUTS = {
+    f"layers.{ours}": f"{LINEAR}in_proj_{theirs}.weight"
+    for ours, theirs in {
+        "qkv": "qkv", "output_gate": "z", "write_gate": "b", "decay_gate": "a",
+    }.items()
+}  # fmt: skip
+"""Products of what a linear layer reads."""
 TYPES: dict[Mixer, str] = {"linear": "linear_attention", "full": "full_attention"}
 SIZES = ("linear_key_head_dim", "linear_value_head_dim")
 
@@ -56,17 +63,17 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
 class HybridHf(Table):
     """All of the family's Hugging Face form but the feed-forward of its layers."""
 
-    weights = WEIGHTS | {
-        "layers.qkv": f"{LINEAR}in_proj_qkv.weight",
-        "layers.conv": f"{LINEAR}conv1d.weight",
-        "layers.output_gate": f"{LINEAR}in_proj_z.weight",
-        "layers.write_gate": f"{LINEAR}in_proj_b.weight",
-        "layers.decay_gate": f"{LINEAR}in_proj_a.weight",
-        "layers.a_log": f"{LINEAR}A_log",
-        "layers.dt_bias": f"{LINEAR}dt_bias",
-        "layers.memory_norm": f"{LINEAR}norm.weight",
-        "layers.out": f"{LINEAR}out_proj.weight",
-    }
+    weights = (
+        WEIGHTS
+        | INPUTS
+        | {
+            "layers.conv": f"{LINEAR}conv1d.weight",
+            "layers.a_log": f"{LINEAR}A_log",
+            "layers.dt_bias": f"{LINEAR}dt_bias",
+            "layers.memory_norm": f"{LINEAR}norm.weight",
+            "layers.out": f"{LINEAR}out_proj.weight",
+        }
+    )
     convs = ("layers.conv",)
     keys = NO_PLAIN | {
         "linear_num_key_heads": "linear_num_key_heads",

@@ -4,11 +4,8 @@ from typing import ClassVar
 
 from lmwright.models.hf.moe import SHARES
 from lmwright.models.hf.pairs import Fixed, Json
-from lmwright.models.hf.qwen3_5 import LINEAR, HybridHf, Qwen35MoeHf, experts_beside
+from lmwright.models.hf.qwen3_5 import INPUTS, LINEAR, HybridHf, Qwen35MoeHf, experts_beside
 from lmwright.models.hf.table import Fused
-
-APART = ("qkv", "output_gate", "write_gate", "decay_gate")
-"""Weights of Qwen3.5 that are parts of others here."""
 
 
 class Qwen3NextHf(Qwen35MoeHf):
@@ -16,11 +13,7 @@ class Qwen3NextHf(Qwen35MoeHf):
 
     name = "Qwen3-Next"
     model_types: ClassVar = {"Qwen3NextForCausalLM": "qwen3_next"}
-    weights = {
-        ours: theirs
-        for ours, theirs in Qwen35MoeHf.weights.items()
-        if ours not in {f"layers.{name}" for name in APART}
-    } | {
+    weights = {n: theirs for n, theirs in Qwen35MoeHf.weights.items() if n not in INPUTS} | {
         "layers.qkvz": f"{LINEAR}in_proj_qkvz.weight",
         "layers.ba": f"{LINEAR}in_proj_ba.weight",
     }
