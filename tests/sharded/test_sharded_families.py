@@ -114,11 +114,11 @@ def alone(name, num_layers):
     return gradients(run_of(name, num_layers))
 
 
-def check(name, axes, **train):
+def check(name, axes, num_layers=None, **train):
     # norms of heads of four cells make rounding larger
     share = 3e-5 if name == "xlstm-blocks" else 1e-5
     shares = name == "gemma4"  # keys and values, one pair of layers those of another
-    num_layers = 4 if "stage" in axes or shares else 2  # a pair for each stage
+    num_layers = num_layers or (4 if "stage" in axes or shares else 2)  # a pair for each stage
     assert_same(gradients(run_of(name, num_layers, axes, **train)), alone(name, num_layers), share)
 
 
@@ -160,6 +160,13 @@ WHOLE = ("modernbert", "deberta", "gemma4", *RECURRENT)
 @pytest.mark.parametrize("name", slow_but("gemma2", without=WHOLE))
 def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
+
+
+@pytest.mark.parametrize(
+    "name", ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2",))]
+)
+def test_stages_behind_or_before_a_layer_apart(name):
+    check(name, PIPELINE, num_layers=5, num_microbatches=4, remat="block")
 
 
 @pytest.mark.parametrize("name", slow_but(without=("deberta", *RECURRENT)))

@@ -21,7 +21,6 @@ from jax import Array, lax
 from lmwright.core.leaves import map_keys
 from lmwright.core.param import Tree
 from lmwright.core.sharding import batch_ways, constrain
-from lmwright.errors import UserError
 
 AXIS = "stage"
 Block = Callable[..., tuple[Array, dict[str, Array]]]
@@ -49,31 +48,35 @@ def of_microbatch(w: Tree, number: Array) -> Tree:
     return map_keys(lambda key: lax.dynamic_index_in_dim(key, number, -2), w)
 
 
+def summed(aux: dict[str, Array]) -> dict[str, Array]:
+    """The sums over axis 0."""
+    return jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
+
+
 def pipelined(
     block: Block, layers: Tree, x: Array, *side: Any, num_microbatches: int
 ) -> tuple[Array, dict[str, Array]]:
     """Applies `block(layers[i], x, *side)` for each i to x [R, T, D]; returns x and the sums of
     what else the blocks return. Leaves of `layers` are [L, ...], those of `side` [R, ...]. Fewer
-    microbatches are used where R has not as many. Raises UserError where L does not divide."""
+    microbatches are used where R has not as many. Where L does not divide over the stages, each
+    of them computes all layers, one microbatch after the other."""
     stages = num_stages()
     ways = batch_ways(jax.sharding.get_abstract_mesh())
-    count = jax.tree.leaves(layers)[0].shape[0]
-    if count % stages:
-        raise UserError(
-            f"mesh.stage: {count} repeats of the layers' pattern do not divide over {stages} "
-            f"stages; choose a number of stages that divides them"
-        )
     num = num_microbatches
     while x.shape[0] % (num * ways):
         num -= 1
     cut = partial(microbatches, num=num)
     x, side = cut(x), jax.tree.map(cut, side)
-    by_stage = jax.tree.map(lambda a: a.reshape(stages, -1, *a.shape[1:]), layers)
 
     def run_stage(at: Array, layers: Tree, x: Array, side: tuple) -> tuple[Array, dict[str, Array]]:
         x, aux = lax.scan(lambda x, w: block(of_microbatch(w, at), x, *side), x, layers)
-        return x, jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
+        return x, summed(aux)
 
+    if jax.tree.leaves(layers)[0].shape[0] % stages:
+        each = lambda piece: run_stage(piece[0], layers, *piece[1:])  # noqa: E731
+        x, aux = lax.map(each, (jnp.arange(num), x, side))
+        return interleaved(x), summed(aux)
+    by_stage = jax.tree.map(lambda a: a.reshape(stages, -1, *a.shape[1:]), layers)
     run_stages = jax.vmap(run_stage, spmd_axis_name=AXIS)
 
     def tick(done: Array, now: tuple[Array, Array]) -> tuple[Array, tuple]:
@@ -92,4 +95,4 @@ def pipelined(
     coming = jnp.pad(x, [(0, stages - 1), *[(0, 0)] * (x.ndim - 1)])
     start = jnp.zeros((stages, *x.shape[1:]), x.dtype)
     _, (done, aux) = lax.scan(tick, start, (jnp.arange(num + stages - 1), coming))
-    return interleaved(done[stages - 1 :, -1]), jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
+    return interleaved(done[stages - 1 :, -1]), summed(aux)

@@ -32,9 +32,10 @@ from jax.sharding import (
     PartitionSpec,
     use_abstract_mesh,
 )
+from jax.tree_util import DictKey, tree_map_with_path
 
 from lmwright.config.run import Mesh as MeshSizes
-from lmwright.core.param import Param, Tree, map_params
+from lmwright.core.param import Param, Tree, is_param, map_params
 from lmwright.errors import UserError
 
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # outermost first
@@ -95,15 +96,19 @@ def partition(axes: tuple[str, ...], table: dict[str, Entry]) -> PartitionSpec:
 
 
 def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
-    """NamedShardings of a spec tree. Raises UserError where a dimension does not divide."""
+    """NamedShardings of a spec tree; layers apart from most (`core.stack`) that do not divide over
+    stages lie on each. Raises UserError where another dimension does not divide."""
 
-    def one(param: Param) -> NamedSharding:
-        parts = partition(param.axes, WEIGHTS)
-        for name, size, entry in zip(param.axes, param.shape, parts, strict=True):
-            refuse_uneven(mesh, entry, size, f"{size} of axis {name!r} ({param.arrow!r})")
-        return NamedSharding(mesh, parts)
+    def one(path: tuple, param: Param) -> NamedSharding:
+        most, parts = DictKey("layers") in path, []
+        wanted = partition(param.axes, WEIGHTS)
+        for name, size, entry in zip(param.axes, param.shape, wanted, strict=True):
+            whole = name == "layers" and not most and size % _ways(mesh, entry) > 0
+            parts.append(None if whole else entry)
+            refuse_uneven(mesh, parts[-1], size, f"{size} of axis {name!r} ({param.arrow!r})")
+        return NamedSharding(mesh, PartitionSpec(*parts))
 
-    return map_params(one, spec)
+    return tree_map_with_path(one, spec, is_leaf=is_param)
 
 
 def lenient_shardings(spec: Tree, mesh: Mesh) -> Tree:
