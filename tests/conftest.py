@@ -1,10 +1,9 @@
-"""Every test sees eight CPU devices; JAX reads the flag at its first import."""
+"""What all tests have in common; which devices they see is said in `tests/environment.py`."""
 
 import ctypes
 import gc
 import os
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import hypothesis
 import psutil
 import pytest
 
-from tests.quick_compile import FLAGS
+from tests import environment  # noqa: F401, before one of the others imports JAX
 from tests.read_apart import read_apart
 from tests.shared_context import share_context
 from tests.shared_states import share_states
@@ -23,23 +22,6 @@ from tests.shared_steps import share_steps
 gc.set_threshold(20_000, 20, 20)
 hypothesis.settings.register_profile("untimed", deadline=None)  # no time is asserted
 hypothesis.settings.load_profile("untimed")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-if os.environ["JAX_PLATFORMS"] == "cpu":  # a card's programs as users have them
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} {FLAGS} --xla_force_host_platform_device_count=8"
-    )
-# where in Python each operation of a program stands is written into all, and read by few
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-# hundreds of processes import the package: each would compile it anew
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
-# No answer from before, nothing left in the home. All workers share one: many tests compile the
-# same small program, and those that train in a process of its own inherit it, too.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="lmwright-tests-")
-    os.environ["XDG_CACHE_HOME"] = _cache.name
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(_cache.name, "compiled")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 MANY_DEVICES = ("cloud", "earlier", "resume", "storage", "train/test_distill_run.py")
 COMPUTE_MODELS = ("adapters", "evals", "formats", "models", "objectives", "parity")
