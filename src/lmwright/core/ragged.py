@@ -59,13 +59,15 @@ def dot_ragged(
     *,
     name: str | None = None,
     read: Read | Parts | None = None,
+    own: Array | None = None,
 ) -> Array:
     """Rows times the matrix of their group, e.g. `dot_ragged("td,edf->tf", x, w, sizes)`.
 
     Groups lie one after the other, int32 `sizes` [E] rows each. Rows after the last group give
     zeros or, on TPUs, what memory held, NaN too. dtype of `x`, and `name` as in `dot`. `read` makes
     the matrices of a plain or an integer `w`, for the product and again for its gradient; `Parts`
-    those of a `Lora`.
+    those of a `Lora`. Where factors of L of them lie side by side, `own` bool [T, L] says which one
+    a row has.
     """
     if isinstance(w, Lora) and w.magnitude is None:
         parts = read if isinstance(read, Parts) else Parts(None, None, None)
@@ -73,6 +75,9 @@ def dot_ragged(
         # TPUs would fill up its rows of few numbers to 128
         first = Turned(partial(_other_way, parts.a))
         narrow = ragged_product(dropped(x, w), w.a, sizes, x.dtype, first)
+        if own is not None:
+            rank = narrow.shape[1] // own.shape[1]
+            narrow = jnp.where(jnp.repeat(own, rank, axis=1), narrow, 0)
         out = ragged_product(x, base, sizes, x.dtype, parts.base).astype(jnp.float32)
         out += ragged_product(narrow, w.b, sizes, x.dtype, parts.b)
     elif isinstance(w, Lora):

@@ -24,7 +24,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from lmwright.core.compute import GATE, LANES
-from lmwright.core.frozen import drawn_for
+from lmwright.core.frozen import drawn_for, in_lanes
 from lmwright.core.leaves import Int4, Lora, Quantized, Rounded, dequantize, has_adapters
 from lmwright.core.ragged import Parts, Read, Turned, dot_ragged
 from lmwright.core.rounded import met
@@ -32,6 +32,7 @@ from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
 from lmwright.core.weight import Weight, as_array, dot
 from lmwright.nn.exchange import apply_experts, moved
+from lmwright.nn.lanes import all_at_once, groups, numbered
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 from lmwright.nn.swiglu_oai import SwigluOai, swiglu_oai
 
@@ -58,6 +59,8 @@ class Dispatch:
     capacity_factor: float | None = None
     rounds: bool = False
     """True if the inputs of `down` are rounded to 8 bits before plain weights take them."""
+    lanes: int = 1
+    """Adapters at once, whose factors lie side by side (`nn.lanes`)."""
 
 
 def mixture(
@@ -66,6 +69,15 @@ def mixture(
     """[B, T, D] sums of the experts' outputs by share, and float32 [B, T] counts of choices
     that were dropped; x [B, T, D], experts int32 and shares float32 [B, T, k], `real` [B, T]
     False where a token takes no part."""
+    if dispatch.capacity_factor is None and in_lanes():
+        return all_at_once(partial(_mixture, dispatch))(w, x, experts, shares, real)
+    return _mixture(dispatch, 1, w, x, experts, shares, real)
+
+
+def _mixture(
+    dispatch: Dispatch, lanes: int, w: Experts, x: Array, experts: Array, shares: Array, real: Array
+) -> tuple[Array, Array]:
+    dispatch = replace(dispatch, lanes=lanes)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return _local(x, experts, shares, real, w, dispatch=dispatch, ways=1, tensor=1)
@@ -213,12 +225,13 @@ def _by_rows(
     x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch, ways: int
 ) -> tuple[Array, Array]:
     b, t, k = experts.shape
-    ids = jnp.where(real.reshape(-1, 1), experts.reshape(b * t, k), dispatch.num_experts)
+    num, ids = dispatch.num_experts * dispatch.lanes, numbered(experts, dispatch.lanes)
+    ids = jnp.where(real.reshape(-1, 1), ids.reshape(b * t, k), num)
     # the backward pass gathers matrices again: no layer keeps them
     mlp = partial(_mlp_of_rows, dispatch, _reads_of_rows(w, x) if ways == 1 else {})
     rows = x.reshape(b * t, -1), ids, shares.reshape(b * t, k)
     read = partial(_whole, dtype=x.dtype)
-    y = apply_experts(mlp, *rows, w, dispatch.num_experts, ways, read)
+    y = apply_experts(mlp, *rows, w, num, ways, read)
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
 
 
@@ -246,20 +259,22 @@ def _mlp_of_rows(
     dispatch: Dispatch, reads: dict[str, Read | Parts],
     rows: Array, sizes: Array, w: Experts, shares: Array | None = None,
 ) -> Array:  # fmt: skip
-    read = reads.get
+    sizes, own = groups(sizes, dispatch.lanes, rows.shape[0])
     plus = _Biases.of(w, sizes, rows.shape[0])
+
+    def product(eqn: str, rows: Array, matrix: str, name: str | None = None) -> Array:
+        read = reads.get(matrix)
+        return dot_ragged(eqn, rows, w[matrix], sizes, name=name, read=read, own=own)
+
     gate = None
     if dispatch.mlp in TWO_INPUTS:
         rows, again = _twice(rows)
-        gate = dot_ragged("td,edf->tf", again, w["gate"], sizes, name=GATE, read=read("gate"))
-        gate = plus(gate, "gate_bias")
-    up = plus(dot_ragged("td,edf->tf", rows, w["up"], sizes, read=read("up")), "up_bias")
+        gate = plus(product("td,edf->tf", again, "gate", GATE), "gate_bias")
+    up = plus(product("td,edf->tf", rows, "up"), "up_bias")
     h = _inner(up, gate, dispatch)
     if shares is not None:
         h = (h * shares[:, None]).astype(h.dtype)
-    return plus(
-        dot_ragged("tf,efd->td", h, w["down"], sizes, read=read("down")), "down_bias", shares
-    )
+    return plus(product("tf,efd->td", h, "down"), "down_bias", shares)
 
 
 class _Biases(NamedTuple):

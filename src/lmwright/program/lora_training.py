@@ -92,31 +92,34 @@ class LoraTraining(Training[ResolvedAdapter]):
         return held
 
     def refuse(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
-        """Raises UserError for what matrices of experts, and several adapters, cannot do yet."""
+        """Raises UserError for what adapters of experts, and several adapters, cannot do yet."""
         experts = any("experts" in param.axes for _, param in walk(self._spec))
         if section_of(self.run).base == "mxfp4" and not experts:
             raise UserError(
                 "lora.base: mxfp4 holds the matrices of experts, and this model has none; use "
                 '"int4"'
             )
-        if experts and len(active) > 1:
-            raise UserError(
-                "lora.adapters: several at once need a model without experts; train one at a time"
-            )
         if len(active) > 1 and mesh.shape["stage"] > 1:
             raise UserError(
                 "mesh.stage: several adapters at once cannot be split into stages; use mesh.fsdp"
             )
-        if mesh.size == 1:
-            return
         modules = [module for adapter in active for module in adapter.modules]
-        if section_of(self.run).variant == "dora" and any(
-            "experts" in module.param.axes for module in modules
-        ):
+        if any("experts" in module.param.axes for module in modules):
+            self._refuse_on_experts(mesh, active)
+
+    def _refuse_on_experts(self, mesh: Mesh, active: Sequence[ResolvedAdapter]) -> None:
+        several, out = len(active) > 1, "leave experts out of lora.targets"
+        if section_of(self.run).variant == "dora" and (several or mesh.size > 1):
             raise UserError(
-                'lora.variant: "dora" on experts is for one device; leave experts out of '
-                'lora.targets, or use "lora"'
+                'lora.variant: "dora" on experts is for one device and one adapter; '
+                f'{out}, or use "lora"'
             )
+        if several and any(adapter.dropout for adapter in active):
+            raise UserError(
+                f"lora.dropout: several adapters on experts drop no inputs; {out}, or set 0"
+            )
+        if several and self.run.qat is not None:
+            raise UserError(f"qat: several adapters on experts are not rounded with them; {out}")
 
     def abstract_frozen(self, mesh: Mesh) -> Tree:
         """The base: integers are sharded as their weights; a few scales may stay whole."""
