@@ -162,9 +162,17 @@ def test_stages(name):
     check(name, PIPELINE, num_microbatches=4, remat="block")
 
 
-@pytest.mark.parametrize(
-    "name", ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2",))]
-)
+def test_stages_behind_a_layer_apart():
+    model = replace(MODELS["modernbert"], layer_pattern=("global",), num_layers=3)
+    found, want = (
+        gradients(replace(make_run(axes, num_microbatches=2), model=model))
+        for axes in ({"stage": 2}, None)
+    )
+    assert_same(found, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["modernbert", "gemma2"])
 def test_stages_behind_or_before_a_layer_apart(name):
     check(name, PIPELINE, num_layers=5, num_microbatches=4, remat="block")
 
