@@ -1,12 +1,17 @@
 """What cannot be published: one sentence with the cure, exit code 2, before any export."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.config.run import Tokenizer
+from lmwright.program.lora_section import LowRank
+from lmwright.program.qat_section import Qat
 from tests.fake_hub import Commit
 from tests.publish.conftest import TOKEN
+from tests.saved_run import save_run
 
 APACHE = ("--license", "apache-2.0")
 
@@ -50,6 +55,20 @@ def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
     ):
         assert part in refused(capsys, *words), words
     assert not hub.asked
+
+
+def test_adapters_inside_the_rounding_are_no_folder_of_peft(hub, tiny, hf_dir, tmp_path, capsys):
+    """Which no name of the base would change."""
+    run = replace(
+        tiny,
+        dir=str(tmp_path / "run"),
+        data=replace(tiny.data, tokenizer=Tokenizer(path=str(hf_dir))),
+        train=replace(tiny.train, init_from=str(hf_dir)),
+        lora=LowRank(rank=3, base="bf16"),
+        qat=Qat(weights="int8"),
+    )
+    line = refused(capsys, save_run(run), "me/tiny", *APACHE)
+    assert "use lmwright export, which writes the merged model" in line
 
 
 def test_tokens(hub, run_dir, capsys, monkeypatch):

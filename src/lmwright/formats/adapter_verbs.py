@@ -9,6 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from lmwright.config.run import Run
 from lmwright.data.text.chat_ends import end_ids
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import refuse_other_base, write_note
@@ -51,11 +52,7 @@ def export_adapter_command(
     plan = resolve(run, jax.local_devices()[:1])
     if not plan.training.freezes:
         raise UserError(f"{folder}: trained all weights; use lmwright export instead")
-    if run.qat is not None:
-        raise UserError(
-            f"{folder}: [qat] rounded its adapter with its base, and PEFT would add it behind the "
-            "rounding; use lmwright export, which writes the merged model"
-        )
+    refuse_rounded(run, folder)
     chosen = pick(plan, adapter)
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)
@@ -65,6 +62,15 @@ def export_adapter_command(
         write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
     _say(out, peft, model)
+
+
+def refuse_rounded(run: Run, folder: str | Path) -> None:
+    """Raises UserError for a run whose adapters are inside the rounding of `[qat]`."""
+    if run.qat is not None:
+        raise UserError(
+            f"{folder}: [qat] rounded its adapter with its base, and PEFT would add it behind the "
+            "rounding; use lmwright export, which writes the merged model"
+        )
 
 
 def names_in_whole(base: str, model: Any) -> dict[str, str]:

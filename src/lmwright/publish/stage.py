@@ -17,7 +17,7 @@ from lmwright.data.json_text import parse_json, write_json
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE, read_note
-from lmwright.formats.adapter_verbs import export_adapter_command
+from lmwright.formats.adapter_verbs import export_adapter_command, refuse_rounded
 from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.load import load_model, write_run_tokenizer
@@ -92,6 +92,8 @@ def complete(subject: Subject) -> Subject:
     before, relation, datasets = stated(place, kind), "finetune", listing.datasets
     base = listing.base_model or before.get("base_model")
     if kind == RUN:
+        if subject.adapters:
+            refuse_rounded(place.run, place.path)
         facts = facts_of_run(place.path)
         base = base or facts.base or None
         datasets = (*datasets, *facts.datasets.values())
