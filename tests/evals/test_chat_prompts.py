@@ -74,3 +74,14 @@ def test_the_command_asks_in_the_template_and_shows_the_message(monkeypatch, cap
     [ids] = asked["prompts"]
     assert PLAIN.decode(ids) == "<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"
     assert asked["end_ids"] == (3,) and asked["stop"] == ("<|im_end|>",)
+
+
+def test_a_broken_template_is_that_of_the_model(monkeypatch):
+    """Of a folder, which has no `data.chat.template`."""
+    broken = replace(PLAIN, chat_template="{% for m in messages %}{{ m.x")
+    monkeypatch.setattr(Loaded, "tokenizer", broken)
+    monkeypatch.setattr(prompted, "load_model", lambda *_: Loaded)
+    monkeypatch.setattr(prompted, "text_compute", lambda *_: None)
+    monkeypatch.setattr(prompted, "filling_for", lambda *_: None)
+    with pytest.raises(UserError, match=r"^here: chat template: not a Jinja template"):
+        prompted.generate_command("x", ["who?"], chat=True)

@@ -1,12 +1,19 @@
 """What cannot be published: one sentence with the cure, exit code 2, before any export."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.config.run import Tokenizer
+from lmwright.models import KINDS
+from lmwright.models.experts import Experts
+from lmwright.program.lora_section import LowRank
+from lmwright.program.qat_section import Qat
 from tests.fake_hub import Commit
 from tests.publish.conftest import TOKEN
+from tests.saved_run import save_run
 
 APACHE = ("--license", "apache-2.0")
 
@@ -50,6 +57,38 @@ def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
     ):
         assert part in refused(capsys, *words), words
     assert not hub.asked
+
+
+SIZES = {
+    "vocab_size": 320, "embed_dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 4, "seq_len": 48,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 24, "bias": "all"}
+NO_FOLDER = {
+    "qat": (LowRank(rank=3, base="bf16"), {"qat": Qat(weights="int8")}, "lmwright export, which"),
+    "bitnet": (
+        LowRank(rank=3),
+        {"model": KINDS["bitnet"](**SIZES, mlp_dim=24)},
+        "export the run itself",
+    ),
+    "gpt-oss": (
+        LowRank(rank=3, targets=("experts",), variant="dora"),
+        {"model": KINDS["gpt-oss"](**SIZES, experts=Experts(**EXPERTS))},
+        "PEFT has no DoRA for the experts of gpt-oss",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_FOLDER)
+def test_adapters_without_a_folder_of_peft(name, hub, tiny, hf_dir, tmp_path, capsys):
+    """No name of a base is asked for, no repository is made."""
+    lora, fields, says = NO_FOLDER[name]
+    start = {"init_from": str(hf_dir)} if name == "qat" else {}
+    data = replace(tiny.data, tokenizer=Tokenizer(path=str(hf_dir)))
+    train = replace(tiny.train, **start)
+    run = replace(tiny, dir=str(tmp_path / "run"), data=data, train=train, lora=lora, **fields)
+    assert says in refused(capsys, save_run(run), "me/tiny", *APACHE)
+    assert not hub.repos
 
 
 def test_tokens(hub, run_dir, capsys, monkeypatch):

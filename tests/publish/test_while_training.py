@@ -12,6 +12,8 @@ import pytest
 
 from lmwright.config.run import Checkpoint, Publish
 from lmwright.errors import UserError
+from lmwright.program.lora_section import LowRank
+from lmwright.program.qat_section import Qat
 from lmwright.train import publishing
 from lmwright.train.session import train
 from tests.fake_hub import WritableHub
@@ -91,6 +93,13 @@ def test_what_cannot_work_is_refused_before_training(run, hub, monkeypatch):
     ):
         with pytest.raises(UserError, match=part):
             train(replace(run, publish=publish), jax.devices()[:1])
+    tuned = replace(run, lora=LowRank(rank=3))
+    for lora, part in (
+        (tuned, "whose base train.init_from has no name on the hub"),
+        (replace(tuned, qat=Qat(weights="int8")), "which writes the merged model"),
+    ):
+        with pytest.raises(UserError, match=part):
+            train(lora, jax.devices()[:1])
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match="no token for the hub"):
         train(run, jax.devices()[:1])

@@ -167,7 +167,8 @@ def _in_template(
             "`lmwright generate --prompt`, or train with data.chat.template"
         )
     today = date.today().isoformat()
-    template = ChatTemplate(tokenizer.chat_template, tokenizer, today)
+    where = f"{loaded.path}: chat template"
+    template = ChatTemplate(tokenizer.chat_template, tokenizer, today, where)
     asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, field)]
     return asked, *ending_answers(settings, template, tokenizer)
 

@@ -9,6 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from lmwright.config.run import Run
 from lmwright.data.text.chat_ends import end_ids
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import refuse_other_base, write_note
@@ -20,7 +21,14 @@ from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import HF, is_run, open_origin, open_run
-from lmwright.formats.peft import lost_in_peft, merge_into, of_text, to_peft
+from lmwright.formats.peft import (
+    in_stacks,
+    lost_in_peft,
+    merge_into,
+    module_slots,
+    of_text,
+    to_peft,
+)
 from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_folder
 from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
@@ -34,6 +42,7 @@ from lmwright.formats.tokenizer_files import (
 )
 from lmwright.guard.temporary import temporary_folder
 from lmwright.models.text_part import TEXT_PARTS, architecture_of
+from lmwright.program.lora import ResolvedAdapter
 from lmwright.storage.mirror import sending
 
 
@@ -51,12 +60,8 @@ def export_adapter_command(
     plan = resolve(run, jax.local_devices()[:1])
     if not plan.training.freezes:
         raise UserError(f"{folder}: trained all weights; use lmwright export instead")
-    if run.qat is not None:
-        raise UserError(
-            f"{folder}: [qat] rounded its adapter with its base, and PEFT would add it behind the "
-            "rounding; use lmwright export, which writes the merged model"
-        )
     chosen = pick(plan, adapter)
+    refuse_folder(run, chosen, folder)
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)
     peft = to_peft(model, chosen, weights[chosen.name], base.path, names_in_whole(base.path, model))
@@ -65,6 +70,21 @@ def export_adapter_command(
         write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
     _say(out, peft, model)
+
+
+def refuse_folder(run: Run, adapter: ResolvedAdapter, folder: str | Path) -> None:
+    """Raises UserError for an adapter of a run that no folder of PEFT holds."""
+    module_slots(run.model)  # which are none of ternary weights
+    if adapter.variant == "dora" and in_stacks(run.model, adapter):
+        raise UserError(
+            f"lora.variant: PEFT has no DoRA for the experts of {run.model.hf.name}; write the "
+            "merged model with lmwright export"
+        )
+    if run.qat is not None:
+        raise UserError(
+            f"{folder}: [qat] rounded its adapter with its base, and PEFT would add it behind the "
+            "rounding; use lmwright export, which writes the merged model"
+        )
 
 
 def names_in_whole(base: str, model: Any) -> dict[str, str]:

@@ -65,12 +65,7 @@ def to_peft(
     """The adapter as PEFT keeps it, of the `model` with a head that it trains whole; `base` is the
     name or folder of the base model, and `whole` what its module names begin with where it holds
     more than the text (`TextPart.modules`)."""
-    stacks = model.hf.stacked_experts is not None and any(map(_is_of_experts, adapter.modules))
-    if stacks and adapter.variant == "dora":
-        raise UserError(
-            f"lora.variant: PEFT has no DoRA for the experts of {model.hf.name}; write the merged "
-            "model with lmwright export"
-        )
+    stacks = in_stacks(model, adapter)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas = {}, {}
     for name, slot in module_slots(model).items():
@@ -109,6 +104,11 @@ def to_peft(
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
     return PeftFolder(config, modules, saved=saved)
+
+
+def in_stacks(model: HfModel, adapter: ResolvedAdapter) -> bool:
+    """True for an adapter on experts that PEFT keeps in one tensor for all of a layer."""
+    return model.hf.stacked_experts is not None and any(map(_is_of_experts, adapter.modules))
 
 
 def _is_of_experts(module: Module) -> bool:

@@ -17,7 +17,7 @@ from lmwright.data.json_text import parse_json, write_json
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import EARLIER_NOTE, NOTE, read_note
-from lmwright.formats.adapter_verbs import export_adapter_command
+from lmwright.formats.adapter_verbs import export_adapter_command, refuse_folder
 from lmwright.formats.card import Facts, adapter_card, facts_of_run, files_card
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.load import load_model, write_run_tokenizer
@@ -48,11 +48,16 @@ class Subject:
     adapter: str | None = None
 
     @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters of a run that are wanted; none if it trained all weights."""
+    def trainees(self) -> tuple[Any, ...]:
+        """The adapters of a run that are wanted; none if it trained all weights."""
         training = training_of(self.place.run) if self.kind == RUN else None
         trainees = training.trainees if training and training.freezes else ()
-        return tuple(t.name for t in trainees if self.adapter in (None, t.name))
+        return tuple(t for t in trainees if self.adapter in (None, t.name))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(t.name for t in self.trainees)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,8 @@ def complete(subject: Subject) -> Subject:
     before, relation, datasets = stated(place, kind), "finetune", listing.datasets
     base = listing.base_model or before.get("base_model")
     if kind == RUN:
+        for trainee in subject.trainees:
+            refuse_folder(place.run, trainee, place.path)
         facts = facts_of_run(place.path)
         base = base or facts.base or None
         datasets = (*datasets, *facts.datasets.values())

@@ -18,10 +18,12 @@ import jax
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Run
 from lmwright.core.processes import meet
-from lmwright.errors import ERROR
+from lmwright.errors import ERROR, UserError
 from lmwright.guard.heartbeat import beat, beating
+from lmwright.program.trainee import Training
 from lmwright.publish.account import check_name, check_token
 from lmwright.publish.licenses import check_license
+from lmwright.storage.hub import is_hub_name
 from lmwright.train.hooks import Hook, Running
 
 LOG = "publish.log"
@@ -29,13 +31,27 @@ PATIENCE_S = 1.0  # between looks at what another thread or process does
 NICENESS = 10
 
 
-def check_publishing(run: Run) -> None:
+def check_publishing(run: Run, training: Training) -> None:
     """Raises UserError for a run that could never publish its checkpoints, from what is known
     here; the hub is not asked, since a training must start without it."""
     if run.train.publish_every_steps is not None:
         check_name(run.publish.repo)
         check_license(run.publish.license, None, "publish.license")
         check_token()
+        if training.freezes:
+            _check_adapters(run, training)
+
+
+def _check_adapters(run: Run, training: Training) -> None:
+    from lmwright.formats.adapter_verbs import refuse_folder
+
+    for adapter in training.trainees:
+        refuse_folder(run, adapter, run.dir)
+    if not is_hub_name(str(run.train.init_from)):
+        raise UserError(
+            "train.publish_every_steps: publishes adapters, whose base train.init_from has no name "
+            "on the hub; start from hf://owner/name, or publish at the end with --base-model"
+        )
 
 
 def publishing(run: Run, folder: Path, stack: ExitStack) -> tuple[Hook, ...]:

@@ -135,7 +135,7 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
         if folder.mirror is not None:
             folder.mirror.begin()
         if jax.process_index() == 0:
-            check_publishing(run)
+            check_publishing(run, plan.training)
             _lock(lock, run)
             if folder.mirror is not None:
                 folder.claim = Claim(folder.mirror.bucket)

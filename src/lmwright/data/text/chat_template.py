@@ -39,11 +39,18 @@ class ChatTemplate:
     """Template with the special tokens that it may use.
 
     `source` is Jinja; it runs in a sandbox, in a process of its own. `date` is what
-    `strftime_now` tells. Raises UserError for a source that is not Jinja.
+    `strftime_now` tells, `where` names the template in messages. Raises UserError for a source
+    that is not Jinja.
     """
 
-    def __init__(self, source: str, tokenizer: TextTokenizer, date: str | None = None):
-        self.source = source
+    def __init__(
+        self,
+        source: str,
+        tokenizer: TextTokenizer,
+        date: str | None = None,
+        where: str = "data.chat.template",
+    ):
+        self.source, self.where = source, where
         roles = {f"{r}_token": t for r in ROLES if (t := getattr(tokenizer, r)) is not None}
         special = list(tokenizer.special_tokens)
         self._spec = json.dumps(
@@ -54,10 +61,10 @@ class ChatTemplate:
             CHILD.ask(self._spec, {"op": "compile"})
         except NoTemplateError as e:
             raise UserError(
-                f"data.chat.template: not a Jinja template ({e}); correct it or choose another"
+                f"{where}: not a Jinja template ({e}); correct it or choose another"
             ) from None
         except LimitError as e:
-            raise UserError(f"data.chat.template: {e}; correct it or choose another") from None
+            raise UserError(f"{where}: {e}; correct it or choose another") from None
 
     def render(self, conversation: dict[str, Any], *, prompt: bool = False) -> str:
         """Text of a conversation; with `prompt` it ends where the assistant would begin.
@@ -83,7 +90,7 @@ class ChatTemplate:
             self._strikes += 1
             if self._strikes >= MAX_STRIKES:
                 raise UserError(
-                    f"data.chat.template: {e}, repeatedly; correct it or choose another"
+                    f"{self.where}: {e}, repeatedly; correct it or choose another"
                 ) from None
             raise UnusableError(str(e)) from None
 

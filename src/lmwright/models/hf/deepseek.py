@@ -132,6 +132,7 @@ class DeepSeekV3Hf(LatentHf):
 
     name = "DeepSeek-V3"
     model_types: ClassVar = {"DeepseekV3ForCausalLM": "deepseek_v3"}
+    null = (*LatentHf.null, "norm_topk_prob")  # transformers takes it for false
     pairs = (*OF_ALL, FIRST_DENSE, *SIGMOID_EXPERTS, PAIRS, SCORES, NO_AUX, NO_FURTHER)
     defaults: ClassVar = {
         **USUAL,

@@ -27,7 +27,13 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
     reach = reach_said(config, 2, fields["num_layers"], where)
-    local = window_fields(config.get("sliding_window", WINDOW), reach)
+    window = config.get("sliding_window", WINDOW)
+    if window is None and "local" in reach:
+        raise UserError(
+            f"{where}: sliding_window is null, but layer_types has sliding_attention; set it, or "
+            f"remove it for {WINDOW}"
+        )
+    local = window_fields(window, reach)
     return {"layer_pattern": ["global"], **local}
 
 
@@ -73,6 +79,7 @@ class GptOssHf(MoeHf):
     }  # fmt: skip
     stacked_experts = "turns"
     quantized = True
+    null = (*MoeHf.null, "swiglu_limit", "swiglu_alpha")
     keys = NO_PLAIN
     pairs = (
         *(HEAD, BIAS),

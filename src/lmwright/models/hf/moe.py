@@ -122,11 +122,13 @@ class MoeHf(Table):
     """Table whose model has a section of experts."""
 
     weights = WEIGHTS | EXPERTS
+    null: ClassVar[tuple[str, ...]] = ("sliding_window",)
+    """Keys whose null is not to be silent."""
 
     def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
         this family does not compute."""
-        null = ("sliding_window", *self.optional.values())  # which is not to be silent
+        null = (*self.null, *self.optional.values())
         known = {k: v for k, v in config.items() if v is not None or k in null}
         if config.get("num_key_value_heads", ...) is None:
             known["num_key_value_heads"] = config.get("num_attention_heads")
