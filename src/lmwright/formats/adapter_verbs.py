@@ -20,7 +20,7 @@ from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import HF, is_run, open_origin, open_run
-from lmwright.formats.peft import lost_in_peft, merge_into, of_text, to_peft
+from lmwright.formats.peft import in_files, lost_in_peft, merge_into, to_peft
 from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_folder
 from lmwright.formats.peft_head import headed, noted
 from lmwright.formats.proof import Proof, Source
@@ -88,7 +88,8 @@ def merge_command(
     compares it with what PEFT computes from the same base and folder, where PEFT is installed.
     Raises UserError for an adapter that was trained on another base."""
     _refuse_others(base, adapter)
-    loaded, peft = load_model(base), of_text(read_folder(adapter))
+    loaded = load_model(base)
+    peft = in_files(read_folder(adapter), loaded.model)
     loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
     model, weights, own = headed(loaded.model, weights, peft, adapter)

@@ -30,9 +30,8 @@ from lmwright.formats.gguf_apart import Apart
 from lmwright.formats.gguf_names import (
     SHIFT,
     NameMap,
+    in_order,
     metadata_of,
-    pairs,
-    rotated_heads,
 )
 from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
@@ -298,11 +297,7 @@ def _laid_out(
             codes, scale = tensors.codes(slot.name)  # type: ignore[attr-defined]
             rows = np.concatenate([codes.reshape(len(codes), -1, Q8_ROW), scale[..., None]], -1)
             array = rows.reshape(len(codes), -1)  # so that a block moves with its scale
-        heads = rotated_heads(slot.name, config) if arch.rotated else None
-        if heads is not None:
-            array = pairs(array, heads, into=True)
-        if arch.hybrid:
-            array = gguf_hybrid.turned(slot.name, array, config, into=True)
+        array = in_order(slot.name, array, config, arch, into=True)
         if shift := arch.shift_of(slot.name):
             array = array + np.float32(shift)
         if entry.kind == "Q4_0":

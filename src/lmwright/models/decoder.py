@@ -33,7 +33,9 @@ from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import SCALED, RopeScaling, rope_tables
 
-PLAIN_OR_GATED = "Gated (swiglu, geglu, geglu_erf, reglu) or plain (gelu_erf, relu, relu2) mlp."
+PLAIN_OR_GATED = (
+    "Gated (swiglu, geglu, geglu_erf, reglu) or plain (gelu_erf, gelu_tanh, relu, relu2) mlp."
+)
 AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
@@ -62,6 +64,7 @@ class Decoder:
     fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
     mixer: ClassVar[str] = "attention"  # what joins tokens in its layers
     sinks: ClassVar[bool] = False  # whether each softmax has a learned score without a key
+    own_keys: ClassVar[bool] = False  # whether each head of queries has keys of its own
     # fields of some families, the same in all models of the others
     qk_norm: ClassVar[QkNorm] = "none"
     logits_soft_cap: ClassVar[float | None] = None

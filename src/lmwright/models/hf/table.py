@@ -87,6 +87,8 @@ class Table:
     model_types: ClassVar[dict[str, str]]
     """`model_type` of each architecture."""
     weights: ClassVar[dict[str, str]] = WEIGHTS
+    modules: ClassVar[dict[str, str]] = {}
+    """Names of modules in transformers' class, which PEFT's are, where its files have others."""
     convs: ClassVar[tuple[str, ...]] = ()
     """Paths of filters, which are [numbers, 1, tokens] there."""
     classifier: ClassVar[ClassifierForm | None] = None
