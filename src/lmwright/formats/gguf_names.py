@@ -154,9 +154,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
             raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
-    config = {"rope_theta": rope.get("rope_theta"), **config}
-    if arch.by_part:
-        config = head_dim(config) | config
+    usual = head_dim(config) if arch.by_part else {}
+    config = {"rope_theta": rope.get("rope_theta"), **usual, **config}
     meta: dict[str, Any] = {}
     for key, theirs in (KEYS | arch.keys).items():
         value = config.get(arch.renamed.get(theirs, theirs))

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from lmwright.models.hf.pairs import EVEN_HEADS, HEAD, PLAIN_ACT, Derived, Fixed, Json, Words
+from lmwright.models.hf.pairs import EVEN_HEADS, HEAD, PLAIN_ACT, Derived, Json, Words
 from lmwright.models.hf.rope import first_given, rope_fields, write_partial_rope
 from lmwright.models.hf.table import ENDS, EVEN_KEYS, Table
 
@@ -15,7 +15,6 @@ LAYER = {
 OWN = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 """Names of keys of rotations; transformers ignores the usual ones beside them."""
 USUAL = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25}
-DROPOUT = "{key} = {said} is not computed, only {value} as in released models"
 
 
 def _weights() -> dict[str, str]:
@@ -52,8 +51,6 @@ class GptNeoxHf(Table):
         HEAD,
         Words("bias", "attention_bias", {"all": True, "mlp": False}),
         Words("residual", "use_parallel_residual", {"parallel": True, "sequential": False}),
-        Fixed("attention_dropout", 0.0, DROPOUT),
-        Fixed("hidden_dropout", 0.0, DROPOUT),
         EVEN_HEADS,
         Derived(_read_rope, _write_rope),
     )
