@@ -20,6 +20,7 @@ SLICES = {
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
         bert-base bert-large minilm-l6 roberta-base roberta-large xlm-roberta-base xlm-roberta-large
         bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m
+        gpt2-small gpt2-medium gpt2-large gpt2-xl
         pythia-70m pythia-160m pythia-410m pythia-1b pythia-1-4b pythia-2-8b""",
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b""",

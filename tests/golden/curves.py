@@ -61,7 +61,7 @@ MODELS = {
         "key_dim": 6, "chunk_tokens": 32},
     "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
-    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5},
+    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "gpt2": DENSE | {"num_kv_heads": 4},
     "gpt-neox": DENSE | {"num_kv_heads": 4, "rotary_fraction": 0.5},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},

@@ -12,6 +12,7 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.evals.generate import Sampling, generate
+from lmwright.formats.inputs_first import inputs_first
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
 
@@ -57,15 +58,17 @@ def saved_buffers(theirs):
 
 
 def in_class(model, tensors):
-    """Tensors by the names in transformers' class, where its files have others."""
+    """Tensors by the names and layout in transformers' class, where ours are others."""
     ends = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in model.hf.modules.items()}
-    return {ends.get(name, name): tensor for name, tensor in tensors.items()}
+    named = [(ends.get(name, name), tensor) for name, tensor in tensors.items()]
+    return dict(inputs_first(named, model.hf.inputs_first))
 
 
 def in_files(model, tensors):
-    """Tensors by the names in files, of those in transformers' class."""
+    """Tensors by our names and layout, of those in transformers' class."""
     ends = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in model.hf.modules.items()}
-    return {ends.get(name, name): tensor for name, tensor in tensors.items()}
+    named = [(ends.get(name, name), tensor) for name, tensor in tensors.items()]
+    return dict(inputs_first(named, model.hf.inputs_first))  # which is its own inverse
 
 
 def assert_near(ours, theirs, name):

@@ -13,6 +13,7 @@ from lmwright.models.deberta import Deberta
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
 from lmwright.models.gemma4 import Gemma4
+from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.llama import Llama
@@ -88,6 +89,7 @@ MODELS = {
         **SIZES | {"num_kv_heads": 16}, residual="sequential", mlp="gelu_tanh", bias="mlp",
         rotary_fraction=0.34, rope_scaling=YARN, head="tied",
     ),
+    "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(

@@ -83,7 +83,7 @@ ARCHS = {
     "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
     "gptneox": Arch(
         "GPTNeoXForCausalLM", "gpt_neox", partial=True, biases=True, by_part=True,
-        acts=("gelu", "gelu_fast"),
+        acts=("gelu", "gelu_new"),
         fixed=UNTIED | {"attention_bias": True},
         keys={
             "attention.layer_norm_epsilon": "layer_norm_eps",
@@ -91,6 +91,14 @@ ARCHS = {
             "hidden_activation": "hidden_act",  # which llama.cpp does not read
         },
         rope_keys={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+    ),
+    "gpt2": Arch(
+        "GPT2LMHeadModel", "gpt2", biases=True, acts=("gelu", "gelu_new"),
+        renamed={"hidden_act": "activation_function"},
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "hidden_activation": "activation_function",
+        },
     ),
     "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
     "olmoe": Arch(

@@ -155,7 +155,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
     usual = head_dim(config) if arch.by_part else {}
-    config = {"rope_theta": rope.get("rope_theta"), **usual, **config}
+    config = {"rope_theta": rope.get("rope_theta")} | usual | dict(config)
     meta: dict[str, Any] = {}
     for key, theirs in (KEYS | arch.keys).items():
         value = config.get(arch.renamed.get(theirs, theirs))
@@ -176,8 +176,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
         raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")
-    if arch.acts and (act := config.get("hidden_act", arch.acts[0])) not in arch.acts:
-        raise UserError(f"{where}: GGUF's {name} is {' or '.join(arch.acts)}, not {act}")
+    _refuse_act(config, name, arch, where)
     if not arch.biases and (config.get("attention_bias") or config.get("mlp_bias")):
         raise UserError(f"{where}: llama.cpp's {name} has no biases; export to a folder instead")
     if arch.mark or arch.encoder:
@@ -200,6 +199,12 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     elif kind not in ("default", "llama3"):
         raise UserError(f"{where}: GGUF has no rope scaling {kind!r}")
     return name, arch, meta
+
+
+def _refuse_act(config: Mapping[str, Any], name: str, arch: Arch, where: str) -> None:
+    act = config.get(arch.renamed.get("hidden_act", "hidden_act"))
+    if arch.acts and (act or arch.acts[0]) not in arch.acts:
+        raise UserError(f"{where}: GGUF's {name} is {' or '.join(arch.acts)}, not {act}")
 
 
 def _refuse_uneven(config: Mapping[str, Any], name: str, where: str) -> None:

@@ -25,7 +25,8 @@ from lmwright.formats.ternary import codes_of, floats_of
 
 IGNORED_ENDINGS = (
     "rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask", ".attention.masked_bias",
-    ".attention.bias",  # the triangle of masks in a GPT-NeoX
+    # triangles of masks in a GPT-NeoX and a GPT-2
+    ".attention.bias", ".attn.bias", ".attn.masked_bias",
 )  # fmt: skip
 TIED_HEAD = "lm_head.weight"
 COPIES = {

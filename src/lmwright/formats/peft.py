@@ -95,7 +95,7 @@ def to_peft(
     if stacks:
         alone, alphas = peft_experts.as_parameters(modules, alphas)
     config = make_config(alone, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
-    config["task_type"] = task_type(model)
+    config |= {"task_type": task_type(model), "fan_in_fan_out": bool(model.hf.inputs_first)}
     if stacks:  # whose inputs PEFT cannot drop
         config |= {"target_parameters": peft_experts.targets_of(alone), "lora_dropout": 0.0}
         alone = {name: each for name, each in alone.items() if name in modules}

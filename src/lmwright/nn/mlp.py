@@ -10,11 +10,9 @@ from jax import Array
 
 from lmwright.core.weight import cpu_barrier
 
-Mlp = Literal[
-    "swiglu", "geglu", "geglu_erf", "reglu", "relu2glu", "gelu_erf", "gelu_tanh", "relu", "relu2"
-]  # fmt: skip
 PlainMlp = Literal["gelu_erf", "gelu_tanh", "relu", "relu2"]
 GatedMlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu2glu"]
+Mlp = Literal[GatedMlp, PlainMlp]
 GATED = ("swiglu", "geglu", "geglu_erf", "reglu", "relu2glu")
 
 

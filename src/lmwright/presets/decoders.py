@@ -111,6 +111,12 @@ def _pythia(shape: Shape, **fields: Any) -> Any:
     return GptNeox(**sizes(shape), **(usual | fields))
 
 
+def _gpt2(shape: Shape) -> Any:
+    from lmwright.models.gpt2 import Gpt2
+
+    return Gpt2(**sizes(shape), vocab_size=50_257, head_dim=64, seq_len=1024)
+
+
 PRESETS = {
     "llama-3.1-8b": row(
         "8.03 B: Llama 3.1 8B, context of 131,072 (https://arxiv.org/abs/2407.21783)",
@@ -215,6 +221,14 @@ PRESETS = {
     "phi-3-medium": row(
         "14.0 B: Phi-3 medium 4K with its window (https://arxiv.org/abs/2404.14219)",
         _phi3, (5120, 17_920, 40, 40, 10), head_dim=128),
+    "gpt2-small": row("124 M: GPT-2 (https://huggingface.co/openai-community/gpt2)", _gpt2,
+        (768, 3072, 12, 12, 12)),
+    "gpt2-medium": row("355 M: GPT-2 medium (https://huggingface.co/openai-community/gpt2-medium)",
+        _gpt2, (1024, 4096, 24, 16, 16)),
+    "gpt2-large": row("774 M: GPT-2 large (https://huggingface.co/openai-community/gpt2-large)",
+        _gpt2, (1280, 5120, 36, 20, 20)),
+    "gpt2-xl": row("1.56 B: GPT-2 XL (https://huggingface.co/openai-community/gpt2-xl)", _gpt2,
+        (1600, 6400, 48, 25, 25)),
     "pythia-70m": row("70.4 M: Pythia 70M (https://arxiv.org/abs/2304.01373)", _pythia,
         (512, 2048, 6, 8, 8)),
     "pythia-160m": row("162 M: Pythia 160M (https://arxiv.org/abs/2304.01373)", _pythia,

@@ -123,10 +123,10 @@ def refuse_number(name: str, value: Any, where: str, whole: bool = False) -> Non
 
 GATED_ACT = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "reglu": "relu"}
 ACT = Words("mlp", "hidden_act", GATED_ACT, "silu", "silu")
-PLAIN = {"gelu_erf": "gelu", "gelu_tanh": "gelu_fast", "relu": "relu", "relu2": "relu2"}
+PLAIN = {"gelu_erf": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "relu2": "relu2"}
 PLAIN_ACT = Words(
     "mlp", "hidden_act", PLAIN, "gelu",
-    same=dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_fast"),
+    same=dict.fromkeys(("gelu_fast", "gelu_pytorch_tanh"), "gelu_new"),
 )  # fmt: skip
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False})
 BIAS = Words("bias", "attention_bias", {"attention": True, "none": False})
