@@ -16,8 +16,10 @@ class OutputsFirst(Tensors):
     def __init__(self, stored: Mapping[str, np.ndarray], table: Table):
         self._stored, self._ends = stored, table.inputs_first
         self.not_taken = getattr(stored, "not_taken", ())
-        prefix, head = table.body_prefix, table.weights["head"]
-        bare = [n for n in stored if n != head and not n.startswith(prefix)]
+        prefix = table.body_prefix
+        inside = [n.removeprefix(prefix) for n in table.weights.values() if n.startswith(prefix)]
+        firsts = tuple(f"{name.partition('.')[0]}." for name in inside)
+        bare = [name for name in stored if name.startswith(firsts)]
         self._name_of = {name: name for name in stored if name not in bare}
         self._name_of |= {f"{prefix}{name}": name for name in bare}
         super().__init__(self._name_of)
