@@ -58,6 +58,18 @@ PUBLISHED = {
     "xlstm-7b": 6_865_424_896,
     "phi3-mini": 3_821_079_552,
     "phi3-medium": 13_960_238_080,
+    "gpt2-small": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1-4b": 1_414_647_808,
+    "pythia-2-8b": 2_775_208_960,
+    "pythia-6-9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
 }
 
 
@@ -115,6 +127,8 @@ def test_windows_are_counted(name):
     if hasattr(model, "first_position"):  # rows of positions and types are looked up
         rows = model.first_position + model.seq_len + model.token_types
         weights -= rows * model.embed_dim
+    if model.kind == "gpt2":
+        weights -= model.seq_len * model.embed_dim
     if getattr(model, "layer_input_dim", None):  # looked up
         weights -= model.vocab_size * model.num_layers * model.layer_input_dim
     if model.kind == "xlstm":  # a memory written and read, and half a chunk's tokens met

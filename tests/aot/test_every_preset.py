@@ -19,11 +19,13 @@ SLICES = {
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
         bert-base bert-large minilm-l6 roberta-base roberta-large xlm-roberta-base xlm-roberta-large
-        bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m""",
+        bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m
+        gpt2-small gpt2-medium gpt2-large gpt2-xl
+        pythia-70m pythia-160m pythia-410m pythia-1b pythia-1-4b pythia-2-8b""",
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
-        llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b""",
+        llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
-        phi3-medium qwen3-5-9b""",
+        phi3-medium qwen3-5-9b pythia-12b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b deepseek-v2-lite moonlight-16b-a3b""",
     "v5p-32": "qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",

@@ -56,6 +56,7 @@ LATENTS = {
     "num_key_value_heads": 6, "head_dim": None, "kv_lora_rank": 64, "q_lora_rank": 96,
     "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "rms_norm_eps": 1e-6,
 }  # fmt: skip
+NEOX = {"rotary_emb_base": 5003, "layer_norm_eps": 3e-4}
 FAMILIES = {
     "LlamaForCausalLM llama3": {"rope_parameters": LLAMA3},
     "LlamaForCausalLM linear": {
@@ -86,6 +87,13 @@ FAMILIES = {
             "rope_theta": 5003.0}},
     "Phi3ForCausalLM": {"head_dim": 16, "sliding_window": None, "rope_parameters": {
         "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.75}},
+    "GPTNeoXForCausalLM": NEOX | {"rotary_pct": 0.5},
+    "GPTNeoXForCausalLM sequential": NEOX | {
+        "use_parallel_residual": False, "hidden_act": "gelu_new", "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},
+    "GPT2LMHeadModel": {"layer_norm_epsilon": 3e-4, "n_positions": 192},
+    "GPT2LMHeadModel untied": {
+        "layer_norm_epsilon": 3e-4, "activation_function": "gelu", "tie_word_embeddings": False},
     "Olmo3ForCausalLM": {
         "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 9, "rope_scaling": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},
@@ -184,10 +192,12 @@ def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, reco
     ids = proof.proof_tokens(model, None)
     if getattr(model.rope_scaling, "borders", "whole") == "exact":  # which llama.cpp rounds
         model = replace(model, rope_scaling=replace(model.rope_scaling, borders="whole"))
+    if case.startswith("GPT"):  # whose GELU is always the tanh form there
+        model = replace(model, mlp="gelu_tanh")
     found = agreement(logits(model, w, ids)[:1], llama_cpp.logits(out, ids[0])[None])
     apart = found.max_abs_diff / found.max_abs_logit
     record_property("llama_cpp_logits", apart)
-    assert apart < (1e-3 if case.startswith("Gemma") else 1e-5)
+    assert apart < (1e-3 if case.startswith(("Gemma", "GPT")) else 1e-5)
 
 
 def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
@@ -229,6 +239,9 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0] * 3}, "rope_pattern"),
         ("Phi3ForCausalLM", {"sliding_window": 7}, "window"),
         ("Phi3ForCausalLM", {"head_dim": 32}, "llama.cpp's phi3"),
+        ("GPTNeoXForCausalLM", {"hidden_act": "relu"}, "gptneox is gelu or gelu_new, not relu"),
+        ("GPT2LMHeadModel", {"activation_function": "relu"}, "gpt2 is gelu or gelu_new, not relu"),
+        ("GPTNeoXForCausalLM", {"attention_bias": False}, "attention_bias = False"),
         ("Olmo3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3}, "pattern"),
         ("Qwen3_5ForCausalLM", {"rms_norm_eps": 1e-5}, "model.norm_eps = 1e-05 instead of 1e-06"),
         ("Qwen3_5ForCausalLM", {"layer_types": [GLOBAL, "linear_attention"] * 2}, "mixer_pattern"),

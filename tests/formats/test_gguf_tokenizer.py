@@ -156,6 +156,23 @@ def test_the_split_of_qwen35_has_its_own_name():
     assert ids(tokenizer_of(meta, "here")) == ids(trained)
 
 
+def test_the_tokenizer_of_gpt_neox_goes_by_the_name_of_olmo(shared_data):
+    """GPT-2's split behind composed characters, and runs of spaces matched in any text."""
+    from tokenizers import normalizers
+
+    tokenizer = open_tokenizer(shared_data / SHARED["gpt2"][0])
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.spec))
+    backend.normalizer = normalizers.NFC()
+    backend.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+    pythia = replace(tokenizer, backend=backend)
+    meta = metadata_of_tokenizer(pythia, pythia.vocab_size, False, "here")
+    assert meta["tokenizer.ggml.pre"] == "olmo"
+    back = tokenizer_of(meta, "here")
+    assert ids(back) == ids(pythia)
+    decomposed = "cafe\u0301  x"
+    assert back.encode(decomposed) == pythia.encode(decomposed)
+
+
 def test_another_split_is_refused(shared_data):
     from tokenizers import pre_tokenizers
 

@@ -175,7 +175,7 @@ BAD = {
     "index that lies": (index_that_lies, "disagrees"),
     "index that escapes": (index_that_escapes, "not an index"),
     "other architecture": (
-        set_config(architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
+        set_config(architectures=["MptForCausalLM"]), "'MptForCausalLM' is not supported"),
     "no architecture": (set_config(architectures="LlamaForCausalLM"), "names no architecture"),
     "a near architecture": (
         set_config(architectures=["Qwen2MoeForCausalLM"]), "the nearest: Qwen3MoeForCausalLM and"),

@@ -44,12 +44,11 @@ GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
-    "gemma4": GEMMA4, "gemma4-moe": GEMMA4 | {"experts": EXPERTS},
+    "gemma4": GEMMA4, "gemma4-moe": GEMMA4 | {"experts": EXPERTS}, "qwen3-5": DENSE | HYBRID,
     "olmo2": DENSE, "bitnet": DENSE, "fanformer": DENSE, "eurobert": DENSE,
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]},
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
-    "qwen3-5": DENSE | HYBRID,
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
@@ -57,12 +56,13 @@ MODELS = {
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},
     "roberta": DENSE | {"num_kv_heads": 4, "first_position": 356},  # behind its padding
     "xlm-roberta": DENSE | {"num_kv_heads": 4, "first_position": 356},
-    "llada": DENSE | {"predicts": "next"},
+    "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32},
     "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
-    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "mixtral": SIZES | {"experts": EXPERTS},
+    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "gpt2": DENSE | {"num_kv_heads": 4},
+    "gpt-neox": DENSE | {"num_kv_heads": 4, "rotary_fraction": 0.5},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},

@@ -12,6 +12,7 @@ import pytest
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.evals.generate import Sampling, generate
+from lmwright.formats.inputs_first import inputs_first
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
 
@@ -54,6 +55,20 @@ def saved_buffers(theirs):
     named = dict(theirs.named_parameters())
     return {k: v for k, v in theirs.state_dict(keep_vars=True).items()
             if k not in named and v.dtype.is_floating_point and not v.requires_grad}  # fmt: skip
+
+
+def in_class(model, tensors):
+    """Tensors by the names and layout in transformers' class, where ours are others."""
+    ends = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in model.hf.modules.items()}
+    named = [(ends.get(name, name), tensor) for name, tensor in tensors.items()]
+    return dict(inputs_first(named, model.hf.inputs_first))
+
+
+def in_files(model, tensors):
+    """Tensors by our names and layout, of those in transformers' class."""
+    ends = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in model.hf.modules.items()}
+    named = [(ends.get(name, name), tensor) for name, tensor in tensors.items()]
+    return dict(inputs_first(named, model.hf.inputs_first))  # which is its own inverse
 
 
 def assert_near(ours, theirs, name):
@@ -100,7 +115,7 @@ def assert_same_training(theirs, model, w, tokens, record_property, **options):
     near = assert_near(logits, out.logits.detach().numpy(), "logits")
     record_property("logits", float(near))
     np.testing.assert_allclose(value, out.loss.item(), rtol=TOLERANCE)
-    ours, named = to_hf(model, grads), dict(theirs.named_parameters())
+    ours, named = in_class(model, to_hf(model, grads)), dict(theirs.named_parameters())
     fixed = {path for path in ours if path in saved_buffers(theirs)}
     assert set(ours) - fixed == set(named)
     assert not any(np.any(ours[path]) for path in fixed)

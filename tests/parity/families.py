@@ -18,6 +18,16 @@ DEBERTA = {
     "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm",
     "position_buckets": 6, "max_relative_positions": 20, "legacy": False,
 }  # fmt: skip
+NEOX = {
+    "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "layer_norm_eps": 3e-4,
+}  # fmt: skip
+GPT2 = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "rope_parameters",
+                     "num_attention_heads", "max_position_embeddings", "num_key_value_heads",
+                     "head_dim", "rms_norm_eps")),
+    "n_embd": 48, "n_inner": 80, "n_layer": 5, "n_head": 6, "n_positions": 192,
+    "layer_norm_epsilon": 3e-4,
+}  # fmt: skip
 BERT = {
     "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "rope_parameters": None,
     "layer_norm_eps": 3e-4,
@@ -277,6 +287,35 @@ ROWS = {
             "sliding_window": 7,
         },
         generates=True,
+    ),
+    "gpt-neox": Row(
+        "GPTNeoXForCausalLM",
+        NEOX | {"rope_parameters": rope("yarn", factor=6.0, partial_rotary_factor=0.5, **OLD)},
+        generates=True,
+    ),
+    "gpt-neox-sequential": Row(
+        "GPTNeoXForCausalLM",
+        NEOX
+        | {
+            "rope_parameters": None,
+            "rotary_pct": 0.75,
+            "rotary_emb_base": 301,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_new",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt-neox-short": Row(
+        "GPTNeoXForCausalLM",
+        NEOX | {"rope_parameters": None, "num_attention_heads": 3},
+        gradients=False,
+    ),
+    "gpt2": Row("GPT2LMHeadModel", GPT2, generates=True),
+    "gpt2-untied": Row(
+        "GPT2LMHeadModel",
+        GPT2 | {"n_inner": None, "tie_word_embeddings": False, "activation_function": "relu"},
+        gradients=False,
     ),
     "phi3-short": Row(
         "Phi3ForCausalLM",

@@ -16,6 +16,8 @@ from tests.parity.compare import (
     assert_near,
     assert_same_text,
     assert_same_training,
+    in_class,
+    in_files,
     make_batch,
     randomize,
 )
@@ -49,7 +51,7 @@ def problem(name):
     saved = json.loads(config_of(row, row.said).to_json_string(use_diff=False))
     model = model_from_config(saved, "config.json")
     tensors = {k: v.numpy() for k, v in theirs.state_dict().items()}
-    return row, theirs, model, from_hf(model, tensors)
+    return row, theirs, model, from_hf(model, in_files(model, tensors))
 
 
 def logits_of(model, w, tokens):
@@ -79,7 +81,7 @@ def test_export_gives_their_model_again(name):
     said = json.loads(json.dumps(model.hf.config(model)))
     assert said.pop("architectures") == [row.architecture]
     again = theirs_of(row, said)
-    tensors = {k: torch.tensor(v) for k, v in to_hf(model, w).items()}
+    tensors = {k: torch.tensor(v) for k, v in in_class(model, to_hf(model, w)).items()}
     missing, unexpected = again.load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight", "decoder.weight"}
     again.tie_weights()

@@ -13,6 +13,8 @@ from lmwright.models.deberta import Deberta
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
 from lmwright.models.gemma4 import Gemma4
+from lmwright.models.gpt2 import Gpt2
+from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBert
@@ -82,6 +84,12 @@ MODELS = {
         **{k: v for k, v in SIZES.items() if k not in ("num_kv_heads", "head_dim", "embed_dim")},
         embed_dim=64, chunk_tokens=8, block_pattern=("mlstm", "slstm"),
     ),
+    "gpt-neox": GptNeox(**SIZES | {"num_kv_heads": 16}, rotary_fraction=0.67, norm_eps=1e-3),
+    "gpt-neox-sequential": GptNeox(
+        **SIZES | {"num_kv_heads": 16}, residual="sequential", mlp="gelu_tanh", bias="mlp",
+        rotary_fraction=0.34, rope_scaling=YARN, head="tied",
+    ),
+    "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(

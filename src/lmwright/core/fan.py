@@ -19,7 +19,7 @@ from lmwright.core.weight import product, untyped_dot, weight_gradient
 AXIS = "tensor"
 NAMES = {
     "b": "batch", "t": "seq", "d": "embed", "n": "heads", "k": "kv_heads", "h": "head_dim",
-    "e": "experts", "f": "mlp", "g": "gate_up",
+    "e": "experts", "f": "mlp", "g": "gate_up", "p": "qkv",
 }  # fmt: skip
 
 

@@ -48,11 +48,6 @@ def of_microbatch(w: Tree, number: Array) -> Tree:
     return map_keys(lambda key: lax.dynamic_index_in_dim(key, number, -2), w)
 
 
-def summed(aux: dict[str, Array]) -> dict[str, Array]:
-    """The sums over axis 0."""
-    return jax.tree.map(lambda a: jnp.sum(a, axis=0), aux)
-
-
 def pipelined(
     block: Block, layers: Tree, x: Array, *side: Any, num_microbatches: int
 ) -> tuple[Array, dict[str, Array]]:
@@ -66,6 +61,7 @@ def pipelined(
     while x.shape[0] % (num * ways):
         num -= 1
     cut = partial(microbatches, num=num)
+    summed = partial(jax.tree.map, lambda a: jnp.sum(a, axis=0))
     x, side = cut(x), jax.tree.map(cut, side)
 
     def run_stage(at: Array, layers: Tree, x: Array, side: tuple) -> tuple[Array, dict[str, Array]]:
@@ -73,8 +69,7 @@ def pipelined(
         return x, summed(aux)
 
     if jax.tree.leaves(layers)[0].shape[0] % stages:
-        each = lambda piece: run_stage(piece[0], layers, *piece[1:])  # noqa: E731
-        x, aux = lax.map(each, (jnp.arange(num), x, side))
+        x, aux = lax.map(lambda a: run_stage(a[0], layers, *a[1:]), (jnp.arange(num), x, side))
         return interleaved(x), summed(aux)
     by_stage = jax.tree.map(lambda a: a.reshape(stages, -1, *a.shape[1:]), layers)
     run_stages = jax.vmap(run_stage, spmd_axis_name=AXIS)

@@ -53,6 +53,7 @@ WEIGHTS: dict[str, Entry] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "gate_up": None,
+    "qkv": None,
     "experts": "expert",
     "head_dim": None,
     "norm": None,
@@ -73,6 +74,7 @@ ACTIVATIONS: dict[str, Entry] = {
     "head_dim": None,
     "mlp": "tensor",
     "gate_up": None,
+    "qkv": None,
     "distances": None,
     "vocab": "tensor",
     "gates": None,
@@ -100,12 +102,11 @@ def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
     stages lie on each. Raises UserError where another dimension does not divide."""
 
     def one(path: tuple, param: Param) -> NamedSharding:
-        most, parts = DictKey("layers") in path, []
-        wanted = partition(param.axes, WEIGHTS)
-        for name, size, entry in zip(param.axes, param.shape, wanted, strict=True):
-            whole = name == "layers" and not most and size % _ways(mesh, entry) > 0
-            parts.append(None if whole else entry)
-            refuse_uneven(mesh, parts[-1], size, f"{size} of axis {name!r} ({param.arrow!r})")
+        parts = list(partition(param.axes, WEIGHTS))
+        if param.axes[0] == "layers" and DictKey("layers") not in path:
+            parts[0] = parts[0] if param.shape[0] % _ways(mesh, parts[0]) == 0 else None
+        for name, size, entry in zip(param.axes, param.shape, parts, strict=True):
+            refuse_uneven(mesh, entry, size, f"{size} of axis {name!r} ({param.arrow!r})")
         return NamedSharding(mesh, PartitionSpec(*parts))
 
     return tree_map_with_path(one, spec, is_leaf=is_param)

@@ -22,11 +22,11 @@ from lmwright.formats.load import load_model, prompted, write_run_tokenizer
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import HF, is_run, open_origin, open_run
 from lmwright.formats.peft import (
+    in_files,
     in_stacks,
     lost_in_peft,
     merge_into,
     module_slots,
-    of_text,
     to_peft,
 )
 from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_folder
@@ -108,7 +108,8 @@ def merge_command(
     compares it with what PEFT computes from the same base and folder, where PEFT is installed.
     Raises UserError for an adapter that was trained on another base."""
     _refuse_others(base, adapter)
-    loaded, peft = load_model(base), of_text(read_folder(adapter))
+    loaded = load_model(base)
+    peft = in_files(read_folder(adapter), loaded.model)
     loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
     model, weights, own = headed(loaded.model, weights, peft, adapter)

@@ -67,7 +67,8 @@ def left_as_floats(model: HfModel) -> list[str]:
     around the layers of an encoder."""
     head = model.hf.weights.get("head", HEAD)
     floats = [s.name for s in slots(model) if s.is_linear and not is_layer_matrix(s.param)]
-    return [name.removesuffix(".weight") for name in dict.fromkeys((head, *floats))]
+    names = [name.removesuffix(".weight") for name in (head, *floats)]
+    return list(dict.fromkeys((*names, *(model.hf.modules.get(name, name) for name in names))))
 
 
 def scheme(dtype: str, group: int, floats: Sequence[str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from lmwright.formats.compressed import (
     scheme,
 )
 from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.inputs_first import inputs_first
 from lmwright.formats.safetensors import DTYPES, described
 from lmwright.formats.stacked_experts import stacked, stacked_sizes
 from lmwright.formats.ternary import PER_BYTE, SCALE, codes_of, has_ternary, pack
@@ -81,6 +82,16 @@ class StackedExperts(Encoding):
         """The tensors by name, in the order of `sizes`."""
         turns = model.hf.stacked_experts == "turns"
         return stacked(super().tensors(model, tensors), turns=turns)
+
+
+class InputsFirst(Encoding):
+    """Weights as tensors of one dtype, matrices as [in, out]."""
+
+    def tensors(
+        self, model: HfModel, tensors: Mapping[str, np.ndarray]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors by name, in the order of `sizes`."""
+        return inputs_first(super().tensors(model, tensors), model.hf.inputs_first)
 
 
 class Ternary(Encoding):
@@ -151,7 +162,14 @@ def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encod
     refuse_dtype(dtype, FOLDER_TYPES)
     is_stacked = model.hf.stacked_experts
     if dtype in DTYPES:
+        if model.hf.inputs_first:
+            return InputsFirst(dtype, dtype)
         return StackedExperts(dtype, dtype) if is_stacked else Encoding(dtype, dtype)
+    if model.hf.inputs_first:
+        raise UserError(
+            f"dtype: {dtype!r} is not written for {model.hf.name}, whose matrices are no linear "
+            f"layers in transformers; use one of {', '.join(DTYPES)}"
+        )
     if is_stacked:
         raise UserError(
             f"dtype: {dtype!r} is not written for {model.hf.name}, whose files hold all experts of "

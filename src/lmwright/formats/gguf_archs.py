@@ -34,6 +34,8 @@ class Arch:
     """True if llama.cpp scales its rotations."""
     factors: bool = False
     """True if it divides them by the factors of Llama 3.1."""
+    acts: tuple[str, ...] = ()
+    """The activations that it computes, where config.json may say others."""
     biases: bool = False
     """True if it takes biases of all projections of attention, or of the mlp."""
     even: bool = False
@@ -43,6 +45,11 @@ class Arch:
     exact_yarn: bool = False
     """True if its models have YaRN without rounded borders, which no metadata say; llama.cpp rounds
     them."""
+    by_part: bool = False
+    """True if a fused matrix has the queries of all heads, then the keys, then the values, where
+    Hugging Face has all three of a head."""
+    rope_keys: dict[str, str] = field(default_factory=dict)
+    """Keys of rotations that config.json names differently once the metadata are read."""
     hybrid: bool = False
     """True for layers with memories beside those with attention (`gguf_hybrid`)."""
 
@@ -59,7 +66,9 @@ SILU = {"hidden_act": "silu", "attention_bias": False}
 UNTIED = {"tie_word_embeddings": False}
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ARCHS = {
-    "llama": Arch("LlamaForCausalLM", "llama", rotated=True, factors=True, biases=True),
+    "llama": Arch(
+        "LlamaForCausalLM", "llama", rotated=True, factors=True, biases=True, acts=("silu",)
+    ),
     "arcee": Arch(
         "ArceeForCausalLM", "arcee", rotated=True, factors=True, fixed={"hidden_act": "relu2"}
     ),
@@ -72,6 +81,25 @@ ARCHS = {
     ),
     "smollm3": Arch("SmolLM3ForCausalLM", "smollm3", rotated=True, fixed={"hidden_act": "silu"}),
     "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
+    "gptneox": Arch(
+        "GPTNeoXForCausalLM", "gpt_neox", partial=True, biases=True, by_part=True,
+        acts=("gelu", "gelu_new"),
+        fixed=UNTIED | {"attention_bias": True},
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+            "hidden_activation": "hidden_act",  # which llama.cpp does not read
+        },
+        rope_keys={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+    ),
+    "gpt2": Arch(
+        "GPT2LMHeadModel", "gpt2", biases=True, acts=("gelu", "gelu_new"),
+        renamed={"hidden_act": "activation_function"},
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "hidden_activation": "activation_function",
+        },
+    ),
     "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
     "olmoe": Arch(
         "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,
@@ -154,7 +182,9 @@ ARCHS = {
         "DeepseekV3ForCausalLM", "deepseek_v3", fixed=SILU, keys=gguf_deepseek.LATENT_KEYS,
         renamed=gguf_deepseek.RENAMED, deepseek=True,
     ),
-    "llada": Arch("EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion"),
+    "llada": Arch(
+        "EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion", acts=("silu",)
+    ),
     "dream": Arch(
         "Qwen2ForCausalLM", "qwen2", even=True, mark="masked_diffusion",
         fixed={"hidden_act": "silu"},
@@ -166,7 +196,7 @@ SAME = {  # whose files are those of another
     "Glm4MoeLiteForCausalLM": gguf_deepseek.LATENTS,
 }
 MIXTRAL = Arch(
-    "MixtralForCausalLM", "mixtral", rotated=True, factors=True,
+    "MixtralForCausalLM", "mixtral", rotated=True, factors=True, acts=("silu",),
     renamed={"num_experts": "num_local_experts"},
 )  # fmt: skip
 # OLMo 2 with windows in three of four layers, where nothing scales rotations

@@ -18,6 +18,7 @@ from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
 from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
+from lmwright.models.hf.table import head_dim
 from lmwright.models.hf.window import TYPES
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -130,7 +131,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
             rope |= weights
     if arch.exact_yarn and "rope_scaling" in config:
         config["rope_parameters"]["truncate"] = config["rope_scaling"]["truncate"] = False
-    return config
+    return config | {own: config[key] for key, own in arch.rope_keys.items() if key in config}
 
 
 def _same(values: list[Any], what: str) -> Any:
@@ -153,7 +154,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
             raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
-    config = {"rope_theta": rope.get("rope_theta"), **config}
+    usual = head_dim(config) if arch.by_part else {}
+    config = {"rope_theta": rope.get("rope_theta")} | usual | dict(config)
     meta: dict[str, Any] = {}
     for key, theirs in (KEYS | arch.keys).items():
         value = config.get(arch.renamed.get(theirs, theirs))
@@ -174,8 +176,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
         raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")
-    if name in ("llama", "llada") and config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{where}: GGUF's {name} is silu, not {config['hidden_act']}")
+    _refuse_act(config, name, arch, where)
     if not arch.biases and (config.get("attention_bias") or config.get("mlp_bias")):
         raise UserError(f"{where}: llama.cpp's {name} has no biases; export to a folder instead")
     if arch.mark or arch.encoder:
@@ -198,6 +199,12 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     elif kind not in ("default", "llama3"):
         raise UserError(f"{where}: GGUF has no rope scaling {kind!r}")
     return name, arch, meta
+
+
+def _refuse_act(config: Mapping[str, Any], name: str, arch: Arch, where: str) -> None:
+    act = config.get(arch.renamed.get("hidden_act", "hidden_act"))
+    if arch.acts and (act or arch.acts[0]) not in arch.acts:
+        raise UserError(f"{where}: GGUF's {name} is {' or '.join(arch.acts)}, not {act}")
 
 
 def _refuse_uneven(config: Mapping[str, Any], name: str, where: str) -> None:
@@ -242,6 +249,27 @@ def pairs(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:
     half = array.shape[0] // num_heads // 2
     shape = (num_heads, 2, half) if into else (num_heads, half, 2)
     return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def in_order(
+    name: str, array: np.ndarray, config: Mapping[str, Any], arch: Arch, *, into: bool
+) -> np.ndarray:
+    """A tensor of this Hugging Face name with its rows in llama.cpp's order, or back in that of
+    Hugging Face."""
+    heads = rotated_heads(name, config) if arch.rotated else None
+    if heads is not None:
+        return pairs(array, heads, into=into)
+    if arch.by_part and ".query_key_value." in name:
+        return by_part(array, int(config["num_attention_heads"]), into=into)
+    return gguf_hybrid.turned(name, array, config, into=into) if arch.hybrid else array
+
+
+def by_part(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:
+    """Rows of a fused q, k and v [heads * 3 * head_dim, ...] from an order by head into one by
+    part, or back."""
+    first = (num_heads, 3) if into else (3, num_heads)
+    shape = (*first, array.shape[0] // num_heads // 3, *array.shape[1:])
+    return array.reshape(shape).swapaxes(0, 1).reshape(array.shape)
 
 
 def rotated_heads(name: str, config: Mapping[str, Any]) -> int | None:

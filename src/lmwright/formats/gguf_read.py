@@ -23,8 +23,7 @@ from lmwright.formats.gguf_names import (
     arch_of,
     config_of,
     gguf_arch_of,
-    pairs,
-    rotated_heads,
+    in_order,
 )
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope, proportional_rope
 from lmwright.formats.hf_layout import Slot, slots
@@ -114,11 +113,7 @@ class GgufTensors(Tensors):
         if name in self._scales:
             scale, known = self._scales[name], self._scales[name] in self.file.tensors
             array = floats_of_values(array, self.file.read(scale) if known else None, name)
-        heads = rotated_heads(name, self._config) if self._arch.rotated else None
-        if heads is not None:
-            array = pairs(array, heads, into=False)
-        if self._arch.hybrid:
-            array = gguf_hybrid.turned(name, array, self._config, into=False)
+        array = in_order(name, array, self._config, self._arch, into=False)
         if shift := self._arch.shift_of(name):
             array = array.astype(np.float32) - shift
         return array

@@ -30,9 +30,8 @@ from lmwright.formats.gguf_apart import Apart
 from lmwright.formats.gguf_names import (
     SHIFT,
     NameMap,
+    in_order,
     metadata_of,
-    pairs,
-    rotated_heads,
 )
 from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
@@ -164,9 +163,9 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
 
 
 def _kind(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
-    # llama.cpp keeps vectors, filters and the router in float32
+    # llama.cpp keeps vectors, filters, positions and the router in float32
     vector = len(slot.shape) < 2 or slot.shape[0] == 1 or gguf_hybrid.is_filter(slot.name)
-    if vector or "experts" in slot.param.outputs:
+    if vector or "experts" in slot.param.outputs or slot.param.inputs == ("distances",):
         return "F32"
     run = gguf_hybrid.in_order(slot.name, slot.shape[-1], config)
     if (kind in ("Q8_0", "Q4_0") and run % Q8_ROW) or (kind in TERNARY and not slot.param.ternary):
@@ -298,11 +297,7 @@ def _laid_out(
             codes, scale = tensors.codes(slot.name)  # type: ignore[attr-defined]
             rows = np.concatenate([codes.reshape(len(codes), -1, Q8_ROW), scale[..., None]], -1)
             array = rows.reshape(len(codes), -1)  # so that a block moves with its scale
-        heads = rotated_heads(slot.name, config) if arch.rotated else None
-        if heads is not None:
-            array = pairs(array, heads, into=True)
-        if arch.hybrid:
-            array = gguf_hybrid.turned(slot.name, array, config, into=True)
+        array = in_order(slot.name, array, config, arch, into=True)
         if shift := arch.shift_of(slot.name):
             array = array + np.float32(shift)
         if entry.kind == "Q4_0":

@@ -16,6 +16,7 @@ from lmwright.formats.compressed import PackedIntegers, is_compressed
 from lmwright.formats.float8_blocks import Float8Blocks, is_float8
 from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
+from lmwright.formats.inputs_first import OutputsFirst
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.sentence import read_modules
 from lmwright.formats.stacked_experts import UnstackedExperts
@@ -158,6 +159,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     table = TABLES[kind]()
     if table.stacked_experts == "turns":
         return UnstackedExperts(named, str(folder))
+    if table.inputs_first:
+        return OutputsFirst(named, table)
     fused = table.fused(own, where)
     return FusedTensors(named, fused, str(folder)) if fused else named
 

@@ -23,11 +23,16 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import described, some
 from lmwright.formats.ternary import codes_of, floats_of
 
-IGNORED_ENDINGS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask")
+IGNORED_ENDINGS = (
+    "rotary_emb.inv_freq", "self_attn.masked_bias", "attn.bias_mask", ".attention.masked_bias",
+    # triangles of masks in a GPT-NeoX and a GPT-2
+    ".attention.bias", ".attn.bias", ".attn.masked_bias",
+)  # fmt: skip
 TIED_HEAD = "lm_head.weight"
 COPIES = {
     **dict.fromkeys((
         TIED_HEAD, "decoder.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight",
+        "embed_out.weight",
     )),
     "cls.predictions.decoder.bias": "cls.predictions.bias",
     "lm_head.decoder.bias": "lm_head.bias",

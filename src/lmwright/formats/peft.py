@@ -67,7 +67,7 @@ def to_peft(
     more than the text (`TextPart.modules`)."""
     stacks = in_stacks(model, adapter)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
-    modules, alphas = {}, {}
+    modules, alphas, beginnings = {}, {}, {**model.hf.modules, **(whole or {})}
     for name, slot in module_slots(model).items():
         if slot.path not in adapter.by_path:
             continue
@@ -78,7 +78,7 @@ def to_peft(
         if adapter.variant == "dora":
             magnitude = leaves[f"{slot.path}.magnitude"][slot.at].reshape(-1)
         table = module.param.inputs == ("vocab",)
-        name = _replaced(name, whole or {})
+        name = _replaced(name, beginnings)
         modules[name] = PeftModule(a, b, module.scale, magnitude, table)
         alphas[name] = module.alpha
     sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
@@ -90,7 +90,7 @@ def to_peft(
     if stacks:
         alone, alphas = peft_experts.as_parameters(modules, alphas)
     config = make_config(alone, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
-    config["task_type"] = task_type(model)
+    config |= {"task_type": task_type(model), "fan_in_fan_out": bool(model.hf.inputs_first)}
     if stacks:  # whose inputs PEFT cannot drop
         config |= {"target_parameters": peft_experts.targets_of(alone), "lora_dropout": 0.0}
         alone = {name: each for name, each in alone.items() if name in modules}
@@ -98,11 +98,11 @@ def to_peft(
     names = sorted(alone) if whole else _short(alone, module_slots(model))
     config["target_modules"] = names or None
     saved = saved_weights(model, adapter.whole, leaves)
-    config |= config_of_saved(saved)
+    config |= config_of_saved([_replaced(name, model.hf.modules) for name in saved])
     if (head := _tied_head(model)) and f"{_table(model)}.weight" in saved:
         config["ensure_weight_tying"] = True  # as PEFT keeps a table and a head that stay one
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
-    saved = {_replaced(name, whole or {}): weight for name, weight in saved.items()}
+    saved = {_replaced(name, beginnings): weight for name, weight in saved.items()}
     return PeftFolder(config, modules, saved=saved)
 
 
@@ -123,10 +123,10 @@ def _replaced(name: str, beginnings: Mapping[str, str]) -> str:
     return name
 
 
-def of_text(adapter: PeftFolder) -> PeftFolder:
-    """The adapter with the names that its modules have in the text model alone."""
-    parts = [part.prefixes for part in TEXT_PARTS.values()]
-    beginnings = {before: after for prefixes in parts for before, after in prefixes.items()}
+def in_files(adapter: PeftFolder, model: HfModel) -> PeftFolder:
+    """The adapter with the names that its modules have in files of the text model alone."""
+    beginnings = {theirs: ours for ours, theirs in model.hf.modules.items()}
+    beginnings |= {a: b for part in TEXT_PARTS.values() for a, b in part.prefixes.items()}
     named = lambda each: {_replaced(n, beginnings): v for n, v in each.items()}  # noqa: E731
     return replace(
         adapter,
@@ -177,7 +177,7 @@ def read_adapter(
     Raises UserError where the folder is for another base, has targets that the adapter lacks,
     or more rank than it.
     """
-    loaded = _head_once(of_text(read_folder(folder)), model, str(folder))
+    loaded = _head_once(in_files(read_folder(folder), model), model, str(folder))
     known = _known_slots(loaded, model, str(folder))
     loaded = _on_base(loaded, model, base, str(folder))
     paths = {known[name].path for name in loaded.modules}
@@ -271,7 +271,7 @@ def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tupl
     """(model, float32 host weights) with an adapter of PEFT's merged. The model is the given one,
     but for a tied head that the adapter tells from the table. Raises UserError where the adapter
     is for another base."""
-    adapter = of_text(adapter)
+    adapter = in_files(adapter, model)
     leaves = {path: np.array(leaf, np.float32) for path, leaf in walk(w)}
     _replace_whole(leaves, model, adapter.whole, where)
     model = _untied(leaves, model, adapter)

@@ -26,7 +26,6 @@ OTHER_STARTS = {
 # features of PEFT that compute something else than base + scale * B A
 PLAIN = {
     "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
     "lora_bias": (None, False),
     "trainable_token_indices": (None, [], {}),
     "layer_replication": (None, []),
@@ -42,7 +41,8 @@ PLAIN = {
 # which change nothing once the factors, and the modules that are saved, are there
 HARMLESS = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config",
-    "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "init_lora_weights",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights",
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout",
     "lora_ga_config", "megatron_core", "merge_weights", "peft_type", "peft_version",
     "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",

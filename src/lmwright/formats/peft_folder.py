@@ -37,7 +37,7 @@ KINDS = {
     "weight": "whole",
 }
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-VOCABULARY = ("lm_head", "embed_tokens", "decoder")
+VOCABULARY = ("lm_head", "embed_tokens", "embed_in", "decoder")
 """Modules whose whole weight PEFT may keep beside the factors."""
 COPIES = (".modules_to_save.", ".original_module.")
 """In names of the same weight once more, and of the base's, which PEFT writes of tables and heads

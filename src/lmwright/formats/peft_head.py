@@ -7,7 +7,7 @@ PEFT's config does not say the classes, nor how windows are cut and vectors made
 lmwright.json beside it, or those of a base that is one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ def saved_weights(model: HfModel, whole: Tree, leaves: Mapping[str, np.ndarray])
     return {slot.name: slot.to_layout(leaves[slot.path]) for slot in _slots_of(model, whole)}
 
 
-def config_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of adapter_config.json of an adapter with these weights."""
+def config_of_saved(saved: Collection[str]) -> dict[str, Any]:
+    """Keys of adapter_config.json of an adapter with the weights of these names."""
     return {"modules_to_save": _modules(saved)} if saved else {}
 
 

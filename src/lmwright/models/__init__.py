@@ -16,6 +16,8 @@ CLASSES = {
     "qwen3-5-moe": "qwen3_5.Qwen35Moe",
     "qwen3-next": "qwen3_next.Qwen3Next",
     "phi3": "phi3.Phi3",
+    "gpt-neox": "gpt_neox.GptNeox",
+    "gpt2": "gpt2.Gpt2",
     "mixtral": "moe.Mixtral",
     "qwen3-moe": "moe.Qwen3Moe",
     "olmoe": "moe.Olmoe",

@@ -78,8 +78,9 @@ def extend(
     `valid` [B, T] is False at (left) padding, which is never attended to and counts
     for no position. The caller sees to it that the cache is long enough.
     """
-    tables = model.tables(cache_positions(valid, cache), cache["valid"].shape[1])
-    x = model.embedded(w, tokens, compute)
+    positions = cache_positions(valid, cache)
+    tables = model.tables(positions, cache["valid"].shape[1])
+    x = model.placed(w, model.embedded(w, tokens, compute), positions)
     kernel = None
     if empty_cache:
         own = select.KERNELS["attention with sinks"] if model.sinks else select.causal_attention

@@ -9,7 +9,6 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import Param, count_params, walk
 from lmwright.models.cached import new_cache
 from lmwright.models.decoder import active_share
-from lmwright.models.latent import Latent
 
 PARTS = ("embedding", "attention", "mlp", "experts", "router", "norms", "biases", "head")
 
@@ -133,7 +132,7 @@ def cache_lines(model: Any) -> list[str]:
         size = f"{constant:,} bytes, {constant / 2**20:,.1f} MiB"
         return ["", f"state of a row of any length: {size}"]
     heads = {"this model": model.num_kv_heads}
-    if not isinstance(model, Latent):  # whose cache has no heads
+    if not model.own_keys:
         heads |= {"MHA": model.num_heads, "MQA": 1}
     sizes = {
         name: cache_bytes(replace(model, num_kv_heads=count), model.seq_len)

@@ -33,8 +33,8 @@ from lmwright.nn.mlp import Mlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import SCALED, RopeScaling, rope_tables
 
-PLAIN_OR_GATED = "Gated (swiglu, geglu, geglu_erf, reglu) or plain (gelu_erf, relu, relu2) mlp."
-AnyMlp = Annotated[Mlp, Field(description=PLAIN_OR_GATED)]
+ANY_MLP = "Gated (swiglu, geglu, geglu_erf, reglu) or plain (gelu_erf, gelu_tanh, relu, relu2) mlp."
+AnyMlp = Annotated[Mlp, Field(description=ANY_MLP)]
 Head = Annotated[
     Literal["tied", "untied"], Field(description="Whether the output head is the embedding table.")
 ]
@@ -62,6 +62,7 @@ class Decoder:
     fills_masks: ClassVar[bool] = False  # whether it writes text in the place of masks
     mixer: ClassVar[str] = "attention"  # what joins tokens in its layers
     sinks: ClassVar[bool] = False  # whether each softmax has a learned score without a key
+    own_keys: ClassVar[bool] = False  # whether each head of queries has keys of its own
     # fields of some families, the same in all models of the others
     qk_norm: ClassVar[QkNorm] = "none"
     logits_soft_cap: ClassVar[float | None] = None
@@ -165,6 +166,10 @@ class Decoder:
         """The residual stream before the first layer, [B, T, D]."""
         return constrain(lookup(w["embed"], tokens, compute.dtype), "batch stream embed")
 
+    def placed(self, w: Tree, x: Array, positions: Array) -> Array:
+        """x [B, T, D] with learned vectors of positions [B, T], where the model has some."""
+        return x
+
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, as every layer sees them."""
         return rope_tables(
@@ -192,7 +197,7 @@ class Decoder:
         self, kernel: Kernel, w: Tree, batch: Batch, compute: Compute
     ) -> tuple[Array, Aux]:
         """`hidden` by any attention that takes what `select.self_attention` does."""
-        x = self.embedded(w, batch.tokens, compute)
+        x = self.placed(w, self.embedded(w, batch.tokens, compute), batch.positions)
         tables = self.tables(batch.positions, batch.tokens.shape[1])
         cut, join = select.pieces_of_rows(self, x, tables, compute, kernel)
         x, tables = cut(x), jax.tree.map(cut, tables)

@@ -47,6 +47,7 @@ class Latent(MoeDecoder):
     """Fields and layers of these families, which differ in their experts."""
 
     normed_branches: ClassVar = ("q_a", "kv_a")
+    own_keys: ClassVar[bool] = True
 
     head_dim: Annotated[
         PositiveInt,

@@ -17,12 +17,10 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
-import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
-from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree, map_params
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
@@ -31,11 +29,11 @@ from lmwright.kernels.select import KERNELS
 from lmwright.models.block import into_stream, output, with_bias
 from lmwright.models.by_reach import tables_by_reach
 from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
+from lmwright.models.fused import parts
 from lmwright.models.heads import DocumentHead
+from lmwright.models.layer_norms import norm_spec, normed
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
-from lmwright.nn.for_all import plus
-from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp, activate, gated
 from lmwright.nn.rope import apply_rope
 
@@ -127,13 +125,10 @@ class ModernBert(Decoder):
         return spec
 
     def _norm_spec(self, *names: str) -> Tree:
-        spec = {name: Param("norm", (self.embed_dim,), fill=1.0) for name in names}
-        if "norm" in self.biases:
-            spec |= {f"{name}_bias": Param("norm", (self.embed_dim,), fill=0.0) for name in names}
-        return spec
+        return norm_spec(self.embed_dim, *names, biases="norm" in self.biases)
 
     def _normed(self, w: Tree, name: str, x: Array) -> Array:
-        return layer_norm(x, w[name], w.get(f"{name}_bias"), self.norm_eps)
+        return normed(w, name, x, self.norm_eps)
 
     def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""
@@ -169,7 +164,7 @@ class ModernBert(Decoder):
         rotations = tables[kind.removeprefix(FIRST)]
         h = self._normed(w, "attention_norm", x) if "attention_norm" in w else x
         cuts = [self.num_heads, self.num_heads + self.num_kv_heads]
-        q, k, v = _parts("btd,dnh->btnh", before_products(h), w, "qkv", cuts)
+        q, k, v = parts("btd,dnh->btnh", before_products(h), w, "qkv", cuts)
         q = constrain(q, "batch seq heads head_dim")
         q, k = (name_result(apply_rope(a, rotations)) for a in (q, k))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
@@ -187,19 +182,6 @@ class ModernBert(Decoder):
 
 
 def _mlp(kind: GatedMlp, w: Tree, h: Array) -> Array:
-    gate, up = _parts("btd,dgf->btgf", before_products(h), w, "gate_up", [1])
+    gate, up = parts("btd,dgf->btgf", before_products(h), w, "gate_up", [1])
     gate, up = (constrain(a[:, :, 0], "batch seq mlp") for a in (gate, up))
     return with_bias(dot("btf,fd->btd", gated(kind, gate, up), w["down"]), w, "down")
-
-
-def _parts(eqn: str, h: Array, w: Tree, name: str, cuts: list[int]) -> list[Array]:
-    """The projection `name` of h [B, T, D], cut along the axis behind the tokens. An array is cut
-    before the product, since a TPU copies what is cut from its result."""
-    leaf, bias = w[name], w.get(f"{name}_bias")
-    if not isinstance(leaf, Array):
-        return jnp.split(with_bias(dot(eqn, h, leaf), w, name), cuts, axis=2)
-    outputs = dots(h, *((eqn, part) for part in jnp.split(leaf, cuts, axis=1)))
-    if bias is None:
-        return list(outputs)
-    biases = jnp.split(bias, cuts)
-    return [plus(y, b) for y, b in zip(outputs, biases, strict=True)]

@@ -19,9 +19,9 @@ from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot
 from lmwright.models.block import feed_forward, output, with_bias
 from lmwright.models.decoder import Decoder, Head
+from lmwright.models.layer_norms import norm_spec, normed
 from lmwright.models.layers import layers_spec
 from lmwright.models.own_keys import refuse_groups
-from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import PlainMlp, activate
 
 
@@ -74,13 +74,11 @@ class PostNorm(Decoder):
 
     def norm_spec(self, *names: str) -> Tree:
         """Weights of norms with these names."""
-        shape = (self.embed_dim,)
-        spec = {name: Param("norm", shape, fill=1.0) for name in names}
-        return spec | {f"{name}_bias": Param("norm", shape, fill=0.0) for name in names}
+        return norm_spec(self.embed_dim, *names)
 
     def normed(self, w: Tree, name: str, x: Array) -> Array:
         """x [..., D] after the norm of this name."""
-        return layer_norm(x, w[name], w[f"{name}_bias"], self.norm_eps)
+        return normed(w, name, x, self.norm_eps)
 
     def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""

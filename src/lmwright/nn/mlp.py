@@ -10,17 +10,17 @@ from jax import Array
 
 from lmwright.core.weight import cpu_barrier
 
-Mlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu2glu", "gelu_erf", "relu", "relu2"]
-PlainMlp = Literal["gelu_erf", "relu", "relu2"]
+PlainMlp = Literal["gelu_erf", "gelu_tanh", "relu", "relu2"]
 GatedMlp = Literal["swiglu", "geglu", "geglu_erf", "reglu", "relu2glu"]
+Mlp = Literal[GatedMlp, PlainMlp]
 GATED = ("swiglu", "geglu", "geglu_erf", "reglu", "relu2glu")
 
 
 def activate(kind: Mlp, gate: Array) -> Array:
-    """The nonlinearity of `kind`, any shape; `geglu` is GELU's tanh form."""
+    """The nonlinearity of `kind`, any shape; `geglu` has GELU's tanh form."""
     if kind == "swiglu":
         return jax.nn.silu(gate)
-    if kind == "geglu":
+    if kind in ("geglu", "gelu_tanh"):
         return jax.nn.gelu(gate, approximate=True)
     if kind in ("geglu_erf", "gelu_erf"):
         x = gate.astype(jnp.float32)  # bfloat16 leaves 1 + erf few digits

@@ -104,6 +104,19 @@ def _phi3(shape: Shape, head_dim: int) -> Any:
     return Phi3(**sizes(shape), vocab_size=32_064, head_dim=head_dim, seq_len=4096, window=2047)
 
 
+def _pythia(shape: Shape, **fields: Any) -> Any:
+    from lmwright.models.gpt_neox import GptNeox
+
+    usual = {"vocab_size": 50_304, "head_dim": shape[0] // shape[3], "seq_len": 2048}
+    return GptNeox(**sizes(shape), **(usual | fields))
+
+
+def _gpt2(shape: Shape) -> Any:
+    from lmwright.models.gpt2 import Gpt2
+
+    return Gpt2(**sizes(shape), vocab_size=50_257, head_dim=64, seq_len=1024)
+
+
 PRESETS = {
     "llama-3.1-8b": row(
         "8.03 B: Llama 3.1 8B, context of 131,072 (https://arxiv.org/abs/2407.21783)",
@@ -208,6 +221,30 @@ PRESETS = {
     "phi-3-medium": row(
         "14.0 B: Phi-3 medium 4K with its window (https://arxiv.org/abs/2404.14219)",
         _phi3, (5120, 17_920, 40, 40, 10), head_dim=128),
+    "gpt2-small": row("124 M: GPT-2 (https://huggingface.co/openai-community/gpt2)", _gpt2,
+        (768, 3072, 12, 12, 12)),
+    "gpt2-medium": row("355 M: GPT-2 medium (https://huggingface.co/openai-community/gpt2-medium)",
+        _gpt2, (1024, 4096, 24, 16, 16)),
+    "gpt2-large": row("774 M: GPT-2 large (https://huggingface.co/openai-community/gpt2-large)",
+        _gpt2, (1280, 5120, 36, 20, 20)),
+    "gpt2-xl": row("1.56 B: GPT-2 XL (https://huggingface.co/openai-community/gpt2-xl)", _gpt2,
+        (1600, 6400, 48, 25, 25)),
+    "pythia-70m": row("70.4 M: Pythia 70M (https://arxiv.org/abs/2304.01373)", _pythia,
+        (512, 2048, 6, 8, 8)),
+    "pythia-160m": row("162 M: Pythia 160M (https://arxiv.org/abs/2304.01373)", _pythia,
+        (768, 3072, 12, 12, 12)),
+    "pythia-410m": row("405 M: Pythia 410M (https://arxiv.org/abs/2304.01373)", _pythia,
+        (1024, 4096, 24, 16, 16)),
+    "pythia-1b": row("1.01 B: Pythia 1B (https://arxiv.org/abs/2304.01373)", _pythia,
+        (2048, 8192, 16, 8, 8)),
+    "pythia-1.4b": row("1.41 B: Pythia 1.4B (https://arxiv.org/abs/2304.01373)", _pythia,
+        (2048, 8192, 24, 16, 16)),
+    "pythia-2.8b": row("2.78 B: Pythia 2.8B (https://arxiv.org/abs/2304.01373)", _pythia,
+        (2560, 10_240, 32, 32, 32)),
+    "pythia-6.9b": row("6.86 B: Pythia 6.9B (https://arxiv.org/abs/2304.01373)", _pythia,
+        (4096, 16_384, 32, 32, 32), vocab_size=50_432),
+    "pythia-12b": row("11.8 B: Pythia 12B (https://arxiv.org/abs/2304.01373)", _pythia,
+        (5120, 20_480, 36, 40, 40), vocab_size=50_688),
 }  # fmt: skip
 SHORT = {name: PRESETS[f"phi-{name.removeprefix('phi')}"] for name in ("phi3-mini", "phi3-medium")}
 """Second names."""

@@ -20,6 +20,7 @@ FEATURES = {
     "rope_pattern": "layers without rotation",
     "mixer_pattern": "patterns of linear layers and attention",
     "local_rope_theta": "two thetas",
+    "residual": "parallel or sequential branches",
     "position_buckets": "rows of distances",
     "first_position": "rows of positions",
     "layer_input_dim": "inputs of each layer",

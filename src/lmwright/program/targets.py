@@ -49,7 +49,8 @@ def _module(model: HfModel, path: str) -> Iterable[str]:
     stack, _, leaf = path.rpartition(".")  # one name for a weight of all kinds of layers
     template = model.hf.weights.get(f"{LAYERS}.{leaf}" if stack else path)
     if isinstance(template, str):
-        yield template.removesuffix(".weight").removesuffix(".bias")
+        name = template.removesuffix(".weight").removesuffix(".bias")
+        yield from dict.fromkeys((name, model.hf.modules.get(name, name)))
 
 
 def _groups(param: Param) -> Iterable[str]:

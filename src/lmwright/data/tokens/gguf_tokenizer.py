@@ -74,7 +74,8 @@ PRES = (
     Pre(_qwen, ("qwen2", "deepseek-r1-qwen"), nfc=True),
     Pre(_qwen, ("stablelm2", "hunyuan")),
     Pre(_qwen35, ("qwen35",), nfc=True),
-    Pre(_gpt2, ("gpt-2", "phi-2", "olmo", "jais", "mpt")),
+    Pre(_gpt2, ("gpt-2", "phi-2", "jais")),
+    Pre(_gpt2, ("olmo", "mpt"), nfc=True),  # that of GPT-NeoX
     Pre(_digits, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")),
     Pre(_gpt4o, ("gpt-4o", "llama4")),
 )

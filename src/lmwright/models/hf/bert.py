@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.deberta import ACT, TIED
-from lmwright.models.hf.pairs import EVEN_HEADS, Derived, Fixed, Json, Words, only_written
+from lmwright.models.hf.deberta import TIED
+from lmwright.models.hf.pairs import (
+    EVEN_HEADS,
+    PLAIN_ACT,
+    Derived,
+    Fixed,
+    Json,
+    Words,
+    only_written,
+)
 from lmwright.models.hf.table import EVEN_KEYS, ClassifierForm, Table
 
 LAYER = {
@@ -103,7 +111,7 @@ class BertHf(Table):
     body = "BertModel"
     keys = KEYS
     pairs = (
-        ACT,
+        PLAIN_ACT,
         *SAME,
         Derived(_read_separator, _write_separator),
         only_written(bos_token_id=None, eos_token_id=None),

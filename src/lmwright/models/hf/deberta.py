@@ -7,11 +7,18 @@ transformers' own first form (`legacy` true) are read, too.
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import EVEN_HEADS, Derived, Fixed, Json, Words, only_written
+from lmwright.models.hf.pairs import (
+    EVEN_HEADS,
+    PLAIN_ACT,
+    Derived,
+    Fixed,
+    Json,
+    Words,
+    only_written,
+)
 from lmwright.models.hf.table import EVEN_KEYS, ClassifierForm, Table
 
 ARCHITECTURE = "DebertaV2ForMaskedLM"
-ACT = Words("mlp", "hidden_act", {"gelu_erf": "gelu", "relu": "relu", "relu2": "relu2"}, "gelu")
 TIED = Words("head", "tie_word_embeddings", {"tied": True}, True, True)
 TERMS = ("c2p", "p2c")
 LAYER = {
@@ -84,7 +91,7 @@ class DebertaHf(Table):
     body = detector = "DebertaV2Model"
     keys = EVEN_KEYS | {"norm_eps": "layer_norm_eps", "position_buckets": "position_buckets"}
     pairs = (
-        ACT,
+        PLAIN_ACT,
         TIED,
         Derived(_read_distance, lambda m, *_: {"max_relative_positions": m.max_distance}),
         *(Fixed(name, value, V3.format(means)) for name, (value, means) in MEANS.items()),

@@ -57,6 +57,8 @@ class OverTable:
         table = model.encoder.hf
         self.form, self.name = form, table.name
         self.weights: Mapping[str, str] = form.weights(table)
+        self.modules: Mapping[str, str] = table.modules
+        self.inputs_first: tuple[str, ...] = table.inputs_first
         self.convs: tuple[str, ...] = table.convs
         self.stacked_experts: Stacked = table.stacked_experts
 

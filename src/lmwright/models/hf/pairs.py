@@ -7,7 +7,7 @@ Derived  fields that follow from keys by a rule    window      <-> use_sliding_w
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lmwright.errors import UserError
@@ -40,11 +40,14 @@ class Words:
     """Value where the key is absent."""
     null: Any = False
     """Value where it is null."""
+    same: Mapping[str, str] = field(default_factory=dict)
+    """Further names over there that mean the same, by name."""
 
     def read(self, config: Json, _: Json, where: str) -> Json:
         """Our value. Raises UserError for an unsupported one."""
         value = config.get(self.theirs, self.usual)
         value = self.null if value is None else value
+        value = self.same.get(value, value) if isinstance(value, str) else value
         kinds = {theirs: ours for ours, theirs in self.values.items()}
         if value not in kinds:
             names = ", ".join(map(str, kinds))
@@ -120,6 +123,11 @@ def refuse_number(name: str, value: Any, where: str, whole: bool = False) -> Non
 
 GATED_ACT = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh", "reglu": "relu"}
 ACT = Words("mlp", "hidden_act", GATED_ACT, "silu", "silu")
+PLAIN = {"gelu_erf": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "relu2": "relu2"}
+PLAIN_ACT = Words(
+    "mlp", "hidden_act", PLAIN, "gelu",
+    same=dict.fromkeys(("gelu_fast", "gelu_pytorch_tanh"), "gelu_new"),
+)  # fmt: skip
 HEAD = Words("head", "tie_word_embeddings", {"tied": True, "untied": False})
 BIAS = Words("bias", "attention_bias", {"attention": True, "none": False})
 NO_IDS = only_written(bos_token_id=None, eos_token_id=None, pad_token_id=None)

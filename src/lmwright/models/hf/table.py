@@ -87,6 +87,12 @@ class Table:
     model_types: ClassVar[dict[str, str]]
     """`model_type` of each architecture."""
     weights: ClassVar[dict[str, str]] = WEIGHTS
+    modules: ClassVar[dict[str, str]] = {}
+    """Names of modules in transformers' class, which PEFT's are, where its files have others."""
+    body_prefix: ClassVar[str] = ""
+    """Beginning of the names of all weights but the head, which older files leave out."""
+    inputs_first: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of matrices that files hold as [in, out] (transformers' Conv1D)."""
     convs: ClassVar[tuple[str, ...]] = ()
     """Paths of filters, which are [numbers, 1, tokens] there."""
     classifier: ClassVar[ClassifierForm | None] = None

@@ -1,0 +1,110 @@
+"""GPT-2 (https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf):
+a decoder of pre-norm blocks with layer norms, biases everywhere and learned positions.
+
+    tokens --embed--+
+    positions ------+--> blocks --> norm --> logits
+
+    x --+--> norm --> attention --+--> norm --> mlp --+-->
+        +-------------------------^ +-----------------^
+
+As over there, q, k and v are one matrix, which LoRA's factors know:
+
+    qkv      embed -> qkv heads head_dim     the heads of q, then those of k, then those of v
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+from jax import Array
+
+from lmwright.config.run import PositiveInt, section
+from lmwright.core.contract import Work
+from lmwright.core.param import Param, Tree
+from lmwright.core.sharding import constrain
+from lmwright.core.stack import Aux
+from lmwright.core.weight import before_products, lookup
+from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output
+from lmwright.models.decoder import Decoder, Head
+from lmwright.models.fused import parts
+from lmwright.models.layer_norms import norm_spec, normed
+from lmwright.models.layers import Attend
+from lmwright.models.own_keys import refuse_groups
+from lmwright.nn.attention import Scoring
+from lmwright.nn.mlp import PlainMlp
+
+
+@section
+class Gpt2(Decoder):
+    """A decoder of the GPT-2 family; its fields are the model."""
+
+    own_keys: ClassVar[bool] = True
+    rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
+    rope_scaling: ClassVar[None] = None  # type: ignore[misc]
+
+    kind: Literal["gpt2"] = "gpt2"
+    mlp_dim: PositiveInt
+    mlp: PlainMlp = "gelu_tanh"
+    """Activation of the feed-forward."""
+    head: Head = "tied"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_groups(self)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of dimensions of a head that are rotated."""
+        return 0
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        rows = Param("distances -> embed", (self.seq_len, self.embed_dim), std=self.embed_std)
+        return super().spec() | norm_spec(self.embed_dim, "norm") | {"positions": rows}
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        d, n, h = self.embed_dim, self.num_heads, self.head_dim
+        attention = attention_spec(self, "all")
+        return {
+            **norm_spec(d, "attention_norm", "mlp_norm"),
+            "qkv": Param("embed -> qkv heads head_dim", (d, 3, n, h)),
+            "qkv_bias": Param("qkv heads head_dim", (3, n, h), fill=0.0),
+            **{name: attention[name] for name in ("o", "o_bias")},
+            **mlp_spec(self, self.mlp_dim, "mlp"),
+        }
+
+    def placed(self, w: Tree, x: Array, positions: Array) -> Array:
+        """The residual stream x [B, T, D] with the learned vectors of positions [B, T]."""
+        return constrain(x + lookup(w["positions"], positions, x.dtype), "batch stream embed")
+
+    def tables(self, positions: Array, length: int) -> Tree:
+        """Nothing: no layer rotates."""
+        return ()
+
+    def last_norm(self, w: Tree, x: Array) -> Array:
+        """The residual stream as the head sees it."""
+        return normed(w, "norm", x, self.norm_eps)
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and mlp."""
+        h = before_products(normed(w, "attention_norm", x, self.norm_eps))
+        q, k, v = (a[:, :, 0] for a in parts("btd,dpnh->btpnh", h, w, "qkv", [1, 2]))
+        q = constrain(q, "batch seq heads head_dim")
+        x = constrain(x + output(w, attend(q, k, v, Scoring(self.head_dim**-0.5))),
+                      "batch stream embed")  # fmt: skip
+        h = normed(w, "mlp_norm", x, self.norm_eps)
+        y = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
+        return constrain(x + y, "batch stream embed"), {}
+
+    def work(self, seq_len: int) -> Work:
+        """Work of a token in a row of `seq_len`; positions are only looked up."""
+        return _work(self, seq_len)
+
+
+@lru_cache(256)
+def _work(model: Gpt2, seq_len: int) -> Work:
+    of = Decoder.work(model, seq_len)
+    return replace(of, active={**of.active, "positions": 0.0})
