@@ -9,7 +9,18 @@ from typing import Any
 import click
 
 from lmwright.cli import texts
-from lmwright.cli.shared import Dtype, Numbers, Text, computed, given, in_options, sampled
+from lmwright.cli.shared import (
+    Dtype,
+    Numbers,
+    Text,
+    computed,
+    flag_of,
+    given,
+    in_options,
+    refuse_beside_tasks,
+    sampled,
+    with_tasks,
+)
 from lmwright.errors import UserError
 
 
@@ -57,23 +68,29 @@ from lmwright.errors import UserError
     type=click.IntRange(min=1),
     help="Diffusion: times that each row is masked anew; default: objective.eval_samples.",
 )
+@with_tasks
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @computed
 def evaluate(model: str, by_position: bool, needle: bool, **options: Any) -> Any:
-    """Measure loss, perplexity and bits per byte.
+    """Measure loss, perplexity and bits per byte, or answers to benchmarks.
 
     Evaluates the newest checkpoint of a run on its held-out data, per source. With --text,
     evaluates any model on a text file: a run directory, a Hugging Face folder, a .gguf file or
-    hf://owner/name. --by-position and --needle measure what a long context is worth; in a run
-    directory they are kept for its report.
+    hf://owner/name. --tasks answers benchmarks with any model. --by-position and --needle measure
+    what a long context is worth; in a run directory they are kept for its report.
 
     \b
     Example:  lmwright eval quickstart/run --max-rows 100
               lmwright eval my-model.gguf --text README.md --context 256
               lmwright eval runs/long --needle --lengths 8192,32768 --depths 0,50,100
+              lmwright eval quickstart/run --tasks arc_easy,questions.jsonl --limit 200
     """
     options = given(**options)
     _refuse_idle(options, by_position, needle)
+    if "tasks" in options:
+        from lmwright.evals.tasks import eval_tasks_command
+
+        return eval_tasks_command(model, **options)
     if needle:
         from lmwright.evals.long_context import needle_command
 
@@ -97,16 +114,16 @@ WINDOWS = ("context", "stride", "max_chars")
 
 def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> None:
     """Raises UsageError for an option of `eval` that would have no effect."""
-    flag = lambda name: f"--{name.replace('_', '-')}"  # noqa: E731
     if by_position and needle:
         raise click.UsageError("--by-position and --needle are two commands; give one at a time")
+    refuse_beside_tasks(options, by_position or needle)
     for name in options:
         if name in NEEDLE_ALONE and not needle:
-            raise click.UsageError(f"{flag(name)} needs --needle")
+            raise click.UsageError(f"{flag_of(name)} needs --needle")
         if name in WINDOWS and "text" not in options:
-            raise click.UsageError(f"{flag(name)} needs --text")
+            raise click.UsageError(f"{flag_of(name)} needs --text")
         if needle and name in ("context", "stride"):
-            raise click.UsageError(f"{flag(name)} has no effect on --needle; use --lengths")
+            raise click.UsageError(f"{flag_of(name)} has no effect on --needle; use --lengths")
         if name == "samples" and (needle or by_position):
             raise click.UsageError("--samples is for losses of whole texts; leave it out here")
         if name == "max_rows" and (needle or "text" in options):

@@ -160,6 +160,57 @@ def computed(command: Any) -> Any:
     return precision(kernels(command))
 
 
+def with_tasks(command: Any) -> Any:
+    """Adds the options of benchmarks to `eval`."""
+    options = (
+        click.option(
+            "--tasks",
+            metavar="NAMES",
+            help="Answer tasks of lm-evaluation-harness, or questions of .jsonl or .yaml files; "
+            "commas between.",
+        ),
+        click.option(
+            "--shots",
+            type=click.IntRange(min=0),
+            help="Solved examples before each question of --tasks; default: as the task says.",
+        ),
+        click.option(
+            "--limit", type=click.IntRange(min=1), help="Questions of each task; default: all."
+        ),
+        click.option(
+            "--chat",
+            is_flag=True,
+            default=None,
+            help="Prompts of --tasks in the model's chat template.",
+        ),
+        click.option(
+            "--out", metavar="FILE", help="Write each question and answer of --tasks (.json)."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_beside_tasks(options: dict[str, Any], others: bool) -> None:
+    """Raises UsageError for options of `eval` that do not go together with --tasks."""
+    if "tasks" not in options:
+        alone = next((n for n in ("shots", "limit", "chat", "out") if n in options), None)
+        if alone is not None:
+            raise click.UsageError(f"{flag_of(alone)} needs --tasks")
+        return
+    used = ("tasks", "shots", "limit", "chat", "out", "adapter", "precision", "kernels")
+    idle = next((name for name in options if name not in used), None)
+    if others or idle is not None:
+        what = "--by-position and --needle" if idle is None else flag_of(idle)
+        raise click.UsageError(f"{what}: no effect on --tasks; leave it out")
+
+
 def sampled(command: Any) -> Any:
     """Adds the options that say how tokens are chosen, and where a text ends."""
     options = (

@@ -1,0 +1,163 @@
+"""Log-likelihoods of continuations, many at once.
+
+    (context, continuation) --equal but for the last token: one row--> rows, longest first
+      --batches of few shapes--> logits where a continuation is predicted --> sums, was it greedy
+
+Logits exist where they are needed alone: [B, P, V] of P tokens of a continuation, not [B, T, V].
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lmwright.core.compute import LANES, Compute
+from lmwright.core.contract import Batch
+from lmwright.core.param import Tree
+from lmwright.errors import UserError
+from lmwright.evals.compute import refuse_encoder
+from lmwright.evals.generate import bucket
+from lmwright.evals.loss import compiled
+from lmwright.models.decoder import Decoder
+
+BATCH_TOKENS = 8192
+MOST_LOGITS = 2**27  # of a batch, in numbers
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Ids of a context, at least one, and of what follows it, at least one."""
+
+
+@dataclass
+class _Row:
+    """A row that the model reads, and who asked for it."""
+
+    ids: tuple[int, ...]
+    num: int
+    """Tokens of a continuation, which the last ones of the row predict."""
+    asked: list[tuple[int, int]]
+    """Number of a pair, and its last token; all others of its continuation are in the row."""
+
+
+def log_likelihoods(
+    model: Decoder,
+    w: Tree,
+    pairs: Sequence[Pair],
+    compute: Compute,
+    on_done: Callable[[int], None] | None = None,
+) -> list[tuple[float, bool]]:
+    """For each pair the sum of the log-probabilities of its continuation in nats, and whether
+    greedy decoding would say the same. A context that is too long loses its beginning.
+
+    `on_done(n)` is called whenever n more pairs are done. Raises UserError for an encoder, for a
+    continuation longer than the model's context and for ids that the model does not have."""
+    refuse_encoder(model)
+    results: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+    score = _scores(model, compute)
+    for rows, shape in _batches(_rows(model, pairs), model, compute):
+        batch, at, of, targets, real = _arrays(rows, shape)
+        sums, greedy = jax.device_get(score(w, batch, at, of, targets, real))
+        numbers = [number for row in rows for number, _ in row.asked]
+        for number, total, same in zip(numbers, sums.tolist(), greedy.tolist(), strict=False):
+            results[number] = total, same
+        if on_done:
+            on_done(len(numbers))
+    return results
+
+
+def _rows(model: Decoder, pairs: Sequence[Pair]) -> list[_Row]:
+    """The rows of all pairs, longest first."""
+    rows: dict[tuple[tuple[int, ...], int], _Row] = {}
+    for number, (context, continuation) in enumerate(pairs):
+        if not context or not continuation:
+            raise UserError(
+                f"pair {number + 1}: a context and a continuation have a token at least"
+            )
+        if len(continuation) > model.seq_len:
+            raise UserError(
+                f"pair {number + 1}: a continuation of {len(continuation)} tokens is longer than "
+                f"the model's context of {model.seq_len}; shorten it"
+            )
+        whole = (*context, *continuation)[-(model.seq_len + 1) :]
+        if max(whole) >= model.vocab_size or min(whole) < 0:
+            raise UserError(
+                f"pair {number + 1}: holds id {max(whole)}, the model has {model.vocab_size}; use "
+                "the tokenizer that the model was trained with"
+            )
+        key = whole[:-1], len(continuation)
+        rows.setdefault(key, _Row(*key, [])).asked.append((number, whole[-1]))
+    return sorted(rows.values(), key=lambda row: (-len(row.ids), row.num))
+
+
+def _batches(
+    rows: list[_Row], model: Decoder, compute: Compute
+) -> Iterator[tuple[list[_Row], tuple[int, int, int]]]:
+    """Batches of rows, with the number of rows, their tokens and the tokens of a continuation."""
+    start = 0
+    while start < len(rows):
+        width = bucket(len(rows[start].ids))
+        if compute.platform == "tpu":
+            width = -(-width // LANES) * LANES  # others have no kernel
+        size, many = 0, 1
+        for row in rows[start:]:
+            longest = max(many, 1 << (row.num - 1).bit_length())
+            count = size + 1
+            if count > 1 and (
+                count * width > BATCH_TOKENS or count * longest * model.vocab_size > MOST_LOGITS
+            ):
+                break
+            size, many = count, longest
+        yield rows[start : start + size], (1 << (size - 1).bit_length(), width, min(many, width))
+        start += size
+
+
+def _arrays(rows: list[_Row], shape: tuple[int, int, int]) -> tuple[Batch, np.ndarray, ...]:
+    """The batch [B, T]; places [B, P] in it that predict; and of the R pairs the row [R], the
+    targets [R, P], the last ones, and where they are real."""
+    count, width, most = shape
+    tokens, segments = (np.zeros((count, width), np.int32) for _ in range(2))
+    at = np.zeros((count, most), np.int32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row.ids)] = row.ids
+        segments[i, : len(row.ids)] = 1
+        at[i, most - row.num :] = np.arange(len(row.ids) - row.num, len(row.ids))
+    pairs = sum(len(row.asked) for row in rows)
+    num = 1 << (pairs - 1).bit_length()
+    of, targets, real = (
+        np.zeros(num, np.int32),
+        np.zeros((num, most), np.int32),
+        np.zeros((num, most), bool),
+    )
+    pair = 0
+    for i, row in enumerate(rows):
+        for _, last in row.asked:
+            of[pair] = i
+            targets[pair, most - row.num :] = (*row.ids[len(row.ids) - row.num + 1 :], last)
+            real[pair, most - row.num :] = True
+            pair += 1
+    positions = np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape)
+    batch = Batch(tokens, segments, positions, np.zeros(tokens.shape, np.float32))
+    return batch, at, of, targets, real
+
+
+@lru_cache(maxsize=8)
+def _scores(model: Decoder, compute: Compute) -> Callable[..., Any]:
+    """Sums [R] of log-probabilities of the real ones among targets [R, P], which rows `of` [R]
+    predict at places `at` [B, P], and whether each has the highest logit."""
+
+    def scores(
+        w: Tree, batch: Batch, at: Array, of: Array, targets: Array, real: Array
+    ) -> tuple[Array, Array]:
+        hidden, _ = model.hidden(w, batch, compute)
+        hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, P, D]
+        logits = model.logits(w, hidden).astype(jnp.float32)
+        place = of[:, None], jnp.arange(targets.shape[1])
+        chosen = logits[(*place, targets)] - jax.nn.logsumexp(logits, axis=-1)[place]
+        greedy = jnp.argmax(logits, axis=-1)[place] == targets
+        return jnp.sum(jnp.where(real, chosen, 0), axis=1), jnp.all(greedy | ~real, axis=1)
+
+    return compiled(scores, compute)

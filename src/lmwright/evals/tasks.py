@@ -1,0 +1,220 @@
+"""Benchmarks: a model's answers to tasks of lm-evaluation-harness, and to files of questions.
+
+    arc_easy, mmlu, ...        names of the harness; their data come from the hub, or from --data
+    questions.jsonl            a question a line, with its choices or the text that follows
+    mine.yaml                  a task in the harness's own form
+
+The harness (https://github.com/EleutherAI/lm-evaluation-harness) makes prompts and scores; the
+model is ours, so that a run directory, a folder or a GGUF file is measured as it is.
+"""
+
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.ternary import cast_as_trained
+from lmwright.errors import UserError, install
+from lmwright.evals.compute import Kernels, compute_text, refuse_encoder, row_compute
+from lmwright.evals.questions_file import read_questions
+from lmwright.evals.tables import table_of
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
+from lmwright.guard.terminal import print_table
+
+FILES = (".jsonl", ".jsonl.gz")
+# what it notes of the machine, by programs that it runs
+UNASKED: dict[str, Any] = {
+    "get_git_commit_hash": lambda: None,
+    "add_env_info": lambda storage: None,
+}
+BOOTSTRAPS = 1000  # for figures whose standard error has no closed form
+
+
+@dataclass(frozen=True)
+class Score:
+    """One figure of a task."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    shots: int
+    questions: int
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """What a model reached."""
+
+    scores: tuple[Score, ...]
+    details: Mapping[str, Any]
+    """Everything that the harness gives: `results`, `configs`, `versions`, `samples`."""
+    compute: Compute
+
+
+def task_scores(
+    loaded: LoadedModel,
+    tasks: Sequence[str],
+    *,
+    shots: int | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+    on_progress: Any = None,
+) -> TaskScores:
+    """Scores of a model in `tasks`: names of the harness, .yaml files in its form, or .jsonl files
+    of questions. `shots` examples come before each question (None: as the task says), `limit` is
+    the number of questions of each task, and with `chat` prompts are in the model's chat template.
+    Raises UserError where the harness, a task or its data is missing, and for an encoder."""
+    refuse_encoder(loaded.model)
+    harness = _harness()
+    compute = row_compute(precision, kernels)
+    with _silent():
+        from lmwright.evals.harness_model import HarnessModel
+
+        wanted, manager = _wanted(harness, tasks)
+        w = cast_as_trained(loaded.model.spec(), loaded.weights, DTYPES[compute.precision])
+        model = HarnessModel(loaded, w, compute, on_progress)
+        try:
+            with patch.multiple(harness, create=True, **UNASKED):
+                details = harness.simple_evaluate(
+                    model=model, tasks=wanted, num_fewshot=shots, limit=limit,
+                    task_manager=manager, apply_chat_template=chat, fewshot_as_multiturn=chat,
+                    bootstrap_iters=BOOTSTRAPS, verbosity="ERROR",
+                )  # fmt: skip
+        except UserError:
+            raise
+        except Exception as error:
+            raise _refusal(error, tasks) from error
+    return TaskScores(tuple(_scores_of(details)), details, compute)
+
+
+def eval_tasks_command(
+    path: str, tasks: str, *, out: str | None = None, adapter: str | None = None, **options: Any
+) -> int:
+    """Prints a model's scores in tasks, names or files with commas between, and writes all that is
+    known of each question to the file `out`; `options` are those of `task_scores`. Returns 0."""
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise UserError("--tasks: names no task; give for example --tasks arc_easy")
+    if out is not None and Path(out).exists():
+        raise UserError(f"{out}: exists; give --out another name")
+    loaded = load_model(path, adapter)
+    console = Console()
+    with Progress(transient=True, console=Console(file=sys.stderr)) as progress:
+        bar = progress.add_task("questions", total=None)
+        found = task_scores(
+            loaded, names, on_progress=lambda **now: progress.update(bar, **now), **options
+        )
+    print_table(console, score_table(found.scores))
+    console.print(compute_text(found.compute), highlight=False)
+    if out is not None:
+        text = json.dumps(dict(found.details), indent=1, default=str, ensure_ascii=False)
+        Path(out).write_text(text + "\n", encoding="utf-8")
+        console.print(f"every question and answer: {out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def score_table(scores: Sequence[Score]) -> Table:
+    """The figures as a table."""
+    rows = [
+        (s.task, str(s.shots), str(s.questions), s.metric, _number(s.value),
+         "" if s.stderr is None else f"± {_number(s.stderr)}")
+        for s in scores
+    ]  # fmt: skip
+    return table_of(("task", "shots", "questions", "metric", "value", "standard error"), rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def _harness() -> Any:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        with _silent():
+            from lm_eval import evaluator
+    except ImportError:
+        raise UserError(f"--tasks: needs lm-evaluation-harness; {install('eval')}") from None
+    return evaluator
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps bars and notes of the harness off the terminal."""
+    before = os.environ.get("TQDM_DISABLE")
+    os.environ["TQDM_DISABLE"] = "1"
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)
+        if before is None:
+            del os.environ["TQDM_DISABLE"]
+        else:
+            os.environ["TQDM_DISABLE"] = before
+
+
+def _wanted(harness: Any, tasks: Sequence[str]) -> tuple[list[Any], Any]:
+    """The tasks as the harness takes them, and its index of those that are asked for by name."""
+    from lm_eval.tasks import TaskManager
+
+    paths = [Path(name) for name in tasks]
+    named = [name for name in tasks if not _is_file(name)]
+    manager = TaskManager(include_defaults=bool(named), verbosity="ERROR")
+    if missing := [name for name in named if not manager.match_tasks([name])]:
+        raise UserError(
+            f"--tasks: lm-evaluation-harness has no task {missing[0]!r}; `lm-eval ls tasks` lists "
+            "all, and a file of questions ends in .jsonl"
+        )
+    wanted: list[Any] = []
+    for name, path in zip(tasks, paths, strict=True):
+        if not _is_file(name):
+            wanted += manager.match_tasks([name])
+        elif not path.is_file():
+            raise UserError(f"--tasks: {path} is not there")
+        else:
+            wanted.append(str(path) if name.endswith(".yaml") else read_questions(path))
+    return wanted, manager
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((*FILES, ".yaml"))
+
+
+def _refusal(error: Exception, tasks: Sequence[str]) -> UserError:
+    cause = " ".join(str(error).split()) or type(error).__name__
+    return UserError(
+        f"--tasks {','.join(tasks)}: {type(error).__name__}: {cause[:300]}; data of named tasks "
+        "come from the hub: without a network, give a .jsonl file or a .yaml with local data"
+    )
+
+
+def _scores_of(details: Mapping[str, Any]) -> Iterator[Score]:
+    for task, values in details["results"].items():
+        for key, value in values.items():
+            metric, _, kind = key.partition(",")
+            if not kind or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = values.get(f"{metric}_stderr,{kind}")
+            yield Score(
+                task, metric, float(value), error if isinstance(error, float) else None,
+                details["n-shot"].get(task) or 0,
+                details["n-samples"].get(task, {}).get("effective", 0),
+            )  # fmt: skip
