@@ -21,10 +21,11 @@ $(VENV)/.run: requirements/run.lock pyproject.toml
 	@$(INSTALL) --no-deps -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run requirements/test.lock requirements/torch.txt
+$(VENV)/.test: $(VENV)/.run requirements/test.lock requirements/torch.txt requirements/harness.txt
 	@echo 'installing the test references'
 	@$(INSTALL) --require-hashes -r requirements/test.lock
 	@$(INSTALL) -r requirements/torch.txt
+	@$(INSTALL) --no-deps -r requirements/harness.txt
 	@touch $@
 
 quickstart: $(VENV)/.run

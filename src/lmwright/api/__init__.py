@@ -18,6 +18,7 @@ Importing this module sets the environment variables that jax reads, and imports
 from lmwright.api.models import (
     embed,
     evaluate,
+    evaluate_tasks,
     export,
     export_adapter,
     generate,
@@ -36,6 +37,7 @@ __all__ = [
     "UserError",
     "embed",
     "evaluate",
+    "evaluate_tasks",
     "export",
     "export_adapter",
     "generate",

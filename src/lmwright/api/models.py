@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lmwright.evals.chat_prompts import Chat
     from lmwright.evals.generate import Generation
     from lmwright.evals.loss import SourceLoss
+    from lmwright.evals.tasks import TaskScores
     from lmwright.formats.loaded import LoadedModel
     from lmwright.formats.proof import Proof
     from lmwright.formats.verify import Verdict
@@ -70,6 +71,32 @@ def evaluate(
         return [text_loss(load_model(model, adapter=adapter), path_of(text), **windows, **both)[0]]
     opened = open_held_out(path_of(model), max_rows=max_rows, adapter=adapter, **both)
     return opened.held_out.losses(opened.weights)
+
+
+@checked
+def evaluate_tasks(
+    model: "Place | LoadedModel",
+    tasks: Sequence[str],
+    *,
+    shots: int | None = None,
+    limit: Count | None = None,
+    chat: bool = False,
+    adapter: str | None = None,
+    precision: Precision | None = None,
+    kernels: Kernels = "platform",
+) -> "TaskScores":
+    """Scores of a model in tasks of lm-evaluation-harness (by name, or as a .yaml file) and in
+    .jsonl files of questions. `shots` solved examples come before each question, `limit` is the
+    number of questions of each task, and with `chat` prompts are in the model's chat template.
+
+    Raises UserError where the harness (the extra `eval`), a task or its data is missing.
+    """
+    from lmwright.evals.tasks import task_scores
+
+    return task_scores(
+        _loaded(model, adapter), tasks, shots=shots, limit=limit, chat=chat, precision=precision,
+        kernels=kernels,
+    )  # fmt: skip
 
 
 @checked

@@ -72,7 +72,7 @@ from lmwright.errors import UserError
 @click.option("--adapter", help="Adapter to use if the run has several.")
 @computed
 def evaluate(model: str, by_position: bool, needle: bool, **options: Any) -> Any:
-    """Measure loss, perplexity and bits per byte, or answers to benchmarks.
+    """Measure loss and perplexity, or answer benchmarks.
 
     Evaluates the newest checkpoint of a run on its held-out data, per source. With --text,
     evaluates any model on a text file: a run directory, a Hugging Face folder, a .gguf file or

@@ -89,7 +89,7 @@ class HarnessModel(TemplateLM):
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to one of the strings in `until`."""
+        """Texts that the model writes after each context, up to one of the strings in `until`."""
         texts: list[str] = [""] * len(requests)
         groups: dict[Sampling, list[int]] = {}
         for number, request in enumerate(requests):

@@ -84,7 +84,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
 
 
 def _problem(row: dict[str, Any], kind: tuple[str, ...]) -> str | None:
-    """What is wrong with a question; None for a good one."""
+    """The fault of a question; None for a good one."""
     for name in kind:
         if name not in row:
             return f"has no {name!r}; a question has {', '.join(CHOICES)} or {', '.join(FOLLOWS)}"

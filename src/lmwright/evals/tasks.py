@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from jinja2 import TemplateError
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -40,6 +41,7 @@ UNASKED: dict[str, Any] = {
     "get_git_commit_hash": lambda: None,
     "add_env_info": lambda storage: None,
 }
+ALONE = {"TQDM_DISABLE": "1", "DISABLE_MULTIPROC": "1", "TOKENIZERS_PARALLELISM": "false"}
 BOOTSTRAPS = 1000  # for figures whose standard error has no closed form
 
 
@@ -57,7 +59,7 @@ class Score:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """What a model reached."""
+    """A model's figures in some tasks."""
 
     scores: tuple[Score, ...]
     details: Mapping[str, Any]
@@ -87,7 +89,8 @@ def task_scores(
         from lmwright.evals.harness_model import HarnessModel
 
         wanted, manager = _wanted(harness, tasks)
-        w = cast_as_trained(loaded.model.spec(), loaded.weights, DTYPES[compute.precision])
+        dtype = DTYPES[compute.precision]
+        w = cast_as_trained(loaded.model.spec(), loaded.load(dtype=dtype), dtype)
         model = HarnessModel(loaded, w, compute, on_progress)
         try:
             with patch.multiple(harness, create=True, **UNASKED):
@@ -98,7 +101,7 @@ def task_scores(
                 )  # fmt: skip
         except UserError:
             raise
-        except Exception as error:
+        except (OSError, ValueError, LookupError, ImportError, TemplateError) as error:
             raise _refusal(error, tasks) from error
     return TaskScores(tuple(_scores_of(details)), details, compute)
 
@@ -115,7 +118,8 @@ def eval_tasks_command(
         raise UserError(f"{out}: exists; give --out another name")
     loaded = load_model(path, adapter)
     console = Console()
-    with Progress(transient=True, console=Console(file=sys.stderr)) as progress:
+    shown = Console(file=sys.stderr)
+    with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:
         bar = progress.add_task("questions", total=None)
         found = task_scores(
             loaded, names, on_progress=lambda **now: progress.update(bar, **now), **options
@@ -133,7 +137,7 @@ def score_table(scores: Sequence[Score]) -> Table:
     """The figures as a table."""
     rows = [
         (s.task, str(s.shots), str(s.questions), s.metric, _number(s.value),
-         "" if s.stderr is None else f"± {_number(s.stderr)}")
+         "" if s.stderr is None else f"\u00b1 {_number(s.stderr)}")
         for s in scores
     ]  # fmt: skip
     return table_of(("task", "shots", "questions", "metric", "value", "standard error"), rows)
@@ -144,7 +148,6 @@ def _number(value: float) -> str:
 
 
 def _harness() -> Any:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with _silent():
             from lm_eval import evaluator
@@ -155,20 +158,15 @@ def _harness() -> Any:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keeps bars and notes of the harness off the terminal."""
-    before = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"
+    """Keeps bars and notes of the harness off the terminal, and it from forking this process."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        quiet = redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO())
+        with patch.dict(os.environ, ALONE), quiet[0], quiet[1]:
             yield
     finally:
         logging.disable(level)
-        if before is None:
-            del os.environ["TQDM_DISABLE"]
-        else:
-            os.environ["TQDM_DISABLE"] = before
 
 
 def _wanted(harness: Any, tasks: Sequence[str]) -> tuple[list[Any], Any]:
@@ -199,10 +197,13 @@ def _is_file(name: str) -> bool:
 
 
 def _refusal(error: Exception, tasks: Sequence[str]) -> UserError:
-    cause = " ".join(str(error).split()) or type(error).__name__
+    cause = " ".join(str(error).split())
+    said = f"--tasks {','.join(tasks)}: {type(error).__name__}: {cause[:300]}"
+    if all(map(_is_file, tasks)):
+        return UserError(said)
     return UserError(
-        f"--tasks {','.join(tasks)}: {type(error).__name__}: {cause[:300]}; data of named tasks "
-        "come from the hub: without a network, give a .jsonl file or a .yaml with local data"
+        f"{said}; data of named tasks come from the hub: without a network, give a .jsonl file, or "
+        "a .yaml with local data"
     )
 
 

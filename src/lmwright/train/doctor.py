@@ -20,6 +20,7 @@ NEEDS = {"tpu": ("libtpu",), "cuda12": ("jax-cuda12-plugin",), "cuda13": ("jax-c
 FOR = {
     "hf": "datasets and models of the Hugging Face hub",
     "gguf": "GGUF files",
+    "eval": "benchmarks of lm-evaluation-harness",
     "records": "TFRecord and ArrayRecord files",
     "wandb": "Weights & Biases",
     "trackio": "trackio",

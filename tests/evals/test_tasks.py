@@ -1,0 +1,181 @@
+"""`eval --tasks` against lm-evaluation-harness's own model class, which uses transformers."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.evals.tasks import task_scores
+from lmwright.formats.load import load_model
+
+evaluator = pytest.importorskip("lm_eval.evaluator")
+torch = pytest.importorskip("torch")
+
+WORDS = "the man woman dog turned on a tap and water came out of it because rain fell".split()
+
+
+def sentence(rng, most):
+    return " ".join(rng.choice(WORDS, rng.integers(1, most)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random llama of transformers with a tokenizer that begins a text with bos."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, processors, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder, rng = tmp_path_factory.mktemp("model"), np.random.default_rng(0)
+    own = tokenizers.Tokenizer(models.BPE())
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = tokenizers.decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    own.train_from_iterator([sentence(rng, 12) for _ in range(60)], trainer)
+    own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=own, bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(own.get_vocab()), hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=96,
+        initializer_range=0.3, bos_token_id=0, eos_token_id=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Choices of one token and of many, and texts that follow."""
+    folder, rng = tmp_path_factory.mktemp("tasks"), np.random.default_rng(1)
+    choices = [
+        {"query": sentence(rng, 15), "gold": int(rng.integers(2)),
+         "choices": ["rain", "tap"] if i % 2 else [sentence(rng, 9), sentence(rng, 4)]}
+        for i in range(12)
+    ]  # fmt: skip
+    follows = [{"context": sentence(rng, 20), "continuation": sentence(rng, 5)} for _ in range(8)]
+    for name, rows in (("choices", choices), ("follows", follows)):
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [str(folder / "choices.jsonl"), str(folder / "follows.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    """The same model by the harness and transformers."""
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    from lmwright.evals.compute import row_compute
+    from lmwright.evals.harness_model import HarnessModel
+
+    loaded = load_model(folder)
+    return HarnessModel(loaded, loaded.weights, row_compute("fp32"))
+
+
+@pytest.mark.parametrize("shots", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots):
+    from pathlib import Path
+
+    from lmwright.evals.questions_file import read_questions
+
+    found = task_scores(load_model(folder), files, shots=shots, precision="fp32")
+    want = evaluator.simple_evaluate(
+        model=theirs, tasks=[read_questions(Path(file)) for file in files], num_fewshot=shots,
+        bootstrap_iters=0,
+    )  # fmt: skip
+    for task, samples in want["samples"].items():
+        assert len(samples) == len(found.details["samples"][task]) > 0
+        for one, other in zip(samples, found.details["samples"][task], strict=True):
+            assert one["prompt_hash"] == other["prompt_hash"]
+            for (a,), (b,) in zip(one["resps"], other["resps"], strict=True):
+                assert abs(a[0] - b[0]) < 1e-3 and a[1] == b[1]
+    values = {(s.task, s.metric): s.value for s in found.scores}
+    for task, metric in (("choices", "acc"), ("choices", "acc_norm"), ("follows", "acc")):
+        assert values[task, metric] == want["results"][task][f"{metric},none"]
+    assert {s.shots for s in found.scores} == {shots}
+
+
+def requests(*args):
+    return [SimpleNamespace(args=each) for each in args]
+
+
+def test_a_whole_text_in_windows_and_an_empty_context(ours, theirs):
+    rng = np.random.default_rng(2)
+    texts = [(sentence(rng, 8),), (" ".join(sentence(rng, 20) for _ in range(12)),)]
+    assert len(ours.tok_encode(texts[1][0])) > 96  # more than the context
+    found, want = (m.loglikelihood_rolling(requests(*texts)) for m in (ours, theirs))
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+    pairs = [("", "rain fell"), (" ".join(sentence(rng, 20) for _ in range(12)), " rain fell")]
+    for (a, same), (b, like) in zip(
+        ours.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs)), strict=True
+    ):
+        assert abs(a - b) < 1e-3 and same == like
+
+
+def test_what_is_written_after_a_context(ours, theirs):
+    greedy = {"until": ["water", "\n\n"], "max_gen_toks": 12, "do_sample": False}
+    asked = requests(
+        ("the man", greedy), ("the woman turned on a tap", greedy),
+        ("rain", {"until": [], "max_gen_toks": 5}),
+    )  # fmt: skip
+    assert ours.generate_until(asked) == theirs.generate_until(asked)
+
+
+def test_the_command(folder, files, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    words = ["--tasks", files[0], "--limit", "5", "--out", str(out), "--precision", "fp32"]
+    assert main(["eval", str(folder), *words]) == 0
+    shown = capsys.readouterr().out
+    assert "acc_norm" in shown and "choices" in shown and "fp32" in shown
+    samples = json.loads(out.read_text())["samples"]["choices"]
+    assert len(samples) == 5 and samples[0]["doc"]["choices"]
+    assert main(["eval", str(folder), *words]) == 2
+    assert "exists; give --out another name" in capsys.readouterr().err
+
+
+BAD = {
+    '{"query": "a", "choices": ["b"], "gold": 0}': ":1: choices: give at least two texts",
+    '{"query": "a", "choices": ["b", "c"], "gold": 2}': ":1: gold: 2 is no number of a choice",
+    '{"query": "a", "choices": ["b", ""], "gold": 1}': ":1: a text is empty or no text",
+    '{"context": "a"}': ":1: has no 'continuation'; a question has query, choices, gold or",
+    "[1]": ":1: is no object with fields",
+    "{": ":1: is no JSON",
+    "": ": holds no question",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_questions(line, folder, tmp_path, capsys):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(line)
+    assert main(["eval", str(folder), "--tasks", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}{BAD[line]}" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--tasks", "nowhere.jsonl"], "--tasks: nowhere.jsonl is not there"),
+        (["--tasks", ","], "--tasks: names no task"),
+        (["--shots", "2"], "--shots needs --tasks"),
+        (["--chat"], "--chat needs --tasks"),
+        (["--tasks", "a.jsonl", "--text", "b"], "--text: no effect on --tasks"),
+        (["--tasks", "a.jsonl", "--needle"], "--by-position and --needle: no effect on --tasks"),
+        pytest.param(["--tasks", "arc_eazy"], "has no task 'arc_eazy'", marks=pytest.mark.slow),
+    ],
+)
+def test_other_mistakes(words, says, folder, capsys):
+    assert main(["eval", str(folder), *words]) == 2
+    assert says in capsys.readouterr().err
