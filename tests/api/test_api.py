@@ -23,6 +23,7 @@ from lmwright.train.hooks import Hook
 from tests.labeled_run import PAIRS, SIZES, TEXTS, labeled_run, prepared_run
 from tests.saved_run import save_run
 
+OF_TASKS = ("tasks", "shots", "limit", "chat")
 OF_LONG_TEXTS = {"by_position", "needle", "lengths", "depths", "tries", "seed"}
 TEXT = "the cat sat on the mat, and the dog lay beside it. " * 40
 
@@ -188,7 +189,7 @@ def test_of_texts_is_what_the_commands_write(kind, tmp_path, capsys):
         (lm.train, runs.train, ()),
         (lm.sweep, runs.sweep, ()),
         (lm.report, runs.report, {"markdown"}),
-        (lm.evaluate, models.evaluate, OF_LONG_TEXTS),
+        (lm.evaluate, models.evaluate, {*OF_LONG_TEXTS, *OF_TASKS, "out"}),
         (lm.export, models.export, ()),
         (lm.import_model, models.import_, {"model", "tokenizer", "tied_logits"}),
         (lm.verify, models.verify, {"as_json"}),
@@ -198,6 +199,7 @@ def test_of_texts_is_what_the_commands_write(kind, tmp_path, capsys):
 def test_options_of_commands_are_parameters(function, command, apart):
     options = {p.name for p in command.params if isinstance(p, click.Option)} - set(apart)
     assert options <= set(inspect.signature(function).parameters)
+    assert set(OF_TASKS) < set(inspect.signature(lm.evaluate_tasks).parameters)
 
 
 def test_a_launch_is_that_of_the_command(trained, tmp_path, capsys):
