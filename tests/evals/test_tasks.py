@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.evals import shared_contexts
 from lmwright.evals.tasks import task_scores
 from lmwright.formats.load import load_model
 
@@ -84,11 +85,12 @@ def ours(folder):
 
 
 @pytest.mark.parametrize("shots", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots):
+def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots, monkeypatch):
     from pathlib import Path
 
     from lmwright.evals.questions_file import read_questions
 
+    monkeypatch.setattr(shared_contexts, "SHORTEST", 8)
     found = task_scores(load_model(folder), files, shots=shots, precision="fp32")
     want = evaluator.simple_evaluate(
         model=theirs, tasks=[read_questions(Path(file)) for file in files], num_fewshot=shots,

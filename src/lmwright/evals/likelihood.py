@@ -4,11 +4,13 @@
       --batches of few shapes--> logits where a continuation is predicted --> sums, was it greedy
 
 Logits exist where they are needed alone: [B, P, V] of P tokens of a continuation, not [B, T, V].
+Several longer continuations of one context go another way (`evals.shared_contexts`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import jax
@@ -23,6 +25,7 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import refuse_encoder
 from lmwright.evals.generate import bucket
 from lmwright.evals.loss import compiled
+from lmwright.evals.shared_contexts import groups_of, score_groups
 from lmwright.models.decoder import Decoder
 
 BATCH_TOKENS = 8192
@@ -57,11 +60,11 @@ def log_likelihoods(
     continuation longer than the model's context and for ids that the model does not have."""
     refuse_encoder(model)
     results: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
-    score = _scores(model, compute)
-    for rows, shape in _batches(_rows(model, pairs), model, compute):
-        batch, at, of, targets, real = _arrays(rows, shape)
-        sums, greedy = jax.device_get(score(w, batch, at, of, targets, real))
-        numbers = [number for row in rows for number, _ in row.asked]
+    _refuse_bad(model, pairs)
+    groups = groups_of(model, pairs)
+    shared = {number for _, own in groups for number, _ in own}
+    rest = _score_rows(model, w, _rows(model, pairs, shared), compute)
+    for numbers, sums, greedy in chain(score_groups(model, w, groups, compute), rest):
         for number, total, same in zip(numbers, sums.tolist(), greedy.tolist(), strict=False):
             results[number] = total, same
         if on_done:
@@ -69,9 +72,17 @@ def log_likelihoods(
     return results
 
 
-def _rows(model: Decoder, pairs: Sequence[Pair]) -> list[_Row]:
-    """The rows of all pairs, longest first."""
-    rows: dict[tuple[tuple[int, ...], int], _Row] = {}
+def _score_rows(
+    model: Decoder, w: Tree, rows: list[_Row], compute: Compute
+) -> Iterator[tuple[list[int], Any, Any]]:
+    """(numbers, their log-likelihoods, whether greedy decoding says the same), batch by batch."""
+    score = _scores(model, compute)
+    for batch, shape in _batches(rows, model, compute):
+        sums, greedy = jax.device_get(score(w, *_arrays(batch, shape, model.seq_len - 1)))
+        yield [number for row in batch for number, _ in row.asked], sums, greedy
+
+
+def _refuse_bad(model: Decoder, pairs: Sequence[Pair]) -> None:
     for number, (context, continuation) in enumerate(pairs):
         if not context or not continuation:
             raise UserError(
@@ -82,12 +93,21 @@ def _rows(model: Decoder, pairs: Sequence[Pair]) -> list[_Row]:
                 f"pair {number + 1}: a continuation of {len(continuation)} tokens is longer than "
                 f"the model's context of {model.seq_len}; shorten it"
             )
-        whole = (*context, *continuation)[-(model.seq_len + 1) :]
+        whole = (*context, *continuation)
         if max(whole) >= model.vocab_size or min(whole) < 0:
             raise UserError(
                 f"pair {number + 1}: holds id {max(whole)}, the model has {model.vocab_size}; use "
                 "the tokenizer that the model was trained with"
             )
+
+
+def _rows(model: Decoder, pairs: Sequence[Pair], others: Collection[int]) -> list[_Row]:
+    """The rows of all pairs but `others`, longest first."""
+    rows: dict[tuple[tuple[int, ...], int], _Row] = {}
+    for number, (context, continuation) in enumerate(pairs):
+        if number in others:
+            continue
+        whole = (*context, *continuation)[-(model.seq_len + 1) :]
         key = whole[:-1], len(continuation)
         rows.setdefault(key, _Row(*key, [])).asked.append((number, whole[-1]))
     return sorted(rows.values(), key=lambda row: (-len(row.ids), row.num))
@@ -115,7 +135,9 @@ def _batches(
         start += size
 
 
-def _arrays(rows: list[_Row], shape: tuple[int, int, int]) -> tuple[Batch, np.ndarray, ...]:
+def _arrays(
+    rows: list[_Row], shape: tuple[int, int, int], last_position: int
+) -> tuple[Batch, np.ndarray, ...]:
     """The batch [B, T]; places [B, P] in it that predict; and of the R pairs the row [R], the
     targets [R, P], the last ones, and where they are real."""
     count, width, most = shape
@@ -139,7 +161,8 @@ def _arrays(rows: list[_Row], shape: tuple[int, int, int]) -> tuple[Batch, np.nd
             targets[pair, most - row.num :] = (*row.ids[len(row.ids) - row.num + 1 :], last)
             real[pair, most - row.num :] = True
             pair += 1
-    positions = np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape)
+    places = np.minimum(np.arange(width, dtype=np.int32), last_position)
+    positions = np.broadcast_to(places, tokens.shape)
     batch = Batch(tokens, segments, positions, np.zeros(tokens.shape, np.float32))
     return batch, at, of, targets, real
 

@@ -1,6 +1,6 @@
 """Benchmarks: a model's answers to tasks of lm-evaluation-harness, and to files of questions.
 
-    arc_easy, mmlu, ...        names of the harness; their data come from the hub, or from --data
+    arc_easy, mmlu, ...        names of the harness, whose data come from the hub
     questions.jsonl            a question a line, with its choices or the text that follows
     mine.yaml                  a task in the harness's own form
 

@@ -1,0 +1,51 @@
+"""Continuations of a context that is read once score as in rows of their own."""
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.core.compute import Compute
+from lmwright.evals import likelihood, shared_contexts
+from lmwright.evals.likelihood import log_likelihoods
+from tests.sharded.problem import VOCAB, fresh_weights
+from tests.sharded.test_experts import BIASED, NEXT, OSS
+from tests.sharded.test_sharded_families import MODELS
+
+DECODERS = MODELS | {"gpt-oss": OSS, "deepseek-v3": BIASED, "qwen3-next": NEXT}
+ENCODERS = ("modernbert", "deberta", "bert", "eurobert")
+OTHERS = ("xlstm", "xlstm-blocks", "qwen3-5", "qwen3-next", "phi3")  # memories, and a longrope
+QUICK = ("gemma4", "gpt2")
+COMPUTE = Compute(precision="fp32", kernels="cpu")
+
+
+def asked():
+    """Contexts of several lengths with continuations of one and more tokens, and others alone."""
+    rng = np.random.default_rng(0)
+    ids = lambda most: rng.integers(0, VOCAB, rng.integers(1, most)).tolist()  # noqa: E731
+    pairs = []
+    for size in (5, 17, 30, 17):
+        context = rng.integers(0, VOCAB, size).tolist()
+        pairs += [(context, ids(9)) for _ in range(4)] + [(context, [int(rng.integers(VOCAB))])]
+    pairs += [(ids(20), ids(9)) for _ in range(3)]
+    pairs += [(pairs[6][0] * 3, ids(4)), (pairs[6][0] * 3, ids(6))]  # longer than the context
+    return [pairs[i] for i in rng.permutation(len(pairs))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in DECODERS
+        if name not in ENCODERS
+    ],
+)
+def test_one_reading_of_a_context_is_enough(name, monkeypatch):
+    model, pairs, done = DECODERS[name], asked(), []
+    w = jax.tree.map(np.asarray, fresh_weights(model))
+    assert bool(shared_contexts.groups_of(model, pairs)) == (name not in OTHERS)
+    found = log_likelihoods(model, w, pairs, COMPUTE, done.append)
+    assert sum(done) == len(pairs)
+    monkeypatch.setattr(likelihood, "groups_of", lambda *_: [])
+    rows = log_likelihoods(model, w, pairs, COMPUTE)
+    np.testing.assert_allclose([a for a, _ in found], [a for a, _ in rows], atol=1e-4)
+    assert [a for _, a in found] == [a for _, a in rows]
