@@ -33,7 +33,7 @@ Group = tuple[tuple[int, ...], list[tuple[int, tuple[int, ...]]]]
 
 
 def shares(model: Decoder) -> bool:
-    """Whether a model's cache has keys and values alone, and rotations do not depend on the length
+    """True if a model's cache has keys and values alone, and rotations do not depend on the length
     of a row."""
     kinds = {kind.kind for span in model.spans for kind in span.kinds}
     states = [model.state(k, batch_size=1, length=7, dtype=jnp.float32) for k in kinds]
