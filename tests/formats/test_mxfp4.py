@@ -43,7 +43,8 @@ def test_logits_are_those_of_transformers(released):
 
 def test_transformers_loads_a_model_without_windows(released, tmp_path):
     shutil.copytree(released, tmp_path / "plain")
-    said = json.loads((released / "config.json").read_text()) | {"sliding_window": None}
+    said = json.loads((released / "config.json").read_text())
+    said |= {"sliding_window": None, "layer_types": ["full_attention"] * said["num_hidden_layers"]}
     (tmp_path / "plain" / "config.json").write_text(json.dumps(said))
     model, w, _ = import_hf(tmp_path / "plain")
     assert model.window is None

@@ -103,7 +103,7 @@ def weight_shardings(spec: Tree, mesh: Mesh) -> Tree:
 
     def one(path: tuple, param: Param) -> NamedSharding:
         parts = list(partition(param.axes, WEIGHTS))
-        if param.axes[0] == "layers" and DictKey("layers") not in path:
+        if param.axes[:1] == ("layers",) and DictKey("layers") not in path:
             parts[0] = parts[0] if param.shape[0] % _ways(mesh, parts[0]) == 0 else None
         for name, size, entry in zip(param.axes, param.shape, parts, strict=True):
             refuse_uneven(mesh, entry, size, f"{size} of axis {name!r} ({param.arrow!r})")
