@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.evals import shared_contexts
+from lmwright.evals import likelihood, shared_contexts
 from lmwright.evals.tasks import UNASKED, task_scores
 from lmwright.formats.load import load_model
 
@@ -93,6 +93,13 @@ def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots,
     from lmwright.evals.questions_file import read_questions
 
     monkeypatch.setattr(shared_contexts, "SHORTEST", 8)
+    found_groups, shared = likelihood.groups_of, []
+
+    def groups_of(*args):
+        shared.extend(found_groups(*args))
+        return found_groups(*args)
+
+    monkeypatch.setattr(likelihood, "groups_of", groups_of)
     for name, nothing in UNASKED.items():  # it looks at the machine for seconds
         monkeypatch.setattr(evaluator, name, nothing)
     found = task_scores(load_model(folder), files, shots=shots, precision="fp32")
@@ -110,6 +117,7 @@ def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots,
     for task, metric in (("choices", "acc"), ("choices", "acc_norm"), ("follows", "acc")):
         assert values[task, metric] == want["results"][task][f"{metric},none"]
     assert {s.shots for s in found.scores} == {shots}
+    assert shared  # some contexts were read once
 
 
 def requests(*args):

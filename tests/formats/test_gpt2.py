@@ -17,6 +17,7 @@ from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from lmwright.program.lora import resolved
 from lmwright.program.lora_section import LowRank
+from tests.formats.test_gpt_neox import IDS, close, says
 from tests.in_memory import export_hf
 from tests.parity.compare import randomize
 
@@ -27,7 +28,6 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
 OF = {"architectures": ["GPT2LMHeadModel"]}
 NAMES = ("c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
 
 
 def base():
@@ -35,15 +35,6 @@ def base():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES)).eval()
     randomize(model)
     return model
-
-
-def says(model):
-    with torch.no_grad():
-        return model(input_ids=torch.tensor(IDS)).logits.numpy()
-
-
-def close(ours, theirs):
-    assert np.abs(np.asarray(ours) - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
 @pytest.fixture(scope="module")

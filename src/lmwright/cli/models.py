@@ -309,7 +309,7 @@ def import_(
         import_maxtext_command(source, out, model, overrides, overwrite=overwrite, **options)
         return
     if unused := next((name for name, value in of_maxtext.items() if value is not None), None):
-        raise UserError(f"--{unused.replace('_', '-')}: needs --model, the model of a checkpoint")
+        raise UserError(f"{flag_of(unused)}: needs --model, the model of a checkpoint")
     import_command(source, out, overrides, overwrite=overwrite, **given(dtype=dtype))
 
 

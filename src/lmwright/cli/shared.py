@@ -64,9 +64,14 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
 def in_options(error: UserError, options: Iterable[str]) -> UserError:
     """The error, with options of a command in place of the settings that it is about."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in options}
+    flags = {name: flag_of(name) for name in options}
     head, _, rest = str(error).partition(":")
     named = head.split(", ")
     if not set(named) <= flags.keys():
@@ -160,6 +165,9 @@ def computed(command: Any) -> Any:
     return precision(kernels(command))
 
 
+OF_TASKS = ("shots", "limit", "chat", "out")
+
+
 def with_tasks(command: Any) -> Any:
     """Adds the options of benchmarks to `eval`."""
     options = (
@@ -192,19 +200,14 @@ def with_tasks(command: Any) -> Any:
     return command
 
 
-def flag_of(name: str) -> str:
-    """The flag of an option."""
-    return f"--{name.replace('_', '-')}"
-
-
 def refuse_beside_tasks(options: dict[str, Any], others: bool) -> None:
     """Raises UsageError for options of `eval` that do not go together with --tasks."""
     if "tasks" not in options:
-        alone = next((n for n in ("shots", "limit", "chat", "out") if n in options), None)
+        alone = next((name for name in OF_TASKS if name in options), None)
         if alone is not None:
             raise click.UsageError(f"{flag_of(alone)} needs --tasks")
         return
-    used = ("tasks", "shots", "limit", "chat", "out", "adapter", "precision", "kernels")
+    used = ("tasks", *OF_TASKS, "adapter", "precision", "kernels")
     idle = next((name for name in options if name not in used), None)
     if others or idle is not None:
         what = "--by-position and --needle" if idle is None else flag_of(idle)

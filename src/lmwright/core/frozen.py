@@ -102,8 +102,7 @@ def joins(eqn: str, w: Lora) -> bool:
 
 
 def in_lanes() -> bool:
-    """True in a loss that is computed for several adapters at once, each of which would join a copy
-    of the base."""
+    """True in a loss that is computed for several adapters at once."""
     try:
         return lax.axis_size(ADAPTER_AXIS) > 0
     except NameError:  # no such axis

@@ -5,6 +5,7 @@ prompt --template--> ids up to where the assistant begins --model--> answer --it
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from lmwright.data.text.chat import UnusableError
@@ -13,11 +14,22 @@ from lmwright.data.text.chat_template import ChatTemplate
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.sampling import Sampling
+from lmwright.formats.loaded import LoadedModel
 
 Message = Mapping[str, Any]
 """A `role` and a `content`, as in a chat template's messages."""
 Chat = str | Sequence[Message]
 """A user's message, or a conversation that ends with one."""
+
+
+def own_template(loaded: LoadedModel, cure: str) -> ChatTemplate:
+    """The chat template of a model's tokenizer, with the date of today. Raises UserError, with
+    this cure, where there is none."""
+    tokenizer = loaded.tokenizer
+    if not tokenizer.chat_template:
+        raise UserError(f"{loaded.path}: its tokenizer has no chat template; {cure}")
+    today, where = date.today().isoformat(), f"{loaded.path}: chat template"
+    return ChatTemplate(tokenizer.chat_template, tokenizer, today, where)
 
 
 def encode_chats(

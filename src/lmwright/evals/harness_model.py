@@ -1,7 +1,6 @@
 """A model as lm-evaluation-harness asks it. Importing this needs the extra `eval`."""
 
 from collections.abc import Callable, Sequence
-from datetime import date
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -9,8 +8,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
+from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_template import ChatTemplate
 from lmwright.errors import UserError
+from lmwright.evals.chat_prompts import own_template
 from lmwright.evals.compute import text_compute
 from lmwright.evals.generate import generate
 from lmwright.evals.likelihood import log_likelihoods
@@ -32,12 +33,8 @@ class HarnessModel(TemplateLM):
         self._tell = on_progress or (lambda **_: None)
         self._own = loaded.tokenizer
         self._template: ChatTemplate | None = None
-        if self._first is None:
+        if self.prefix_token_id is None:
             raise UserError(f"{loaded.path}: its tokenizer has no token to start a text from")
-
-    @property
-    def _first(self) -> int | None:
-        return self._own.eos_id if self._own.bos_id is None else self._own.bos_id
 
     @property
     def eot_token_id(self) -> int:
@@ -47,7 +44,7 @@ class HarnessModel(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The id before a text of which all is scored."""
-        return self._first
+        return self._own.eos_id if self._own.bos_id is None else self._own.bos_id
 
     @property
     def tokenizer_name(self) -> str:
@@ -120,16 +117,11 @@ class HarnessModel(TemplateLM):
     ) -> str:
         """A conversation in the tokenizer's chat template."""
         if self._template is None:
-            source = self._own.chat_template
-            if not source:
-                raise UserError(
-                    f"{self.loaded.path}: its tokenizer has no chat template; leave out --chat"
-                )
-            today = date.today().isoformat()
-            self._template = ChatTemplate(
-                source, self._own, today, f"{self.loaded.path}: chat template"
-            )
-        return self._template.render({"messages": chat_history}, prompt=add_generation_prompt)
+            self._template = own_template(self.loaded, "leave out --chat")
+        try:
+            return self._template.render({"messages": chat_history}, prompt=add_generation_prompt)
+        except UnusableError as error:
+            raise UserError(f"--chat: {self.loaded.path}: {error}; leave it out") from None
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The source of the template, which the harness notes."""

@@ -25,11 +25,10 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import refuse_encoder
 from lmwright.evals.generate import bucket
 from lmwright.evals.loss import compiled
-from lmwright.evals.shared_contexts import groups_of, score_groups
+from lmwright.evals.shared_contexts import MOST_LOGITS, groups_of, score_groups
 from lmwright.models.decoder import Decoder
 
 BATCH_TOKENS = 8192
-MOST_LOGITS = 2**27  # of a batch, in numbers
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Ids of a context, at least one, and of what follows it, at least one."""

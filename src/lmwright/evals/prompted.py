@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -157,18 +156,13 @@ def _in_template(
 ) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
     """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
     UserError where there is no template."""
-    from lmwright.data.text.chat_template import ChatTemplate
-    from lmwright.evals.chat_prompts import encode_chats, ending_answers
+    from lmwright.evals.chat_prompts import encode_chats, ending_answers, own_template
 
     tokenizer = loaded.tokenizer
-    if not tokenizer.chat_template:
-        raise UserError(
-            f"{loaded.path}: its tokenizer has no chat template; continue texts by "
-            "`lmwright generate --prompt`, or train with data.chat.template"
-        )
-    today = date.today().isoformat()
-    where = f"{loaded.path}: chat template"
-    template = ChatTemplate(tokenizer.chat_template, tokenizer, today, where)
+    template = own_template(
+        loaded,
+        "continue texts by `lmwright generate --prompt`, or train with data.chat.template",
+    )
     asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, field)]
     return asked, *ending_answers(settings, template, tokenizer)
 

@@ -88,7 +88,7 @@ def task_scores(
     with _silent():
         from lmwright.evals.harness_model import HarnessModel
 
-        wanted, manager = _wanted(harness, tasks)
+        wanted, manager = _wanted(tasks)
         dtype = DTYPES[compute.precision]
         w = cast_as_trained(loaded.model.spec(), loaded.load(dtype=dtype), dtype)
         model = HarnessModel(loaded, w, compute, on_progress)
@@ -169,11 +169,10 @@ def _silent() -> Iterator[None]:
         logging.disable(level)
 
 
-def _wanted(harness: Any, tasks: Sequence[str]) -> tuple[list[Any], Any]:
+def _wanted(tasks: Sequence[str]) -> tuple[list[Any], Any]:
     """The tasks as the harness takes them, and its index of those that are asked for by name."""
     from lm_eval.tasks import TaskManager
 
-    paths = [Path(name) for name in tasks]
     named = [name for name in tasks if not _is_file(name)]
     manager = TaskManager(include_defaults=bool(named), verbosity="ERROR")
     if missing := [name for name in named if not manager.match_tasks([name])]:
@@ -182,7 +181,7 @@ def _wanted(harness: Any, tasks: Sequence[str]) -> tuple[list[Any], Any]:
             "all, and a file of questions ends in .jsonl"
         )
     wanted: list[Any] = []
-    for name, path in zip(tasks, paths, strict=True):
+    for name, path in ((name, Path(name)) for name in tasks):
         if not _is_file(name):
             wanted += manager.match_tasks([name])
         elif not path.is_file():
