@@ -1,11 +1,12 @@
-"""Continuations of a context that is read once score as in rows of their own."""
+"""Continuations of a context that is read once, and contexts whose beginning is read once, score as
+in rows of their own."""
 
 import jax
 import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.evals import likelihood, shared_contexts
+from lmwright.evals import likelihood, prefixes, shared_contexts
 from lmwright.evals.likelihood import log_likelihoods
 from tests.sharded.problem import VOCAB, fresh_weights
 from tests.sharded.test_experts import BIASED, NEXT, OSS
@@ -27,6 +28,10 @@ def asked():
         context = rng.integers(0, VOCAB, size).tolist()
         pairs += [(context, ids(9)) for _ in range(4)] + [(context, [int(rng.integers(VOCAB))])]
     pairs += [(ids(20), ids(9)) for _ in range(3)]
+    for begin in (rng.integers(0, VOCAB, size).tolist() for size in (12, 19)):
+        for each in ([], ids(9), ids(9), ids(3)):  # the beginning itself, too
+            pairs += [(begin + each, ids(5)) for _ in range(3)]
+        pairs += [(begin + ids(9), [token]) for token in (3, 4)]
     pairs += [(pairs[6][0] * 3, ids(4)), (pairs[6][0] * 3, ids(6))]  # longer than the context
     return [pairs[i] for i in rng.permutation(len(pairs))]
 
@@ -42,10 +47,12 @@ def asked():
 def test_one_reading_of_a_context_is_enough(name, monkeypatch):
     model, pairs, done = DECODERS[name], asked(), []
     w = jax.tree.map(np.asarray, fresh_weights(model))
-    assert bool(shared_contexts.groups_of(model, pairs)) == (name not in OTHERS)
+    monkeypatch.setattr(prefixes, "SHORTEST", 8)
+    shared = shared_contexts.shared_of(model, pairs)
+    assert {each.prefix for each in shared} == (set() if name in OTHERS else {0, 11, 18})
     found = log_likelihoods(model, w, pairs, COMPUTE, done.append)
     assert sum(done) == len(pairs)
-    monkeypatch.setattr(likelihood, "groups_of", lambda *_: [])
+    monkeypatch.setattr(likelihood, "shared_of", lambda *_: [])
     rows = log_likelihoods(model, w, pairs, COMPUTE)
     np.testing.assert_allclose([a for a, _ in found], [a for a, _ in rows], atol=1e-4)
     assert [a for _, a in found] == [a for _, a in rows]

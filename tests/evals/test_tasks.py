@@ -93,13 +93,13 @@ def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots,
     from lmwright.evals.questions_file import read_questions
 
     monkeypatch.setattr(shared_contexts, "SHORTEST", 8)
-    found_groups, shared = likelihood.groups_of, []
+    found_groups, shared = likelihood.shared_of, []
 
-    def groups_of(*args):
+    def shared_of(*args):
         shared.extend(found_groups(*args))
         return found_groups(*args)
 
-    monkeypatch.setattr(likelihood, "groups_of", groups_of)
+    monkeypatch.setattr(likelihood, "shared_of", shared_of)
     for name, nothing in UNASKED.items():  # it looks at the machine for seconds
         monkeypatch.setattr(evaluator, name, nothing)
     found = task_scores(load_model(folder), files, shots=shots, precision="fp32")

@@ -4,7 +4,8 @@
       --batches of few shapes--> logits where a continuation is predicted --> sums, was it greedy
 
 Logits exist where they are needed alone: [B, P, V] of P tokens of a continuation, not [B, T, V].
-Several longer continuations of one context go another way (`evals.shared_contexts`).
+Contexts that begin alike, and several longer continuations of one, go another way
+(`evals.shared_contexts`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,13 +26,10 @@ from lmwright.errors import UserError
 from lmwright.evals.compute import refuse_encoder
 from lmwright.evals.generate import bucket
 from lmwright.evals.loss import compiled
-from lmwright.evals.shared_contexts import MOST_LOGITS, groups_of, score_groups
+from lmwright.evals.shared_contexts import MOST_LOGITS, Pair, score_shared, shared_of
 from lmwright.models.decoder import Decoder
 
 BATCH_TOKENS = 8192
-
-Pair = tuple[Sequence[int], Sequence[int]]
-"""Ids of a context, at least one, and of what follows it, at least one."""
 
 
 @dataclass
@@ -60,11 +58,11 @@ def log_likelihoods(
     refuse_encoder(model)
     results: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
     _refuse_bad(model, pairs)
-    groups = groups_of(model, pairs)
-    shared = {number for _, own in groups for number, _ in own}
-    rest = _score_rows(model, w, _rows(model, pairs, shared), compute)
-    for numbers, sums, greedy in chain(score_groups(model, w, groups, compute), rest):
-        for number, total, same in zip(numbers, sums.tolist(), greedy.tolist(), strict=False):
+    shared = shared_of(model, pairs)
+    others = {number for each in shared for _, own in each.groups for number, _ in own}
+    rest = _score_rows(model, w, _rows(model, pairs, others), compute)
+    for numbers, sums, greedy in chain(score_shared(model, w, shared, compute), rest):
+        for number, total, same in zip(numbers, sums, greedy, strict=True):
             results[number] = total, same
         if on_done:
             on_done(len(numbers))
@@ -73,12 +71,14 @@ def log_likelihoods(
 
 def _score_rows(
     model: Decoder, w: Tree, rows: list[_Row], compute: Compute
-) -> Iterator[tuple[list[int], Any, Any]]:
+) -> Iterator[tuple[list[int], list[float], list[bool]]]:
     """(numbers, their log-likelihoods, whether greedy decoding says the same), batch by batch."""
     score = _scores(model, compute)
     for batch, shape in _batches(rows, model, compute):
         sums, greedy = jax.device_get(score(w, *_arrays(batch, shape, model.seq_len - 1)))
-        yield [number for row in batch for number, _ in row.asked], sums, greedy
+        numbers = [number for row in batch for number, _ in row.asked]
+        count = len(numbers)
+        yield numbers, sums[:count].tolist(), greedy[:count].tolist()
 
 
 def _refuse_bad(model: Decoder, pairs: Sequence[Pair]) -> None:

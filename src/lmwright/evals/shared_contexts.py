@@ -1,16 +1,16 @@
 """Log-likelihoods of several continuations of one context, which the model reads once.
 
-    contexts [B, T] --prefill--> cache --a copy of its context's for each continuation--> [R, S]
-                                   |        continuations [R, P] --> logits where they are predicted
-                                   +--> logits of all first tokens
+    beginning [1, S] --> cache                                 read once for many contexts
+    a row: its copy | rest of a context [T] | continuation 1 | continuation 2 | ...  [P]
 
-A cache of keys and values alone can be copied and extended by several tokens at once; other models
-read whole rows (`evals.likelihood`).
+Each continuation sees the context and itself. A row without a common beginning reads its context by
+the platform's kernel. This takes a cache of keys and values alone; other models read whole rows
+(`evals.likelihood`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,29 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.evals.generate import bucket, pad_prompts
 from lmwright.evals.loss import compiled
+from lmwright.evals.prefixes import Ids, common_prefixes
 from lmwright.models import cached
 from lmwright.models.decoder import Decoder
 
 SHORTEST = 16  # tokens of a context that are worth a cache
-CACHED_TOKENS = 8192  # of the copies in a batch
+CACHED_TOKENS = 16_384  # of the rows in a batch
+MOST_ROWS = 64
 MOST_LOGITS = 2**27  # of a batch, in numbers
 
-Group = tuple[tuple[int, ...], list[tuple[int, tuple[int, ...]]]]
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Ids of a context, at least one, and of what follows it, at least one."""
+Group = tuple[Ids, list[tuple[int, Ids]]]
 """A context, and its continuations with their numbers."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Contexts with a common beginning."""
+
+    prefix: int
+    """Its tokens; 0 where there is none."""
+    groups: list[Group]
+    """Longest context first."""
 
 
 def shares(model: Decoder) -> bool:
@@ -43,76 +57,164 @@ def shares(model: Decoder) -> bool:
     )
 
 
-def groups_of(model: Decoder, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Group]:
-    """The contexts with several continuations that do not all differ in the last token alone,
-    longest first; none for a model that cannot share."""
+def shared_of(model: Decoder, pairs: Sequence[Pair]) -> list[Shared]:
+    """The contexts that begin alike, and those with several continuations that do not all differ in
+    the last token alone; none for a model that cannot share."""
     if not shares(model):
         return []
-    found: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+    found: dict[Ids, list[tuple[int, Ids]]] = {}
     for number, (context, continuation) in enumerate(pairs):
         found.setdefault(tuple(context), []).append((number, tuple(continuation)))
-    groups = [
-        (context, own)
+    fitting = [
+        context
         for context, own in found.items()
-        if len(context) >= SHORTEST
-        and len({ids[:-1] for _, ids in own}) > 1
-        and len(context) + max(len(ids) for _, ids in own) <= model.seq_len
+        if len(context) + max(len(ids) for _, ids in own) <= model.seq_len
     ]
-    return sorted(groups, key=lambda group: -len(group[0]))
+    shared = []
+    for prefix, contexts in common_prefixes(fitting):
+        groups = [
+            (context, found[context])
+            for context in sorted(contexts, key=lambda each: -len(each))
+            if prefix or _gains(context, found[context])
+        ]
+        shared += [Shared(prefix, groups)] if groups else []
+    return shared
 
 
-def score_groups(
-    model: Decoder, w: Tree, groups: Sequence[Group], compute: Compute
-) -> Iterator[tuple[list[int], Array, Array]]:
+def _gains(context: Ids, own: list[tuple[int, Ids]]) -> bool:
+    return len(context) >= SHORTEST and len({ids[:-1] for _, ids in own}) > 1
+
+
+def score_shared(
+    model: Decoder, w: Tree, shared: Sequence[Shared], compute: Compute
+) -> Iterator[tuple[list[int], list[float], list[bool]]]:
     """(numbers, their log-likelihoods, whether greedy decoding says the same), batch by batch."""
-    score = _scores(model, compute)
-    for batch in _batches(groups, model):
-        contexts, valid = pad_prompts([list(context) for context, _ in batch])
-        asked = [(i, *one) for i, (_, own) in enumerate(batch) for one in own]
-        count = 1 << (len(asked) - 1).bit_length()
-        most = 1 << (max(len(ids) for _, _, ids in asked) - 1).bit_length()
-        of = np.zeros(count, np.int32)
-        targets, real = np.zeros((count, most), np.int32), np.zeros((count, most), bool)
-        for row, (i, _, ids) in enumerate(asked):
-            of[row], targets[row, : len(ids)], real[row, : len(ids)] = i, ids, True
-        sums, greedy = jax.device_get(score(w, contexts, valid, of, targets, real))
-        yield [number for _, number, _ in asked], sums, greedy
+    read, score = _programs(model, compute)
+    for each in shared:
+        prefix = None
+        if each.prefix:
+            prefix = read(w, *pad_prompts([list(each.groups[0][0][: each.prefix])]))
+        for groups in _batches(each, model):
+            rows = _rows(groups, each.prefix)
+            yield _sums(groups, *jax.device_get(score(w, prefix, *rows)))
 
 
-def _batches(groups: Sequence[Group], model: Decoder) -> Iterator[Sequence[Group]]:
-    start = 0
+def _batches(shared: Shared, model: Decoder) -> Iterator[Sequence[Group]]:
+    start, groups = 0, shared.groups
     while start < len(groups):
-        size = rows = most = 0
-        for _, own in groups[start:]:
-            more, longest = rows + len(own), max(most, *(len(ids) for _, ids in own))
-            tokens = more * (bucket(len(groups[start][0])) + longest)
-            if size and (tokens > CACHED_TOKENS or more * longest * model.vocab_size > MOST_LOGITS):
+        width = bucket(len(groups[start][0]) - shared.prefix) + bucket(max(shared.prefix, 1))
+        size = longest = 0
+        for _, own in groups[start : start + MOST_ROWS]:
+            most = max(longest, sum(len(ids) for _, ids in own))
+            rows = size + 1
+            full = rows * (width + most) > CACHED_TOKENS
+            if size and (full or rows * most * model.vocab_size > MOST_LOGITS):
                 break
-            size, rows, most = size + 1, more, longest
+            size, longest = rows, most
+        if start + size < len(groups):
+            size = 1 << (size.bit_length() - 1)  # what the next batches have, too
         yield groups[start : start + size]
         start += size
 
 
+def _rows(groups: Sequence[Group], prefix: int) -> tuple[np.ndarray, ...]:
+    """Of B contexts with up to C continuations of P tokens together: the contexts [B, T], where
+    they are, the first tokens of continuations [B, C]; the tokens of the continuations but the last
+    of each [B, P], where they are, their continuations, positions, and the tokens behind them."""
+    trunk, valid = pad_prompts([list(context[prefix:]) for context, _ in groups])
+    most = max(len(own) for _, own in groups)
+    inner = max(sum(len(ids) - 1 for _, ids in own) for _, own in groups)
+    shape = len(trunk), inner and bucket(inner)
+    firsts = np.zeros((len(trunk), 1 << (most - 1).bit_length()), np.int32)
+    tokens, of, positions, targets = (np.zeros(shape, np.int32) for _ in range(4))
+    for row, (context, own) in enumerate(groups):
+        at = 0
+        for branch, (_, ids) in enumerate(own, 1):
+            firsts[row, branch - 1] = ids[0]
+            place = slice(at, at + len(ids) - 1)
+            tokens[row, place], targets[row, place], of[row, place] = ids[:-1], ids[1:], branch
+            positions[row, place] = np.arange(len(context), len(context) + len(ids) - 1)
+            at = place.stop
+    return trunk, valid, firsts, tokens, of > 0, of, positions, targets
+
+
+def _sums(
+    groups: Sequence[Group], first: np.ndarray, first_same: np.ndarray, rest: np.ndarray,
+    rest_same: np.ndarray,
+) -> tuple[list[int], list[float], list[bool]]:  # fmt: skip
+    """The numbers of continuations, the sums of what their tokens have, and whether all are the
+    most likely."""
+    numbers, sums, same = [], [], []
+    for row, (_, own) in enumerate(groups):
+        at = 0
+        for branch, (number, ids) in enumerate(own):
+            place = slice(at, at + len(ids) - 1)
+            numbers.append(number)
+            sums.append(float(first[row, branch] + rest[row, place].sum()))
+            same.append(bool(first_same[row, branch] and rest_same[row, place].all()))
+            at = place.stop
+    return numbers, sums, same
+
+
 @lru_cache(maxsize=8)
-def _scores(model: Decoder, compute: Compute) -> Callable[..., Any]:
-    """Sums [R] of log-probabilities of the real ones among targets [R, P] behind the contexts `of`
-    [R] among tokens [B, T], and whether each has the highest logit."""
+def _programs(model: Decoder, compute: Compute) -> tuple[Callable[..., Tree], Callable[..., Tree]]:
+    """The reading of a common beginning [1, S] into a cache, and the log-probabilities of rows as
+    `_rows` makes them: of first tokens [B, C] and of those behind others [B, P], each with whether
+    it has the highest logit."""
 
-    def scores(
-        w: Tree, tokens: Array, valid: Array, of: Array, targets: Array, real: Array
-    ) -> tuple[Array, Array]:
-        cache = cached.new_cache(model, len(tokens), tokens.shape[1] + targets.shape[1], compute)
-        hidden, cache = cached.extend(model, w, tokens, valid, cache, compute, empty_cache=True)
-        hidden = hidden[:, -1:][of]
-        if targets.shape[1] > 1:
-            layers = jax.tree.map(lambda a: a[:, of], cache["layers"])  # [L, B, S, ...]
-            copies = cache | {"layers": layers, "valid": cache["valid"][of]}
-            more, _ = cached.extend(model, w, targets[:, :-1], real[:, 1:], copies, compute)
-            hidden = jnp.concatenate([hidden, more], axis=1)  # [R, P, D]
-        logits = model.logits(w, hidden).astype(jnp.float32)
-        chosen = jnp.take_along_axis(logits, targets[..., None], axis=2)[..., 0]
-        chosen = chosen - jax.nn.logsumexp(logits, axis=-1)
-        greedy = jnp.argmax(logits, axis=-1) == targets
-        return jnp.sum(jnp.where(real, chosen, 0), axis=1), jnp.all(greedy | ~real, axis=1)
+    def read(w: Tree, tokens: Array, valid: Array) -> Tree:
+        cache = cached.new_cache(model, 1, tokens.shape[1], compute)
+        return cached.extend(model, w, tokens, valid, cache, compute, empty_cache=True)[1]
 
-    return compiled(scores, compute)
+    def score(
+        w: Tree, prefix: Tree | None, trunk: Array, valid: Array, firsts: Array, tokens: Array,
+        real: Array, of: Array, positions: Array, targets: Array,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        num_rows, width = trunk.shape
+        behind = width + tokens.shape[1]
+        branches = cached.Branches(of, positions)
+        if prefix is None:
+            cache = cached.new_cache(model, num_rows, behind, compute)
+            hidden, cache = cached.extend(model, w, trunk, valid, cache, compute, empty_cache=True)
+            last, more = hidden[:, -1:], hidden[:, :0]
+            if tokens.shape[1]:
+                more, _ = cached.extend(model, w, tokens, real, cache, compute, branches=branches)
+        else:
+            cache = _copies(model, prefix, num_rows, behind, compute)
+            own = cached.cache_positions(valid, cache)
+            branches = cached.Branches(
+                jnp.concatenate([jnp.zeros_like(trunk), of], axis=1),
+                jnp.concatenate([own, positions], axis=1),
+            )
+            tokens = jnp.concatenate([trunk, tokens], axis=1)
+            real = jnp.concatenate([valid, real], axis=1)
+            hidden, _ = cached.extend(model, w, tokens, real, cache, compute, branches=branches)
+            last, more = hidden[:, width - 1 : width], hidden[:, width:]
+        first = _scores(model.logits(w, last), firsts[:, None])
+        rest = _scores(model.logits(w, more), targets[..., None])
+        return *(a[:, 0] for a in first), *(a[..., 0] for a in rest)
+
+    return compiled(read, compute), compiled(score, compute)
+
+
+def _copies(model: Decoder, prefix: Tree, num_rows: int, behind: int, compute: Compute) -> Tree:
+    """A cache of rows that go on from one beginning, with room for `behind` tokens."""
+    length = prefix["valid"].shape[1]
+    cache = cached.new_cache(model, num_rows, length + behind, compute)
+
+    def put(full: Array, one: Array) -> Array:  # [L, B, S, ...] and [L, 1, S, ...]
+        return full.at[:, :, :length].set(one)
+
+    return {
+        "layers": jax.tree.map(put, cache["layers"], prefix["layers"]),
+        "valid": cache["valid"].at[:, :length].set(prefix["valid"]),
+        "filled": prefix["filled"],
+    }
+
+
+def _scores(logits: Array, targets: Array) -> tuple[Array, Array]:
+    """Log-probabilities of targets [B, P, C] by logits [B, P, V], and whether they are highest."""
+    logits = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, targets, axis=2)
+    greedy = jnp.argmax(logits, axis=2, keepdims=True) == targets
+    return chosen - jax.nn.logsumexp(logits, axis=2, keepdims=True), greedy

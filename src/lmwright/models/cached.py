@@ -10,6 +10,7 @@ weights. No step of training needs this module.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,17 +69,28 @@ def as_list(layers: Tree, *, free: bool = False) -> list[Tree]:
     return [jax.tree.unflatten(tree, layer) for layer in zip(*apart, strict=True)]
 
 
+class Branches(NamedTuple):
+    """Several texts in a row that all go on from the tokens before: a token of a branch sees its
+    own branch and branch 0, the trunk, which goes first."""
+
+    of: Array
+    """int [B, T]: the branch of each new token; those in the cache are of the trunk."""
+    positions: Array
+    """int [B, T]: positions of new tokens; those of a branch go on from the end of the trunk."""
+
+
 def extend(
     model: Decoder, w: Tree, tokens: Array, valid: Array, cache: Tree, compute: Compute,
-    *, empty_cache: bool = False,
+    *, empty_cache: bool = False, branches: Branches | None = None,
 ) -> tuple[Array, Tree]:  # fmt: skip
     """hidden [B, T, D] of new tokens [B, T] after those in the cache, and the new cache.
-    `empty_cache`: there are none in it, so that the platform's kernel is used.
+    `empty_cache`: there are none in it, so that the platform's kernel is used. Nothing can go on
+    from a cache with `branches`.
 
     `valid` [B, T] is False at (left) padding, which is never attended to and counts
     for no position. The caller sees to it that the cache is long enough.
     """
-    positions = cache_positions(valid, cache)
+    positions = cache_positions(valid, cache) if branches is None else branches.positions
     tables = model.tables(positions, cache["valid"].shape[1])
     x = model.placed(w, model.embedded(w, tokens, compute), positions)
     kernel = None
@@ -87,7 +99,7 @@ def extend(
         kernel = own(compute)
     w = model.with_inputs(w, tokens, x)
     x, cache = extend_layers(
-        model.layer, model.spans, w, x, tables, valid, cache, kernel, model.tables_after
+        model.layer, model.spans, w, x, tables, valid, cache, kernel, model.tables_after, branches
     )
     return model.last_norm(w, x), cache
 
@@ -99,20 +111,33 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
     return jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
 
 
+def _visible(valid: Array, cache: Tree, branches: Branches | None) -> tuple[Array, Array, Array]:
+    """Of new tokens [B, T] in a cache of S: which are tokens, [B, S]; which each new one sees,
+    [B, T, S]; and how many positions those are behind it, padding not counted, [B, T, S]."""
+    start, num = cache["filled"], valid.shape[1]
+    put = partial(jax.lax.dynamic_update_slice, start_indices=(0, start))
+    all_valid = put(cache["valid"], valid)
+    places = jnp.cumsum(all_valid, axis=1)  # [B, S]
+    order = start + jnp.arange(num)[:, None] >= jnp.arange(all_valid.shape[1])
+    seen = order[None] & all_valid[:, None, :]
+    if branches is not None:
+        places = put(places, branches.positions + 1)
+        of = put(jnp.zeros_like(places), branches.of)[:, None, :]
+        seen &= (of == 0) | (of == branches.of[:, :, None])
+    query = jax.lax.dynamic_slice_in_dim(places, start, num, axis=1)
+    return all_valid, seen, query[:, :, None] - places[:, None, :]
+
+
 def extend_layers(
     layer: Layer, spans: Spans, w: Tree, x: Array, tables: Tree, valid: Array, cache: Tree,
     kernel: Callable[..., Array] | None, tables_after: Callable[[Span, Tree, Tree], Tree],
+    branches: Branches | None = None,
 ) -> tuple[Array, Tree]:  # fmt: skip
     """x [B, T, D] of new tokens after those in the cache, and the new cache. `kernel` is that
     of the platform where the cache is empty: new tokens then see each other alone.
     `tables_after(span, new states of its layers, tables)` are those of the layers behind it."""
     start = cache["filled"]
-    all_valid = jax.lax.dynamic_update_slice(cache["valid"], valid, (0, start))
-    places = jnp.cumsum(all_valid, axis=1)  # [B, S]: windows are counted without padding
-    query = jax.lax.dynamic_slice_in_dim(places, start, x.shape[1], axis=1)
-    order = start + jnp.arange(x.shape[1])[:, None] >= jnp.arange(all_valid.shape[1])
-    seen = order[None] & all_valid[:, None, :]  # [B, T, S]
-    back = query[:, :, None] - places[:, None, :]
+    all_valid, seen, back = _visible(valid, cache, branches)
     ids = valid.astype(jnp.int32)
 
     def block(tables: Tree, kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
