@@ -10,45 +10,9 @@ from lmwright.cli.main import main
 from lmwright.evals import likelihood, shared_contexts
 from lmwright.evals.tasks import UNASKED, task_scores
 from lmwright.formats.load import load_model
+from tests.evals.conftest import sentence
 
 evaluator = pytest.importorskip("lm_eval.evaluator")
-torch = pytest.importorskip("torch")
-
-WORDS = "the man woman dog turned on a tap and water came out of it because rain fell".split()
-
-
-def sentence(rng, most):
-    return " ".join(rng.choice(WORDS, rng.integers(1, most)))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random llama of transformers with a tokenizer that begins a text with bos."""
-    import tokenizers
-    from tokenizers import models, pre_tokenizers, processors, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder, rng = tmp_path_factory.mktemp("model"), np.random.default_rng(0)
-    own = tokenizers.Tokenizer(models.BPE())
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = tokenizers.decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    own.train_from_iterator([sentence(rng, 12) for _ in range(60)], trainer)
-    own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=own, bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(own.get_vocab()), hidden_size=48, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=96,
-        initializer_range=0.3, bos_token_id=0, eos_token_id=1, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -68,24 +32,18 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def theirs(folder):
-    """The same model by the harness and transformers."""
-    from lm_eval.models.huggingface import HFLM
-
-    return HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=4)
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
+def ours(harness_folder):
     from lmwright.evals.compute import row_compute
     from lmwright.evals.harness_model import HarnessModel
 
-    loaded = load_model(folder)
+    loaded = load_model(harness_folder)
     return HarnessModel(loaded, loaded.weights, row_compute("fp32"))
 
 
 @pytest.mark.parametrize("shots", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots, monkeypatch):
+def test_questions_are_answered_as_by_transformers(
+    harness_folder, files, theirs, shots, monkeypatch
+):
     from pathlib import Path
 
     from lm_eval.tasks import TaskManager
@@ -102,7 +60,7 @@ def test_questions_are_answered_as_by_transformers(folder, files, theirs, shots,
     monkeypatch.setattr(likelihood, "shared_of", shared_of)
     for name, nothing in UNASKED.items():  # it looks at the machine for seconds
         monkeypatch.setattr(evaluator, name, nothing)
-    found = task_scores(load_model(folder), files, shots=shots, precision="fp32")
+    found = task_scores(load_model(harness_folder), files, shots=shots, precision="fp32")
     want = evaluator.simple_evaluate(
         model=theirs, tasks=[read_questions(Path(file)) for file in files], num_fewshot=shots,
         bootstrap_iters=0, task_manager=TaskManager(include_defaults=False),
@@ -126,11 +84,11 @@ def requests(*args):
 
 def test_a_whole_text_in_windows_and_an_empty_context(ours, theirs):
     rng = np.random.default_rng(2)
-    texts = [(sentence(rng, 8),), (" ".join(sentence(rng, 20) for _ in range(12)),)]
-    assert len(ours.tok_encode(texts[1][0])) > 96  # more than the context
+    texts = [(sentence(rng, 8),), (" ".join(sentence(rng, 20) for _ in range(40)),)]
+    assert len(ours.tok_encode(texts[1][0])) > 320  # more than the context
     found, want = (m.loglikelihood_rolling(requests(*texts)) for m in (ours, theirs))
     np.testing.assert_allclose(found, want, rtol=1e-5)
-    pairs = [("", "rain fell"), (" ".join(sentence(rng, 20) for _ in range(12)), " rain fell")]
+    pairs = [("", "rain fell"), (" ".join(sentence(rng, 20) for _ in range(40)), " rain fell")]
     for (a, same), (b, like) in zip(
         ours.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs)), strict=True
     ):
@@ -146,15 +104,15 @@ def test_what_is_written_after_a_context(ours, theirs):
     assert ours.generate_until(asked) == theirs.generate_until(asked)
 
 
-def test_the_command(folder, files, tmp_path, capsys):
+def test_the_command(harness_folder, files, tmp_path, capsys):
     out = tmp_path / "out.json"
     words = ["--tasks", files[0], "--limit", "5", "--out", str(out), "--precision", "fp32"]
-    assert main(["eval", str(folder), *words]) == 0
+    assert main(["eval", str(harness_folder), *words]) == 0
     shown = capsys.readouterr().out
     assert "acc_norm" in shown and "choices" in shown and "fp32" in shown
     samples = json.loads(out.read_text())["samples"]["choices"]
     assert len(samples) == 5 and samples[0]["doc"]["choices"]
-    assert main(["eval", str(folder), *words]) == 2
+    assert main(["eval", str(harness_folder), *words]) == 2
     assert "exists; give --out another name" in capsys.readouterr().err
 
 
@@ -170,10 +128,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_bad_questions(line, folder, tmp_path, capsys):
+def test_bad_questions(line, harness_folder, tmp_path, capsys):
     path = tmp_path / "bad.jsonl"
     path.write_text(line)
-    assert main(["eval", str(folder), "--tasks", str(path)]) == 2
+    assert main(["eval", str(harness_folder), "--tasks", str(path)]) == 2
     said = capsys.readouterr().err
     assert f"{path}{BAD[line]}" in said and said.count("\n") == 1
 
@@ -190,6 +148,6 @@ def test_bad_questions(line, folder, tmp_path, capsys):
         pytest.param(["--tasks", "arc_eazy"], "has no task 'arc_eazy'", marks=pytest.mark.slow),
     ],
 )
-def test_other_mistakes(words, says, folder, capsys):
-    assert main(["eval", str(folder), *words]) == 2
+def test_other_mistakes(words, says, harness_folder, capsys):
+    assert main(["eval", str(harness_folder), *words]) == 2
     assert says in capsys.readouterr().err

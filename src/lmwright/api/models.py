@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from inspect import signature
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of, refuse_unknown
@@ -81,21 +82,23 @@ def evaluate_tasks(
     shots: int | None = None,
     limit: Count | None = None,
     chat: bool = False,
+    data: "str | PathLike[str] | None" = None,
     adapter: str | None = None,
     precision: Precision | None = None,
     kernels: Kernels = "platform",
 ) -> "TaskScores":
     """Scores of a model in tasks of lm-evaluation-harness (by name, or as a .yaml file) and in
     .jsonl files of questions. `shots` solved examples come before each question, `limit` is the
-    number of questions of each task, and with `chat` prompts are in the model's chat template.
+    number of questions of each task, and with `chat` prompts are in the model's chat template. The
+    data of named tasks are read from the folder `data`, or from the hub (docs/benchmarks.md).
 
     Raises UserError where the harness (the extra `eval`), a task or its data is missing.
     """
     from lmwright.evals.tasks import task_scores
 
     return task_scores(
-        _loaded(model, adapter), tasks, shots=shots, limit=limit, chat=chat, precision=precision,
-        kernels=kernels,
+        _loaded(model, adapter), tasks, shots=shots, limit=limit, chat=chat, data=data,
+        precision=precision, kernels=kernels,
     )  # fmt: skip
 
 

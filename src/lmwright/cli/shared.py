@@ -165,7 +165,7 @@ def computed(command: Any) -> Any:
     return precision(kernels(command))
 
 
-OF_TASKS = ("shots", "limit", "chat", "out")
+OF_TASKS = ("shots", "limit", "chat", "data", "out")
 
 
 def with_tasks(command: Any) -> Any:
@@ -190,6 +190,9 @@ def with_tasks(command: Any) -> Any:
             is_flag=True,
             default=None,
             help="Prompts of --tasks in the model's chat template.",
+        ),
+        click.option(
+            "--data", metavar="FOLDER", help="Data of named --tasks; default: the Hugging Face hub."
         ),
         click.option(
             "--out", metavar="FILE", help="Write each question and answer of --tasks (.json)."

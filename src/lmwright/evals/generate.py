@@ -256,10 +256,14 @@ def bucket(size: int) -> int:
 
 
 def pad_prompts(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as int32 [B, T] padded on the left, and bool [B, T] where they are; B and T are
-    rounded up."""
-    num_rows = 1 << (len(ids) - 1).bit_length()
-    width = bucket(max(map(len, ids)))
+    """Prompts as `pad_left` has them; B and T are rounded up."""
+    return pad_left(ids, 1 << (len(ids) - 1).bit_length(), bucket(max(map(len, ids))))
+
+
+def pad_left(
+    ids: Sequence[Sequence[int]], num_rows: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids as int32 [B, T] padded on the left, and bool [B, T] where they are."""
     tokens = np.zeros((num_rows, width), np.int32)
     valid = np.zeros((num_rows, width), bool)
     for row, each in enumerate(ids):

@@ -19,14 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lmwright.core.compute import LANES, Compute
+from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.evals.compute import refuse_encoder
-from lmwright.evals.generate import bucket
 from lmwright.evals.loss import compiled
-from lmwright.evals.shared_contexts import MOST_LOGITS, Pair, score_shared, shared_of
+from lmwright.evals.shared_contexts import (
+    MOST_LOGITS,
+    Pair,
+    rounded_rows,
+    rounded_tokens,
+    score_shared,
+    shared_of,
+)
 from lmwright.models.decoder import Decoder
 
 BATCH_TOKENS = 8192
@@ -118,9 +124,7 @@ def _batches(
     """Batches of rows, with the number of rows, their tokens and the tokens of a continuation."""
     start = 0
     while start < len(rows):
-        width = bucket(len(rows[start].ids))
-        if compute.platform == "tpu":
-            width = -(-width // LANES) * LANES  # others have no kernel
+        width = rounded_tokens(len(rows[start].ids), compute)
         size, many = 0, 1
         for row in rows[start:]:
             longest = max(many, 1 << (row.num - 1).bit_length())
@@ -130,7 +134,7 @@ def _batches(
             ):
                 break
             size, many = count, longest
-        yield rows[start : start + size], (1 << (size - 1).bit_length(), width, min(many, width))
+        yield rows[start : start + size], (rounded_rows(size), width, min(many, width))
         start += size
 
 
@@ -147,7 +151,7 @@ def _arrays(
         segments[i, : len(row.ids)] = 1
         at[i, most - row.num :] = np.arange(len(row.ids) - row.num, len(row.ids))
     pairs = sum(len(row.asked) for row in rows)
-    num = 1 << (pairs - 1).bit_length()
+    num = rounded_rows(pairs)
     of, targets, real = (
         np.zeros(num, np.int32),
         np.zeros((num, most), np.int32),

@@ -1,12 +1,12 @@
 """Data of the harness's own tasks from a folder, without the hub.
 
-    FOLDER/arc_easy.jsonl            the questions of a task, in the columns of its data on the hub
-    FOLDER/gsm8k/train.parquet       a split of a task by its name on the hub: the examples
-    FOLDER/allenai/ai2_arc/          a copy of a dataset of the hub, with its README.md
+FOLDER/arc_easy.jsonl            the questions of a task, in the columns of its data on the hub
+FOLDER/gsm8k/train.parquet       a split of a task by its name on the hub: the examples
+FOLDER/allenai/ai2_arc/          a copy of a dataset of the hub, with its README.md
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from lmwright.errors import UserError
 
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 READERS |= {f"{ending}.gz": READERS[ending] for ending in (".jsonl", ".json", ".csv")}
-SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+SPLITS = ("training_split", "validation_split", "test_split")
 
 
 @dataclass
@@ -34,11 +34,20 @@ class LocalData:
     without_examples: set[str] = field(default_factory=set)
     """Tasks whose examples are not there: others of their questions are taken."""
 
+    def notes(self, shots: Mapping[str, int]) -> tuple[str, ...]:
+        """What is not as the tasks say; `shots` is the number of examples of each."""
+        return tuple(
+            f"{name}: its examples are other questions, since {self.folder} has no examples of it"
+            for name in sorted(self.without_examples)
+            if shots.get(name)
+        )
+
 
 @contextmanager
 def local_data(folder: Path) -> Iterator[LocalData]:
     """Lets the harness's tasks read `folder` in place of the hub. Raises UserError for a task whose
     data are not there or cannot be read."""
+    folder = folder.expanduser()
     if not folder.is_dir():
         raise UserError(f"--data: {folder} is no folder; give one with the data of the tasks")
     found = LocalData(folder)
@@ -58,22 +67,24 @@ def bad_row(found: LocalData) -> str | None:
         rows = task.dataset[_scored(task)]
         for number in range(len(rows)):
             if problem := _problem(task, rows.select([number])):
+                empty = [column for column, value in rows[number].items() if value is None]
+                problem = f"{', '.join(empty)}: empty or not there" if empty else problem
                 there = ", ".join(rows.column_names)
-                return f"{found.places[name]}: row {number + 1}: {problem}; columns: {there}"
+                return f"{found.places[name]}: row {number + 1}: {problem} (columns: {there})"
     return None
 
 
 def _problem(task: ConfigurableTask, row: Any) -> str | None:
-    task.prompt = None  # where the task was not finished
     try:
         docs = task.config.process_docs(row) if task.config.process_docs else row
+        task.prompt, task.features = None, [*docs.features]  # of a task that was not finished
         for doc in docs:
             task.doc_to_text(doc)
             task.doc_to_target(doc)
             if task.config.doc_to_choice is not None:
                 task.doc_to_choice(doc)
     except KeyError as error:
-        return f"has no {error}, which the task needs"
+        return f"{error} is not there"
     except Exception as error:  # whatever the task's own code says
         return " ".join(str(error).split()) or type(error).__name__
     return None
@@ -85,11 +96,11 @@ def _read(task: ConfigurableTask, found: LocalData) -> bool:
     if callable(config.custom_dataset) or _is_local(str(config.dataset_path)):
         return False
     name, scored = str(config.task), _scored(task)
-    of_name = _files(found.folder, name)
-    splits = {path.name.split(".")[0]: path for path in _files_in(found.folder / name)}
+    of_name = _splits(found.folder).get(name)
+    splits = _splits(found.folder / name)
     copied = found.folder / str(config.dataset_path)
     if of_name or scored in splits:
-        files = splits | ({scored: of_name[0]} if of_name else {})
+        files = splits | ({scored: of_name} if of_name else {})
         place = files[scored]
         task.dataset = _loaded(place, lambda cache: _of_files(files, cache))
     elif copied.is_dir():
@@ -114,16 +125,19 @@ def _read(task: ConfigurableTask, found: LocalData) -> bool:
 
 
 def _leave_out_missing(task: ConfigurableTask, scored: str, found: LocalData) -> None:
-    """Takes splits that are not there from the task's description. Examples are then questions that
-    are not the asked one, as the harness has it where a task has no other split."""
+    """Takes splits that are not there from the task's description. Without any examples, those are
+    questions other than the asked one, as the harness has it for tasks of one split."""
     config = task.config
-    examples = config.fewshot_split or config.training_split or config.validation_split or scored
-    if examples not in task.dataset:
-        found.without_examples.add(str(config.task))
-        config.fewshot_split = scored
+    examples = config.fewshot_config
     for split in SPLITS:
         if getattr(config, split) not in task.dataset:
             setattr(config, split, None)
+    if examples.split not in task.dataset:
+        examples.split = None
+    others = {examples.split, config.training_split, config.validation_split}
+    if examples.samples is None and others <= {None, scored}:
+        config.test_split = examples.split = scored  # equal: the asked one is left out
+        found.without_examples.add(str(config.task))
 
 
 def _scored(task: ConfigurableTask) -> str:
@@ -134,20 +148,21 @@ def _is_local(dataset_path: str) -> bool:
     return dataset_path in (*READERS.values(), "text", "arrow") or Path(dataset_path).exists()
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    return [path for ending in READERS if (path := folder / f"{name}{ending}").is_file()]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in paths if path.name.endswith(tuple(READERS))]
+def _splits(folder: Path) -> dict[str, Path]:
+    """Files of a folder by the names of their splits."""
+    names = (path.name.partition(".") for path in folder.iterdir()) if folder.is_dir() else ()
+    return {
+        name: folder / f"{name}.{ending}"
+        for name, _, ending in sorted(names)
+        if f".{ending}" in READERS
+    }
 
 
 def _of_files(files: dict[str, Path], cache: str) -> dict[str, Any]:
     return {
         split: datasets.load_dataset(
-            next(READERS[e] for e in sorted(READERS, key=len, reverse=True) if path.name.endswith(e)),
-            data_files=str(path), split="train", keep_in_memory=True, cache_dir=cache,
+            READERS[path.name[path.name.index(".") :]], data_files=str(path), split="train",
+            keep_in_memory=True, cache_dir=cache,
         )
         for split, path in files.items()
     }  # fmt: skip

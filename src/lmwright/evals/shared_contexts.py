@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lmwright.core.compute import Compute
+from lmwright.core.compute import LANES, Compute
 from lmwright.core.param import Tree
-from lmwright.evals.generate import bucket, pad_prompts
+from lmwright.evals.generate import pad_left, pad_prompts
 from lmwright.evals.loss import compiled
 from lmwright.evals.prefixes import Ids, common_prefixes
 from lmwright.models import cached
@@ -94,15 +94,27 @@ def score_shared(
         prefix = None
         if each.prefix:
             prefix = read(w, *pad_prompts([list(each.groups[0][0][: each.prefix])]))
-        for groups in _batches(each, model):
-            rows = _rows(groups, each.prefix)
+        for groups in _batches(each, model, compute):
+            rows = _rows(groups, each.prefix, compute)
             yield _sums(groups, *jax.device_get(score(w, prefix, *rows)))
 
 
-def _batches(shared: Shared, model: Decoder) -> Iterator[Sequence[Group]]:
+def rounded_tokens(size: int, compute: Compute) -> int:
+    """Tokens of a padded row: few values, for few compilations, and little padding. On TPUs, whose
+    attention kernels need it, a multiple of 128."""
+    step = LANES if compute.platform == "tpu" else max(16, (1 << (size - 1).bit_length()) // 8)
+    return -(-size // step) * step
+
+
+def rounded_rows(count: int) -> int:
+    """Rows of a padded batch: a power of two up to 8, then a multiple of 8."""
+    return -(-count // 8) * 8 if count > 8 else 1 << (count - 1).bit_length()
+
+
+def _batches(shared: Shared, model: Decoder, compute: Compute) -> Iterator[Sequence[Group]]:
     start, groups = 0, shared.groups
     while start < len(groups):
-        width = bucket(len(groups[start][0]) - shared.prefix) + bucket(max(shared.prefix, 1))
+        width = rounded_tokens(len(groups[start][0]), compute)
         size = longest = 0
         for _, own in groups[start : start + MOST_ROWS]:
             most = max(longest, sum(len(ids) for _, ids in own))
@@ -111,21 +123,23 @@ def _batches(shared: Shared, model: Decoder) -> Iterator[Sequence[Group]]:
             if size and (full or rows * most * model.vocab_size > MOST_LOGITS):
                 break
             size, longest = rows, most
-        if start + size < len(groups):
-            size = 1 << (size.bit_length() - 1)  # what the next batches have, too
+        if start + size < len(groups):  # no padding, and the shape of the next batches
+            size = size // 8 * 8 or 1 << (size.bit_length() - 1)
         yield groups[start : start + size]
         start += size
 
 
-def _rows(groups: Sequence[Group], prefix: int) -> tuple[np.ndarray, ...]:
+def _rows(groups: Sequence[Group], prefix: int, compute: Compute) -> tuple[np.ndarray, ...]:
     """Of B contexts with up to C continuations of P tokens together: the contexts [B, T], where
     they are, the first tokens of continuations [B, C]; the tokens of the continuations but the last
     of each [B, P], where they are, their continuations, positions, and the tokens behind them."""
-    trunk, valid = pad_prompts([list(context[prefix:]) for context, _ in groups])
+    width = rounded_tokens(max(len(context) for context, _ in groups) - prefix, compute)
+    num_rows = rounded_rows(len(groups))
+    trunk, valid = pad_left([context[prefix:] for context, _ in groups], num_rows, width)
     most = max(len(own) for _, own in groups)
     inner = max(sum(len(ids) - 1 for _, ids in own) for _, own in groups)
-    shape = len(trunk), inner and bucket(inner)
-    firsts = np.zeros((len(trunk), 1 << (most - 1).bit_length()), np.int32)
+    shape = num_rows, inner and rounded_tokens(inner, compute)
+    firsts = np.zeros((num_rows, 1 << (most - 1).bit_length()), np.int32)
     tokens, of, positions, targets = (np.zeros(shape, np.int32) for _ in range(4))
     for row, (context, own) in enumerate(groups):
         at = 0

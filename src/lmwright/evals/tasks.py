@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,9 @@ UNASKED: dict[str, Any] = {
     "add_env_info": lambda storage: None,
 }
 ALONE = {"TQDM_DISABLE": "1", "DISABLE_MULTIPROC": "1", "TOKENIZERS_PARALLELISM": "false"}
+FAULTS = (
+    OSError, ValueError, LookupError, TypeError, AssertionError, ImportError, TemplateError,
+)  # fmt: skip
 BOOTSTRAPS = 1000  # for figures whose standard error has no closed form
 
 
@@ -65,6 +68,8 @@ class TaskScores:
     details: Mapping[str, Any]
     """Everything that the harness gives: `results`, `configs`, `versions`, `samples`."""
     compute: Compute
+    notes: tuple[str, ...] = ()
+    """What is not as the tasks say."""
 
 
 def task_scores(
@@ -74,6 +79,7 @@ def task_scores(
     shots: int | None = None,
     limit: int | None = None,
     chat: bool = False,
+    data: str | os.PathLike | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
     on_progress: Any = None,
@@ -81,19 +87,23 @@ def task_scores(
     """Scores of a model in `tasks`: names of the harness, .yaml files in its form, or .jsonl files
     of questions. `shots` examples come before each question (None: as the task says), `limit` is
     the number of questions of each task, and with `chat` prompts are in the model's chat template.
-    Raises UserError where the harness, a task or its data is missing, and for an encoder."""
+    The data of named tasks are read from the folder `data`, or from the hub. Raises UserError where
+    the harness, a task or its data is missing, and for an encoder."""
     refuse_encoder(loaded.model)
     harness = _harness()
     compute = row_compute(precision, kernels)
     with _silent():
         from lmwright.evals.harness_model import HarnessModel
+        from lmwright.evals.local_data import LocalData, bad_row, local_data
 
         wanted, manager = _wanted(tasks)
+        local = nullcontext(None) if data is None else local_data(Path(data))
         dtype = DTYPES[compute.precision]
         w = cast_as_trained(loaded.model.spec(), loaded.load(dtype=dtype), dtype)
         model = HarnessModel(loaded, w, compute, on_progress)
+        own: LocalData | None = None
         try:
-            with patch.multiple(harness, create=True, **UNASKED):
+            with patch.multiple(harness, create=True, **UNASKED), local as own:
                 details = harness.simple_evaluate(
                     model=model, tasks=wanted, num_fewshot=shots, limit=limit,
                     task_manager=manager, apply_chat_template=chat, fewshot_as_multiturn=chat,
@@ -101,9 +111,14 @@ def task_scores(
                 )  # fmt: skip
         except UserError:
             raise
-        except (OSError, ValueError, LookupError, ImportError, TemplateError) as error:
-            raise _refusal(error, tasks) from error
-    return TaskScores(tuple(_scores_of(details)), details, compute)
+        except Exception as error:  # of the tasks' own code, too
+            if own and (problem := bad_row(own)):
+                raise UserError(f"--data: {problem}") from error
+            if isinstance(error, FAULTS):
+                raise _refusal(error, tasks) from error
+            raise
+        notes = own.notes(details["n-shot"]) if own else ()
+    return TaskScores(tuple(_scores_of(details)), details, compute, notes)
 
 
 def eval_tasks_command(
@@ -125,7 +140,8 @@ def eval_tasks_command(
             loaded, names, on_progress=lambda **now: progress.update(bar, **now), **options
         )
     print_table(console, score_table(found.scores))
-    console.print(compute_text(found.compute), highlight=False)
+    for line in (*found.notes, compute_text(found.compute)):
+        console.print(line, highlight=False)
     if out is not None:
         text = json.dumps(dict(found.details), indent=1, default=str, ensure_ascii=False)
         Path(out).write_text(text + "\n", encoding="utf-8")
@@ -201,8 +217,8 @@ def _refusal(error: Exception, tasks: Sequence[str]) -> UserError:
     if all(map(_is_file, tasks)):
         return UserError(said)
     return UserError(
-        f"{said}; data of named tasks come from the hub: without a network, give a .jsonl file, or "
-        "a .yaml with local data"
+        f"{said}; data of named tasks come from the hub: without a network, give --data FOLDER "
+        "with them (docs/benchmarks.md)"
     )
 
 
