@@ -23,7 +23,7 @@ from lmwright.train.hooks import Hook
 from tests.labeled_run import PAIRS, SIZES, TEXTS, labeled_run, prepared_run
 from tests.saved_run import save_run
 
-OF_TASKS = ("tasks", "shots", "limit", "chat")
+OF_TASKS = ("tasks", "shots", "limit", "chat", "data")
 OF_LONG_TEXTS = {"by_position", "needle", "lengths", "depths", "tries", "seed"}
 TEXT = "the cat sat on the mat, and the dog lay beside it. " * 40
 
@@ -189,7 +189,7 @@ def test_of_texts_is_what_the_commands_write(kind, tmp_path, capsys):
         (lm.train, runs.train, ()),
         (lm.sweep, runs.sweep, ()),
         (lm.report, runs.report, {"markdown"}),
-        (lm.evaluate, models.evaluate, {*OF_LONG_TEXTS, *OF_TASKS, "out"}),
+        (lm.evaluate, models.evaluate, {*OF_LONG_TEXTS, *OF_TASKS, "out", "against"}),
         (lm.export, models.export, ()),
         (lm.import_model, models.import_, {"model", "tokenizer", "tied_logits"}),
         (lm.verify, models.verify, {"as_json"}),

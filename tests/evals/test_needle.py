@@ -181,3 +181,15 @@ def test_the_command(shared_data, tmp_path, capsys):
     assert main(["report", run]) == 0
     page = (root / "run" / "report.html").read_text()
     assert "160 tokens, depth 75%: 0 of 4 found" in page and page.count('class="hit"') == 10
+
+    pytest.importorskip("lm_eval")
+    asked = tmp_path / "melts.jsonl"
+    asked.write_text('{"query": "What melts?", "choices": ["ice", "fire"], "gold": 0}\n' * 3)
+    for limit in ("2", "3"):  # the newer one stays
+        assert main(["eval", run, "--tasks", str(asked), "--limit", limit]) == 0
+    lines = [*map(json.loads, (root / "run" / "evals.jsonl").read_text().splitlines())]
+    assert [each["kind"] for each in lines] == ["needle", "task"]
+    assert (lines[1]["source"], lines[1]["questions"], lines[1]["step"]) == ("melts", 3, 2)
+    assert {*lines[1]["scores"]} == {"acc", "acc_norm", "bits_per_byte"}
+    assert main(["report", run]) == 0
+    assert "melts, 0 shots" in (root / "run" / "report.html").read_text()

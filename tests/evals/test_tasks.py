@@ -71,6 +71,8 @@ def test_questions_are_answered_as_by_transformers(
             assert one["prompt_hash"] == other["prompt_hash"]
             for (a,), (b,) in zip(one["resps"], other["resps"], strict=True):
                 assert abs(a[0] - b[0]) < 1e-3 and a[1] == b[1]
+    for sample in found.details["samples"]["follows"]:
+        assert sample["arguments"][0][1] == f" {sample['doc']['continuation']}"
     values = {(s.task, s.metric): s.value for s in found.scores}
     for task, metric in (("choices", "acc"), ("choices", "acc_norm"), ("follows", "acc")):
         assert values[task, metric] == want["results"][task][f"{metric},none"]

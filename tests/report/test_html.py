@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lmwright.errors import UserError
 from lmwright.report.curves import thin
 from lmwright.report.html import report_command, write_report
+from lmwright.report.measured import keep_measured
 from tests.report.run_folder import write_run
 
 EVIL = "<script>alert(1)</script></pre><img src=x onerror=alert(2)> \u2028 & \"'"
@@ -77,6 +78,18 @@ def test_embedded_curves_equal_the_metrics_file(tmp_path):
     assert pairs == expected
     assert run["resumes"] == [30]
     assert run["clock"]["tokens"] == [2048.0 * step for step in run["clock"]["step"]]
+
+
+def test_curves_of_benchmarks(tmp_path):
+    folder = write_run(tmp_path / "a")
+    task = {"kind": "task", "source": EVIL, "chat": False, "questions": 9, "errors": {}}
+    for step, shots, acc in ((60, 0, 0.5), (30, 0, 0.25), (30, 5, 0.75), (60, 0, 0.625)):
+        keep_measured(folder, step, [task | {"shots": shots, "scores": {"acc": acc}}], None)
+    (run,) = page_of(folder, out=tmp_path / "r.html").runs
+    assert run["tasks"] == {
+        f"{EVIL}, 0 shots": {"acc": {"step": [30, 60], "value": [0.25, 0.625]}},
+        f"{EVIL}, 5 shots": {"acc": {"step": [30], "value": [0.75]}},
+    }
 
 
 def test_page_loads_nothing_and_forbids_itself_to(tmp_path):

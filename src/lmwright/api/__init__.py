@@ -16,6 +16,7 @@ Importing this module sets the environment variables that jax reads, and imports
 """
 
 from lmwright.api.models import (
+    compare_tasks,
     embed,
     evaluate,
     evaluate_tasks,
@@ -35,6 +36,7 @@ from lmwright.hardware.environment import set_environment
 
 __all__ = [
     "UserError",
+    "compare_tasks",
     "embed",
     "evaluate",
     "evaluate_tasks",

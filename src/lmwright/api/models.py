@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from inspect import signature
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of, refuse_unknown
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from lmwright.evals.chat_prompts import Chat
+    from lmwright.evals.compare_answers import Comparison
     from lmwright.evals.generate import Generation
     from lmwright.evals.loss import SourceLoss
     from lmwright.evals.tasks import TaskScores
@@ -100,6 +102,26 @@ def evaluate_tasks(
         _loaded(model, adapter), tasks, shots=shots, limit=limit, chat=chat, data=data,
         precision=precision, kernels=kernels,
     )  # fmt: skip
+
+
+@checked
+def compare_tasks(
+    before: "str | PathLike[str] | TaskScores", after: "str | PathLike[str] | TaskScores"
+) -> "Comparison":
+    """Differences of two models in the questions that both were asked, with 95 % intervals and the
+    probabilities of such differences by chance. Each is what `evaluate_tasks` gave, or a file that
+    `lmwright eval --tasks --out` wrote. Raises UserError for any other file, and where the two have
+    no question in common."""
+    from lmwright.evals.answers import read_answers
+    from lmwright.evals.compare_answers import compare_answers
+    from lmwright.evals.tasks import TaskScores
+
+    return compare_answers(
+        *(
+            each.details if isinstance(each, TaskScores) else read_answers(Path(each))
+            for each in (before, after)
+        )
+    )
 
 
 @checked

@@ -87,8 +87,8 @@ def evaluate(model: str, by_position: bool, needle: bool, **options: Any) -> Any
     """
     options = given(**options)
     _refuse_idle(options, by_position, needle)
-    if "tasks" in options:
-        from lmwright.evals.tasks import eval_tasks_command
+    if "tasks" in options or "against" in options:
+        from lmwright.evals.tasks_command import eval_tasks_command
 
         return eval_tasks_command(model, **options)
     if needle:

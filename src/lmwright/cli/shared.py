@@ -165,7 +165,7 @@ def computed(command: Any) -> Any:
     return precision(kernels(command))
 
 
-OF_TASKS = ("shots", "limit", "chat", "data", "out")
+OF_TASKS = ("shots", "limit", "chat", "data", "out", "against")
 
 
 def with_tasks(command: Any) -> Any:
@@ -197,6 +197,12 @@ def with_tasks(command: Any) -> Any:
         click.option(
             "--out", metavar="FILE", help="Write each question and answer of --tasks (.json)."
         ),
+        click.option(
+            "--against",
+            metavar="FILE",
+            help="Compare with another model's answers, which --out wrote; MODEL may be such a "
+            "file, too.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -206,15 +212,17 @@ def with_tasks(command: Any) -> Any:
 def refuse_beside_tasks(options: dict[str, Any], others: bool) -> None:
     """Raises UsageError for options of `eval` that do not go together with --tasks."""
     if "tasks" not in options:
-        alone = next((name for name in OF_TASKS if name in options), None)
+        alone = next((name for name in OF_TASKS[:-1] if name in options), None)
         if alone is not None:
             raise click.UsageError(f"{flag_of(alone)} needs --tasks")
-        return
+        if "against" not in options:
+            return
     used = ("tasks", *OF_TASKS, "adapter", "precision", "kernels")
     idle = next((name for name in options if name not in used), None)
     if others or idle is not None:
         what = "--by-position and --needle" if idle is None else flag_of(idle)
-        raise click.UsageError(f"{what}: no effect on --tasks; leave it out")
+        of = "--tasks" if "tasks" in options else "--against"
+        raise click.UsageError(f"{what}: no effect on {of}; leave it out")
 
 
 def sampled(command: Any) -> Any:

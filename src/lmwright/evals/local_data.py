@@ -25,7 +25,7 @@ SPLITS = ("training_split", "validation_split", "test_split")
 
 @dataclass
 class LocalData:
-    """What a folder gave to tasks."""
+    """Tasks that read a folder, and where."""
 
     folder: Path
     tasks: dict[str, ConfigurableTask] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class LocalData:
     """Tasks whose examples are not there: others of their questions are taken."""
 
     def notes(self, shots: Mapping[str, int]) -> tuple[str, ...]:
-        """What is not as the tasks say; `shots` is the number of examples of each."""
+        """Lines about what is not as the tasks say; `shots` is the number of examples of each."""
         return tuple(
             f"{name}: its examples are other questions, since {self.folder} has no examples of it"
             for name in sorted(self.without_examples)

@@ -4,8 +4,7 @@ eval MODEL --by-position     held-out rows, or windows of a text --> loss by pos
 eval MODEL --needle          held-out rows, or a text, as haystack --> numbers found
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute
 from lmwright.evals.held_out import open_held_out
+from lmwright.evals.kept import kept_in_run
 from lmwright.evals.needle import (
     Hay,
     answer_greedily,
@@ -34,7 +34,6 @@ from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import RUN, open_place, open_run
 from lmwright.formats.train_state import pick
 from lmwright.program.plan import resolve
-from lmwright.report.measured import Line, keep_measured
 
 HAY_ROWS = 64  # held-out rows of each source in the haystack
 
@@ -69,7 +68,7 @@ def positions_command(
         model, dtype = loaded.model, DTYPES[compute.precision]
         w = cast_as_trained(model.spec(), loaded.weights, dtype)
         measured = [position_losses(model, compute, w, source, batches, context)]
-    with _kept(path, step, [each.line() for each in measured], adapter):
+    with kept_in_run(path, step, [each.line() for each in measured], adapter):
         print_positions(measured)
         print(compute_text(compute))
     return 0
@@ -108,7 +107,7 @@ def needle_command(
         answer_greedily(loaded, compute), hay, lengths, tuple(depths),
         source=source, tries=tries, seed=seed,
     )  # fmt: skip
-    with _kept(path, loaded.step, [scores.line()], adapter):
+    with kept_in_run(path, loaded.step, [scores.line()], adapter):
         print_needles(scores)
         if max(lengths) > len(hay.ids):
             print(f"the haystack has {len(hay.ids):,} tokens and was repeated")
@@ -140,14 +139,3 @@ def _plain(loaded: LoadedModel, ids: Any) -> np.ndarray:
     special = np.asarray(list(loaded.tokenizer.special_tokens.values()), np.int64)
     ids = np.asarray(ids, np.int64)
     return ids[~np.isin(ids, special)]
-
-
-@contextmanager
-def _kept(path: str, step: int | None, lines: list[Line], adapter: str | None) -> Iterator[None]:
-    """Keeps lines in the run directory that the model came from, once they are printed, also where
-    nobody reads them; other places have no report."""
-    try:
-        yield
-    finally:
-        if step is not None:
-            keep_measured(open_run(path).path, step, lines, adapter)

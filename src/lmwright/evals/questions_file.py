@@ -2,6 +2,8 @@
 
 {"query": "Question: ...", "choices": ["a", "b"], "gold": 1}     the most likely choice counts
 {"context": "...", "continuation": "..."}                       it counts if greedy decoding says it
+
+A space is put between a context and its continuation where neither has one.
 """
 
 import gzip
@@ -40,12 +42,18 @@ def read_questions(path: Path) -> dict[str, Any]:
             "metric_list": [_mean("acc"), _mean("acc_norm")],
         }
     return shared | {
-        "output_type": "loglikelihood",
+        "output_type": "loglikelihood",  # for which the harness puts nothing in between
         "doc_to_text": "context",
-        "doc_to_target": "continuation",
-        "target_delimiter": " ",
+        "doc_to_target": _after_a_space,
+        "target_delimiter": "",
         "metric_list": [_mean("acc"), _perplexity()],
     }
+
+
+def _after_a_space(question: dict[str, Any]) -> str:
+    context, continuation = question["context"], question["continuation"]
+    joined = context[-1].isspace() or continuation[0].isspace()
+    return str(continuation if joined else f" {continuation}")
 
 
 def _mean(metric: str) -> dict[str, Any]:

@@ -9,10 +9,8 @@ model is ours, so that a run directory, a folder or a GGUF file is measured as i
 """
 
 import io
-import json
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -20,20 +18,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from jinja2 import TemplateError
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.ternary import cast_as_trained
 from lmwright.errors import UserError, install
-from lmwright.evals.compute import Kernels, compute_text, refuse_encoder, row_compute
+from lmwright.evals.answers import BITS, metric_name, questions_of, right_bits
+from lmwright.evals.compute import Kernels, refuse_encoder, row_compute
 from lmwright.evals.questions_file import read_questions
-from lmwright.evals.tables import table_of
-from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
-from lmwright.guard.terminal import print_table
 
 FILES = (".jsonl", ".jsonl.gz")
 # what it notes of the machine, by programs that it runs
@@ -121,48 +115,6 @@ def task_scores(
     return TaskScores(tuple(_scores_of(details)), details, compute, notes)
 
 
-def eval_tasks_command(
-    path: str, tasks: str, *, out: str | None = None, adapter: str | None = None, **options: Any
-) -> int:
-    """Prints a model's scores in tasks, names or files with commas between, and writes all that is
-    known of each question to the file `out`; `options` are those of `task_scores`. Returns 0."""
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    if not names:
-        raise UserError("--tasks: names no task; give for example --tasks arc_easy")
-    if out is not None and Path(out).exists():
-        raise UserError(f"{out}: exists; give --out another name")
-    loaded = load_model(path, adapter)
-    console = Console()
-    shown = Console(file=sys.stderr)
-    with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:
-        bar = progress.add_task("questions", total=None)
-        found = task_scores(
-            loaded, names, on_progress=lambda **now: progress.update(bar, **now), **options
-        )
-    print_table(console, score_table(found.scores))
-    for line in (*found.notes, compute_text(found.compute)):
-        console.print(line, highlight=False)
-    if out is not None:
-        text = json.dumps(dict(found.details), indent=1, default=str, ensure_ascii=False)
-        Path(out).write_text(text + "\n", encoding="utf-8")
-        console.print(f"every question and answer: {out}", highlight=False, soft_wrap=True)
-    return 0
-
-
-def score_table(scores: Sequence[Score]) -> Table:
-    """The figures as a table."""
-    rows = [
-        (s.task, str(s.shots), str(s.questions), s.metric, _number(s.value),
-         "" if s.stderr is None else f"\u00b1 {_number(s.stderr)}")
-        for s in scores
-    ]  # fmt: skip
-    return table_of(("task", "shots", "questions", "metric", "value", "standard error"), rows)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.4g}"
-
-
 def _harness() -> Any:
     try:
         with _silent():
@@ -224,13 +176,27 @@ def _refusal(error: Exception, tasks: Sequence[str]) -> UserError:
 
 def _scores_of(details: Mapping[str, Any]) -> Iterator[Score]:
     for task, values in details["results"].items():
+        shots, questions = details["n-shot"].get(task) or 0, _num_questions(details, task)
         for key, value in values.items():
             metric, _, kind = key.partition(",")
             if not kind or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = values.get(f"{metric}_stderr,{kind}")
-            yield Score(
-                task, metric, float(value), error if isinstance(error, float) else None,
-                details["n-shot"].get(task) or 0,
-                details["n-samples"].get(task, {}).get("effective", 0),
-            )  # fmt: skip
+            error = error if isinstance(error, float) else None
+            yield Score(task, metric_name(metric, kind), float(value), error, shots, questions)
+        bits = [right_bits(each[0]) for each in _questions(details, task).values()]
+        known = np.array([each for each in bits if each is not None])
+        if len(known):
+            error = float(known.std(ddof=1) / len(known) ** 0.5) if len(known) > 1 else None
+            yield Score(task, BITS, float(known.mean()), error, shots, len(known))
+
+
+def _questions(details: Mapping[str, Any], task: str) -> dict[Any, Any]:
+    return questions_of(details.get("samples", {}).get(task, []))
+
+
+def _num_questions(details: Mapping[str, Any], task: str) -> int:
+    """Questions of a task, or of all tasks of a group."""
+    if parts := details.get("group_subtasks", {}).get(task):
+        return sum(_num_questions(details, part) for part in parts)
+    return int(details["n-samples"].get(task, {}).get("effective", 0))

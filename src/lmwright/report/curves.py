@@ -1,6 +1,7 @@
 """Curves for the page's script: JSON lists, thinned if they have too many points."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,16 @@ def curves_of(record: RunRecord, label: str, limit: int) -> dict[str, Any]:
         "name": label,
         "clock": clock_of(record),
         "train": {name: curve(series, limit) for name, series in record.train.items()},
-        "evals": {
-            source: {name: curve(series, limit) for name, series in curves.items()}
-            for source, curves in record.evals.items()
-        },
+        "evals": _groups(record.evals, limit),
+        "tasks": _groups(record.tasks, limit),
         "resumes": record.resumes,
+    }
+
+
+def _groups(groups: Mapping[str, Mapping[str, Series]], limit: int) -> dict[str, dict[str, Curve]]:
+    return {
+        group: {name: curve(series, limit) for name, series in curves.items()}
+        for group, curves in groups.items()
     }
 
 

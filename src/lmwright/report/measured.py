@@ -2,6 +2,7 @@
 
     {"kind": "positions", "step", "time", "source", "starts", "stops", "losses", "tokens"}
     {"kind": "needle", "step", "time", "source", "lengths", "depths", "found", "tries", "seed"}
+    {"kind": "task", "step", "time", "source", "shots", "chat", "questions", "scores", "errors"}
 
 Training never writes it. A measurement that is made again replaces the earlier one.
 """
@@ -23,7 +24,7 @@ from lmwright.storage.bucket import Bucket, Changed
 from lmwright.storage.mirror import shown, url_of
 
 EVALS_FILE = "evals.jsonl"
-KEYS = ("kind", "step", "source", "adapter")  # of these, the newest line counts
+KEYS = ("kind", "step", "source", "adapter", "shots", "chat")  # of these, the newest line counts
 
 ATTEMPTS = 10
 
@@ -126,6 +127,8 @@ def _checked(line: Line) -> Line:
         good = line["tries"] > 0 and [len(row) for row in line["found"]] == [
             len(line["depths"])
         ] * len(line["lengths"])
+    elif line["kind"] == "task":
+        numbers, good = [line["shots"], line["questions"], *line["scores"].values()], True
     else:
         raise ValueError(f"kind {line['kind']!r} is unknown")
     if not good or not all(math.isfinite(number) for number in numbers):

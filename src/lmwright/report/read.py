@@ -74,6 +74,8 @@ class RunRecord:
     """Sessions of sessions.json."""
     measured: list[Line] = field(default_factory=list)
     """Lines of evals.jsonl, oldest first."""
+    tasks: dict[str, dict[str, Series]] = field(default_factory=dict)
+    """Curves of benchmarks by task and metric."""
     hours: Series = field(default_factory=Series)
     """Hours of running at each logged step; time between a stop and its resume is left out."""
 
@@ -105,10 +107,26 @@ def read_run(run_dir: str | Path) -> RunRecord:
         env=_read_json(run_dir / "env.json"),
         measured=read_measured(run_dir),
     )
+    record.tasks = _tasks(record.measured)
     with suppress(OSError):
         record.sessions = read_sessions(run_dir)
     _read_metrics(run_dir / "metrics.jsonl", record)
     return record
+
+
+def _tasks(lines: list[Line]) -> dict[str, dict[str, Series]]:
+    curves: dict[str, dict[str, Series]] = {}
+    for line in sorted((line for line in lines if line["kind"] == "task"), key=_step):
+        parts = [line.get("adapter"), line["source"], f"{line['shots']} shots"]
+        name = ", ".join(part for part in [*parts, "chat" * line["chat"]] if part)
+        for metric, value in line["scores"].items():
+            series = curves.setdefault(name, {}).setdefault(metric, Series())
+            series.add(line["step"], value)
+    return curves
+
+
+def _step(line: Line) -> int:
+    return int(line["step"])
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,8 @@
 /* Draws the charts of a report from the JSON in #data.
 
    data.runs[i] = {name, clock: {step, tokens, hours}, train: {metric: {step, value}},
-                   evals: {source: {metric: {step, value}}}, resumes: [step]}
+                   evals: {source: {metric: {step, value}}},
+                   tasks: {task: {metric: {step, value}}}, resumes: [step]}
    A value that JSON cannot hold (nan, inf) is null and leaves a gap. */
 "use strict";
 
@@ -99,9 +100,10 @@ function heldOutStyle(which, hue) {
   };
 }
 
-function heldOut(metric) {
+/* Curves of one metric in `group`: held-out data by source, or benchmarks by task. */
+function ofGroup(group, metric) {
   const traces = [];
-  const sources = [...new Set(data.runs.flatMap((run) => Object.keys(run.evals)))];
+  const sources = [...new Set(data.runs.flatMap((run) => Object.keys(run[group])))];
   // Runs have the colors of the bar above; only what a dash means is left to explain.
   for (const [which, source] of several ? sources.entries() : []) {
     const hue = cssColor("--soft");
@@ -110,7 +112,7 @@ function heldOut(metric) {
     }));
   }
   for (const [run, index] of shown()) {
-    for (const [source, curves] of Object.entries(run.evals)) {
+    for (const [source, curves] of Object.entries(run[group])) {
       if (!curves[metric]) continue;
       const which = sources.indexOf(source), hue = color(several ? index : which);
       const name = several ? run.name + ", " + source : source;
@@ -162,11 +164,15 @@ function addCharts() {
   const evals = (name) => sources.some((curves) => curves[name]);
   if (has("loss")) addChart("Training loss", "nats per token", trainingLoss, { wide: 1, loss: 1 });
   if (evals("loss")) {
-    addChart("Held-out loss", "nats per token", () => heldOut("loss"),
+    addChart("Held-out loss", "nats per token", () => ofGroup("evals", "loss"),
       { wide: !evals("bits_per_byte"), loss: 1, legend: 1 });
   }
   if (evals("bits_per_byte")) {
-    addChart("Held-out bits per byte", "", () => heldOut("bits_per_byte"), { loss: 1, legend: 1 });
+    addChart("Held-out bits per byte", "", () => ofGroup("evals", "bits_per_byte"), { loss: 1, legend: 1 });
+  }
+  const scores = data.runs.flatMap((run) => Object.values(run.tasks).flatMap(Object.keys));
+  for (const name of [...new Set(scores)].sort()) {
+    addChart("Benchmarks", name, () => ofGroup("tasks", name), { legend: 1 });
   }
   const special = ["loss", "tokens_seen", "step_time_p50_s", "step_time_p95_s"];
   const order = ["learning_rate", "grad_norm", "tokens_per_s", "step_time_s",
