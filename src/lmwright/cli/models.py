@@ -17,6 +17,7 @@ from lmwright.cli.shared import (
     flag_of,
     given,
     in_options,
+    of_model,
     refuse_beside_tasks,
     sampled,
     with_tasks,
@@ -69,7 +70,7 @@ from lmwright.errors import UserError
     help="Diffusion: times that each row is masked anew; default: objective.eval_samples.",
 )
 @with_tasks
-@click.option("--adapter", help="Adapter to use if the run has several.")
+@of_model
 @computed
 def evaluate(model: str, by_position: bool, needle: bool, **options: Any) -> Any:
     """Measure loss and perplexity, or answer benchmarks.
@@ -143,7 +144,7 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
 )
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
 @sampled
-@click.option("--adapter", help="Adapter to use if the run has several.")
+@of_model
 @click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
@@ -199,7 +200,7 @@ def generate(model: str, prompts: Sequence[str], chat: bool, **options: Any) -> 
     "--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of an answer; default: 512."
 )
 @sampled
-@click.option("--adapter", help="Adapter to use if the run has several.")
+@of_model
 @computed
 def chat(model: str, **options: Any) -> Any:
     """Talk with a model that was trained on conversations.

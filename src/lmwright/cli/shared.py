@@ -165,6 +165,18 @@ def computed(command: Any) -> Any:
     return precision(kernels(command))
 
 
+def of_model(command: Any) -> Any:
+    """Adds the options that say which model it is and where its weights lie."""
+    adapter = click.option("--adapter", help="Adapter to use if the run has several.")
+    devices = click.option(
+        "--devices",
+        type=click.IntRange(min=1),
+        help="Devices of this machine that share the weights; default: one, or all where the "
+        "weights need more memory than one has.",
+    )
+    return adapter(devices(command))
+
+
 OF_TASKS = ("shots", "limit", "chat", "data", "out", "against")
 
 
@@ -215,9 +227,13 @@ def refuse_beside_tasks(options: dict[str, Any], others: bool) -> None:
         alone = next((name for name in OF_TASKS[:-1] if name in options), None)
         if alone is not None:
             raise click.UsageError(f"{flag_of(alone)} needs --tasks")
+        if "devices" in options and "text" not in options and not others:
+            raise click.UsageError(
+                "--devices: held-out data are computed on the devices of mesh; leave it out"
+            )
         if "against" not in options:
             return
-    used = ("tasks", *OF_TASKS, "adapter", "precision", "kernels")
+    used = ("tasks", *OF_TASKS, "adapter", "devices", "precision", "kernels")
     idle = next((name for name in options if name not in used), None)
     if others or idle is not None:
         what = "--by-position and --needle" if idle is None else flag_of(idle)

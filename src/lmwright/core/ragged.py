@@ -7,7 +7,8 @@ The work is that of the rows: no group is filled up to the largest one. On TPUs 
 megablox (https://arxiv.org/abs/2211.15841), whose grid follows the sizes; XLA's own
 `ragged_dot` takes twice the cycles of the plain product there, and for the weight's gradient
 as many times as there are groups. GPUs from Ampere on have kernels of our own for bfloat16
-(`core.gpu_ragged`). Elsewhere a loop goes over blocks of each group's rows.
+(`core.gpu_ragged`). Elsewhere a loop goes over blocks of each group's rows; of a few rows, each
+reads its own matrix.
 """
 
 from collections.abc import Callable
@@ -159,7 +160,14 @@ def _walk(
     return lax.fori_loop(0, count, lambda i, carry: body(carry, start + i * size), carry)
 
 
+def _by_rows(x: Array, w: Array, sizes: Array) -> Array:
+    own = w[jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(x.shape[0]), side="right")]
+    return jnp.einsum("td,tdf->tf", *cpu.operands(x, own), preferred_element_type=jnp.float32)
+
+
 def _by_blocks(x: Array, w: Array, sizes: Array) -> Array:
+    if x.shape[0] <= w.shape[0]:  # a loop would read all matrices
+        return _by_rows(x, w, sizes)
     x, w = cpu.operands(x, w)
     num, size = x.shape[0], _block_of(x.shape[0], w.shape[0])
     ends = jnp.cumsum(sizes)

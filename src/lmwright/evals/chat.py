@@ -92,19 +92,23 @@ def chat_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
     adapter: str | None = None,
+    devices: int | None = None,
 ) -> int:
     """Answers the lines of stdin, one message each, until its end; returns 0. `system` is put
     before the conversation. Raises UserError for a model without a chat template."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     refuse_lost_card()  # before the weights are read
-    loaded = load_model(path, adapter)
+    loaded = load_model(path, adapter, num_devices=devices)
     talk = Conversation(loaded, settings, system, precision=precision, kernels=kernels)
     first = talk.try_out()  # what is wrong is said before anybody writes
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  arrow keys and earlier lines in input()
-        print(f"[{Path(path).name}, {compute_text(first.compute)}; {HELP}]", file=sys.stderr)
+        print(
+            f"[{Path(path).name}, {compute_text(first.compute, loaded.num_devices)}; {HELP}]",
+            file=sys.stderr,
+        )
     while True:
         try:
             message = input(PROMPT if terminal else "").strip()

@@ -74,6 +74,12 @@ def text_compute(
     return decode_compute(model, w, new_tokens, precision, kernels)
 
 
+def spread(compute: Compute, num_devices: int) -> Compute:
+    """The settings for several devices: without kernels, which are for one, and with layers in one
+    stack."""
+    return compute if num_devices == 1 else replace(compute, kernels="reference", unroll=False)
+
+
 def refuse_encoder(model: Model) -> None:
     """Raises UserError for a model that sees the tokens it is asked for."""
     if model.fills_masks:
@@ -111,8 +117,9 @@ def _compute(precision: str, kernels: Kernels) -> Compute:
     return Compute(precision=precision, kernels=chosen if kernels == "platform" else "reference")
 
 
-def compute_text(compute: Compute) -> str:
+def compute_text(compute: Compute, num_devices: int = 1) -> str:
     """Text for compute settings, such as "fp32, cpu kernels"."""
     platform = _device().platform
     on = "" if platform in compute.kernels else f" on {platform}"
-    return f"{compute.precision}, {compute.kernels} kernels{on}"
+    over = "" if num_devices == 1 else f", over {num_devices} devices"
+    return f"{compute.precision}, {compute.kernels} kernels{on}{over}"

@@ -8,7 +8,7 @@ A row's tokens depend on its own prompt, the seed and its number, not on the row
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -16,15 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import use_abstract_mesh
 
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.param import Tree
-from lmwright.core.sharding import NO_MESH
+from lmwright.core.spread import computing, num_devices_of
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.compute import text_compute
+from lmwright.evals.compute import spread, text_compute
 from lmwright.evals.fill import Filling, fill_rows, mask_of
 from lmwright.evals.sampling import Method, Sampling, choose
 from lmwright.evals.text_stream import TextStream
@@ -111,9 +110,8 @@ def generate(
     run_batch = _run_batch
     if filling := filling_for(model, filling, settings):
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
-    if _num_devices(w) > 1:
-        # kernels are for one device here: a mesh's axes are hidden below
-        compute = replace(compute, kernels="reference", unroll=False)
+    num_devices = num_devices_of(w)
+    compute = spread(compute, num_devices)
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
     ends = frozenset({*end_ids, *settings.ends(tokenizer)})
     rows = [
@@ -121,7 +119,7 @@ def generate(
         for number, prompt in enumerate(prompts)
     ]
     # Rows need not divide over a mesh, so activations are left to the compiler here.
-    with use_abstract_mesh(NO_MESH):
+    with computing(num_devices):
         w = cast_as_trained(model.spec(), w, DTYPES[compute.precision])
         if compute.unroll:
             w = cached.layers_apart(model, w)
@@ -158,11 +156,6 @@ def _fill_batch(
 ) -> None:  # fmt: skip
     take = lambda row, new: _take(row, new, settings, ends, on_text)  # noqa: E731
     fill_rows(model, w, compute, rows, settings, filling, mask, take)
-
-
-def _num_devices(w: Tree) -> int:
-    shardings = [leaf.sharding for leaf in jax.tree.leaves(w) if isinstance(leaf, Array)]
-    return max((len(sharding.device_set) for sharding in shardings), default=1)
 
 
 def row_of(

@@ -14,10 +14,11 @@ import numpy as np
 
 from lmwright.config.run import Mesh
 from lmwright.core.compute import DTYPES
+from lmwright.core.spread import computing
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute
+from lmwright.evals.compute import Kernels, compute_text, decode_compute, row_compute, spread
 from lmwright.evals.held_out import open_held_out
 from lmwright.evals.kept import kept_in_run
 from lmwright.evals.needle import (
@@ -49,28 +50,35 @@ def positions_command(
     adapter: str | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
+    devices: int | None = None,
 ) -> int:
     """Prints the loss by position of a run on its held-out data, or of any model on a text in
     windows of `context` tokens, and keeps it in the run directory; returns 0. Raises UserError as
     `open_held_out` and `evaluate_text`."""
     if text is None:
+        if devices is not None:
+            raise UserError(
+                "--devices: held-out data are computed on the devices of mesh; leave it out"
+            )
         opened = open_held_out(
             path, max_rows=max_rows, adapter=adapter, precision=precision, kernels=kernels
         )
         measured = opened.held_out.positions(opened.weights)
-        compute, step = opened.plan.compute, opened.step
+        compute, step, num_devices = opened.plan.compute, opened.step, 1
     else:
-        loaded = load_model(path, adapter)
-        compute, step = row_compute(precision, kernels), loaded.step
+        loaded = load_model(path, adapter, num_devices=devices)
+        num_devices, step = loaded.num_devices, loaded.step
+        compute = spread(row_compute(precision, kernels), num_devices)
         context = context or min(CONTEXT, loaded.model.seq_len)
         source, ids = Path(text).name, encode_file(loaded, text, max_chars)
         batches = text_batches(loaded.model, ids, context, stride, compute, source)
         model, dtype = loaded.model, DTYPES[compute.precision]
         w = cast_as_trained(model.spec(), loaded.weights, dtype)
-        measured = [position_losses(model, compute, w, source, batches, context)]
+        with computing(num_devices):
+            measured = [position_losses(model, compute, w, source, batches, context)]
     with kept_in_run(path, step, [each.line() for each in measured], adapter):
         print_positions(measured)
-        print(compute_text(compute))
+        print(compute_text(compute, num_devices))
     return 0
 
 
@@ -86,11 +94,12 @@ def needle_command(
     adapter: str | None = None,
     precision: str | None = None,
     kernels: Kernels = "platform",
+    devices: int | None = None,
 ) -> int:
     """Prints how many needles a model finds by length and depth in a text, or in the held-out data
     of its run, and keeps it in the run directory; returns 0. Raises UserError for lengths beyond
     the context."""
-    loaded = load_model(path, adapter)
+    loaded = load_model(path, adapter, num_devices=devices)
     lengths = tuple(lengths) or default_lengths(loaded.model.seq_len)
     if too_long := [n for n in lengths if n > loaded.model.seq_len]:
         raise UserError(
@@ -103,6 +112,7 @@ def needle_command(
     if not len(hay.ids):
         raise UserError(f"{text or path}: holds no text to hide a needle in; give --text FILE")
     compute = decode_compute(loaded.model, loaded.weights, 16, precision, kernels)
+    compute = spread(compute, loaded.num_devices)
     scores = find_needles(
         answer_greedily(loaded, compute), hay, lengths, tuple(depths),
         source=source, tries=tries, seed=seed,
@@ -111,7 +121,7 @@ def needle_command(
         print_needles(scores)
         if max(lengths) > len(hay.ids):
             print(f"the haystack has {len(hay.ids):,} tokens and was repeated")
-        print(compute_text(compute))
+        print(compute_text(compute, loaded.num_devices))
     return 0
 
 

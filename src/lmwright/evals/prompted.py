@@ -19,7 +19,7 @@ from lmwright.core.param import Tree, map_params
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.chat_prompts import Chat
-from lmwright.evals.compute import Kernels, compute_text, text_compute
+from lmwright.evals.compute import Kernels, compute_text, spread, text_compute
 from lmwright.evals.fill import Filling
 from lmwright.evals.generate import (
     Generation,
@@ -77,6 +77,7 @@ def ask(
     tokenizer, model = loaded.tokenizer, loaded.model
     shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
     compute = text_compute(model, shapes, num_steps(prompts, settings), precision, kernels)
+    compute = spread(compute, loaded.num_devices)
     how = filling_for(model, Filling(**filling) if filling else None, settings)
     asked: list[Any] = list(prompts)
     end_ids = loaded.end_ids
@@ -103,17 +104,20 @@ def generate_command(
     precision: str | None = None,
     kernels: Kernels = "platform",
     adapter: str | None = None,
+    devices: int | None = None,
     chat: bool = False,
     **filling: Any,
 ) -> list[Generation]:
     """Continues prompts with the model of a run directory or HF folder and prints them: a single
     one as it is generated, several after all are done. In a `chat` each is a user's message, which
-    is answered. `filling` are fields of `Filling`."""
+    is answered. `devices` of this machine share the weights: with None one, or all where one is
+    too small. `filling` are fields of `Filling`."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     if not prompts:
         raise UserError("prompt: missing; add --prompt TEXT")
     refuse_lost_card()  # before the weights are read
-    loaded = load_model(path, adapter)
+    loaded = load_model(path, adapter, num_devices=devices)
+    num_devices = loaded.num_devices
     asked = ask(
         loaded, prompts, settings, precision=precision, kernels=kernels, chat=chat, filling=filling
     )  # what is wrong is said before anything is printed
@@ -130,7 +134,7 @@ def generate_command(
     else:
         for prompt, generation in zip(shown, texts, strict=True):
             show(f"{prompt}{generation.text}\n\n")
-    _print_speed(texts, time.monotonic() - began, asked.compute)
+    _print_speed(texts, time.monotonic() - began, asked.compute, num_devices)
     return texts
 
 
@@ -172,12 +176,14 @@ def show(text: str) -> None:
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _print_speed(generations: list[Generation], seconds: float, compute: Compute) -> None:
+def _print_speed(
+    generations: list[Generation], seconds: float, compute: Compute, num_devices: int
+) -> None:
     """Prints the speed to stderr, so that stdout has only the text."""
     count = sum(len(generation.tokens) for generation in generations)
     why = ", ".join(sorted({generation.finish for generation in generations}))
     print(
         f"[{count} tokens, {count / max(seconds, 1e-9):.0f} tokens/s with compilation; ended by: "
-        f"{why}; {compute_text(compute)}]",
+        f"{why}; {compute_text(compute, num_devices)}]",
         file=sys.stderr,
     )

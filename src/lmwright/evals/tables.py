@@ -37,7 +37,10 @@ class TaskLoss(SourceLoss):
 
 
 def print_losses(
-    losses: Sequence[SourceLoss], compute: Compute, console: Console | None = None
+    losses: Sequence[SourceLoss],
+    compute: Compute,
+    console: Console | None = None,
+    num_devices: int = 1,
 ) -> None:
     """Prints the scores per source, and the settings that they were computed with."""
     console = console or Console()
@@ -48,7 +51,7 @@ def print_losses(
         else:
             console.print()
             print_table(console, detail)
-    console.print(compute_text(compute), highlight=False)
+    console.print(compute_text(compute, num_devices), highlight=False)
 
 
 def loss_table(losses: Sequence[SourceLoss]) -> Table:

@@ -22,10 +22,11 @@ import numpy as np
 from jinja2 import TemplateError
 
 from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.spread import computing
 from lmwright.core.ternary import cast_as_trained
 from lmwright.errors import UserError, install
 from lmwright.evals.answers import BITS, metric_name, questions_of, right_bits
-from lmwright.evals.compute import Kernels, refuse_encoder, row_compute
+from lmwright.evals.compute import Kernels, refuse_encoder, row_compute, spread
 from lmwright.evals.questions_file import read_questions
 from lmwright.formats.loaded import LoadedModel
 
@@ -62,6 +63,7 @@ class TaskScores:
     details: Mapping[str, Any]
     """Everything that the harness gives: `results`, `configs`, `versions`, `samples`."""
     compute: Compute
+    num_devices: int = 1
     notes: tuple[str, ...] = ()
     """What is not as the tasks say."""
 
@@ -85,7 +87,7 @@ def task_scores(
     the harness, a task or its data is missing, and for an encoder."""
     refuse_encoder(loaded.model)
     harness = _harness()
-    compute = row_compute(precision, kernels)
+    compute = spread(row_compute(precision, kernels), loaded.num_devices)
     with _silent():
         from lmwright.evals.harness_model import HarnessModel
         from lmwright.evals.local_data import LocalData, bad_row, local_data
@@ -97,7 +99,8 @@ def task_scores(
         model = HarnessModel(loaded, w, compute, on_progress)
         own: LocalData | None = None
         try:
-            with patch.multiple(harness, create=True, **UNASKED), local as own:
+            unasked = patch.multiple(harness, create=True, **UNASKED)
+            with computing(loaded.num_devices), unasked, local as own:
                 details = harness.simple_evaluate(
                     model=model, tasks=wanted, num_fewshot=shots, limit=limit,
                     task_manager=manager, apply_chat_template=chat, fewshot_as_multiturn=chat,
@@ -112,7 +115,7 @@ def task_scores(
                 raise _refusal(error, tasks) from error
             raise
         notes = own.notes(details["n-shot"]) if own else ()
-    return TaskScores(tuple(_scores_of(details)), details, compute, notes)
+    return TaskScores(tuple(_scores_of(details)), details, compute, loaded.num_devices, notes)
 
 
 def _harness() -> Any:

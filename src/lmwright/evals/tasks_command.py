@@ -26,7 +26,7 @@ from lmwright.report.measured import Line
 
 def eval_tasks_command(
     path: str, tasks: str | None = None, *, out: str | None = None, adapter: str | None = None,
-    against: str | None = None, **options: Any,
+    against: str | None = None, devices: int | None = None, **options: Any,
 ) -> int:  # fmt: skip
     """Prints a model's scores in tasks, names or files with commas between, and keeps them in its
     run directory; writes all that is known of each question to the file `out`, and compares with
@@ -46,7 +46,7 @@ def eval_tasks_command(
         raise UserError("--tasks: names no task; give for example --tasks arc_easy")
     if out is not None and Path(out).exists():
         raise UserError(f"{out}: exists; give --out another name")
-    loaded = load_model(path, adapter)
+    loaded = load_model(path, adapter, num_devices=devices)
     shown = Console(file=sys.stderr)
     with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:
         bar = progress.add_task("questions", total=None)
@@ -68,7 +68,7 @@ def eval_tasks_command(
 def _print_scores(found: TaskScores) -> None:
     console = Console()
     print_table(console, score_table(found.scores))
-    for line in (*found.notes, compute_text(found.compute)):
+    for line in (*found.notes, compute_text(found.compute, found.num_devices)):
         console.print(line, highlight=False, soft_wrap=True)
 
 

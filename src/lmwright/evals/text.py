@@ -19,10 +19,11 @@ import numpy as np
 from lmwright.core.compute import DTYPES, LANES, Compute
 from lmwright.core.contract import Model, Objective
 from lmwright.core.param import Tree
+from lmwright.core.spread import computing
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute
+from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute, spread
 from lmwright.evals.loss import SourceLoss, evaluate_rows
 from lmwright.evals.tables import print_losses
 from lmwright.formats.load import load_model
@@ -132,28 +133,32 @@ def text_loss(
 ) -> tuple[SourceLoss, Compute]:
     """The loss of a model on a text file as one document, and how it was computed. `context` and
     `stride` are in tokens, `samples` is for diffusion. Raises UserError if something is missing."""
-    compute = row_compute(precision, kernels)
+    compute = spread(row_compute(precision, kernels), loaded.num_devices)
     objective = _objective_of(loaded, samples)
     ids = encode_file(loaded, text, max_chars)
-    loss = evaluate_text(
-        loaded.model,
-        loaded.weights,
-        ids,
-        context=context or min(CONTEXT, loaded.model.seq_len),
-        stride=stride,
-        compute=compute,
-        source=Path(text).name,
-        objective=objective,
-    )
+    with computing(loaded.num_devices):
+        loss = evaluate_text(
+            loaded.model,
+            loaded.weights,
+            ids,
+            context=context or min(CONTEXT, loaded.model.seq_len),
+            stride=stride,
+            compute=compute,
+            source=Path(text).name,
+            objective=objective,
+        )
     text_bytes = int(TokenBytes(loaded.tokenizer).of(np.asarray(ids))[1:].sum())
     return replace(loss, text_bytes=text_bytes), compute
 
 
-def eval_text_command(path: str, text: str, *, adapter: str | None = None, **options: Any) -> int:
+def eval_text_command(
+    path: str, text: str, *, adapter: str | None = None, devices: int | None = None, **options: Any
+) -> int:
     """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
     file; `options` are those of `text_loss`. Returns 0."""
-    loss, compute = text_loss(load_model(path, adapter), text, **options)
-    print_losses([loss], compute)
+    loaded = load_model(path, adapter, num_devices=devices)
+    loss, compute = text_loss(loaded, text, **options)
+    print_losses([loss], compute, num_devices=loaded.num_devices)
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.config.rows import PLAIN
+from lmwright.core.spread import count_devices
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat_ends import begins_with_bos, end_ids
 from lmwright.errors import UserError
@@ -30,18 +31,23 @@ CHATS = ("sft", "dpo", "orpo", "kto")
 
 
 def load_model(
-    path: str | Path, adapter: str | None = None, part: str | None = None
-) -> LoadedModel:
+    path: str | Path, adapter: str | None = None, part: str | None = None,
+    num_devices: int | None = 1,
+) -> LoadedModel:  # fmt: skip
     """The model in a run directory (its newest intact checkpoint, or the one that the path
     names), an HF folder, a .gguf file or under a hub name (`hf://owner/name`); `part` names one of
-    several that a run trains. Raises UserError if it is none of these."""
+    several that a run trains. `num_devices` of this machine share the weights: with None one, or
+    all where one is too small. Raises UserError if it is none of these."""
     place = open_place(path)
     if place.kind == RUN:
-        return _load_run(place, adapter, part)
+        return _load_run(place, adapter, part, num_devices)
     for what, name in (("adapter", adapter), ("part", part)):
         if name is not None:
             raise UserError(f"{path}: is not a run directory, so it has no {what} {name!r}")
     loaded = load_files(place)
+    if num_devices != 1:
+        count = count_devices(loaded.model.spec(), num_devices, str(path))
+        loaded = replace(loaded, num_devices=count)
     if not place.hub:
         return loaded
     name = str(path).removeprefix(PREFIX).partition("@")[0]
@@ -49,8 +55,12 @@ def load_model(
     return replace(loaded, facts=facts)
 
 
-def _load_run(place: Origin, adapter: str | None, part: str | None) -> LoadedModel:
+def _load_run(
+    place: Origin, adapter: str | None, part: str | None, num_devices: int | None
+) -> LoadedModel:
     path = place.path
+    if num_devices != 1:  # a run's weights are wide when they are read, and narrow beside it
+        num_devices = count_devices(place.run.model.spec(), num_devices, str(path), itemsize=6)
     objective = place.run.objective
     if part is not None:
         if part not in objective.parts:
@@ -59,7 +69,7 @@ def _load_run(place: Origin, adapter: str | None, part: str | None) -> LoadedMod
                 f"{part!r}; leave --part out"
             )
         objective = objective.part(part)
-    run, w, step = load_run_at(path, place.step, adapter=adapter)
+    run, w, step = load_run_at(path, place.step, adapter=adapter, num_devices=num_devices)
     model, w = objective.exported(run.model, w)
     model = prompted(run, model)
     tokenizer_dir, prefix = run_tokenizer(run, path)
@@ -70,8 +80,9 @@ def _load_run(place: Origin, adapter: str | None, part: str | None) -> LoadedMod
         tensors = HfTensors(model, w, load_codes(path, place.step, adapter), run.qat.weights)
     ends = end_ids(open_tokenizer(tokenizer_dir)) if any(_chats(run)) else ()
     return LoadedModel(
-        model, tensors, tokenizer_dir, facts, path, prefix, suffix, end_ids=ends, step=step
-    )
+        model, tensors, tokenizer_dir, facts, path, prefix, suffix, end_ids=ends, step=step,
+        num_devices=num_devices,
+    )  # fmt: skip
 
 
 def _chats(run: Any) -> list[bool]:

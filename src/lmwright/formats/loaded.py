@@ -13,6 +13,7 @@ import numpy as np
 from lmwright.config.section import with_overrides
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree, first_difference
+from lmwright.core.spread import spread_shardings
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer, read_json, save_tokenizer
 from lmwright.errors import UserError
@@ -57,12 +58,17 @@ class LoadedModel:
     """Source as the files describe it, where `model` was changed since."""
     temporary: TemporaryDirectory | None = field(default=None, repr=False)
     """Folder that must live as long as this does."""
+    num_devices: int = 1
+    """Devices of this machine that share the weights."""
     kept: dict[Any, Tree] = field(default_factory=dict, repr=False, compare=False)
     """Weights in the form in which they were last used."""
 
     def load(self, *, dtype: Any = None, shardings: Tree | None = None) -> Tree:
-        """The weights, jax arrays: of a `dtype` or as they are stored, on the first device or
+        """The weights, jax arrays: of a `dtype` or as they are stored, over the model's devices or
         as `shardings` say (`weight_shardings(model.spec(), mesh)`)."""
+        if shardings is None and self.num_devices > 1:
+            devices = jax.local_devices()[: self.num_devices]
+            shardings = spread_shardings(self.model.spec(), devices)
         if isinstance(self.tensors, HfTensors):
             w = self.tensors.weights
             if dtype is not None:

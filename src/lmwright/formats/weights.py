@@ -128,10 +128,14 @@ def load_run_weights(
 
 
 def load_run_at(
-    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
-) -> tuple[Run, Tree, int]:
-    """The result of `load_run_weights`, and the step that the weights are of."""
-    plan, run, (trainee, frozen, weights), step = _trained_part(Path(run_dir), step, adapter)
+    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None,
+    num_devices: int = 1,
+) -> tuple[Run, Tree, int]:  # fmt: skip
+    """The result of `load_run_weights`, and the step that the weights are of; on several devices
+    they lie as in the run's own mesh. Raises UserError for a mesh that has others."""
+    plan, run, (trainee, frozen, weights), step = _trained_part(
+        Path(run_dir), step, adapter, num_devices
+    )
     with jax.set_mesh(plan.mesh):
         return run, plan.training.merged(trainee, frozen.weights, weights), step
 
@@ -153,10 +157,16 @@ def load_codes(run_dir: str | Path, step: int | None, adapter: str | None = None
         return jax.tree.map(np.asarray, plan.training.codes(trainee, frozen.weights, weights))
 
 
-def _trained_part(folder: Path, step: int | None, adapter: str | None) -> tuple[Any, ...]:
-    """(plan, run, (trainee, frozen weights, its weights), step) on this process's first device."""
+def _trained_part(
+    folder: Path, step: int | None, adapter: str | None, num_devices: int = 1
+) -> tuple[Any, ...]:
+    """(plan, run, (trainee, frozen weights, its weights), step) on this process's first devices."""
     run = open_run(folder).run
-    plan = resolve(replace(run, mesh=Mesh()), jax.local_devices()[:1])
+    mesh = Mesh() if num_devices == 1 else run.mesh
+    try:
+        plan = resolve(replace(run, mesh=mesh), jax.local_devices()[:num_devices])
+    except UserError as error:
+        raise error if num_devices == 1 else error.at(f"--devices {num_devices}") from None
     trainee = pick(plan, adapter)
     with jax.set_mesh(plan.mesh):  # whichever the caller has set
         frozen, state = _saved_state(plan, folder, step)

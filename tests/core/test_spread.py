@@ -1,0 +1,98 @@
+"""Inference that the compiler spreads over several devices, against one device."""
+
+import jax
+import numpy as np
+import pytest
+
+from lmwright.cli.main import main
+from lmwright.core import spread as module
+from lmwright.core.spread import computing, count_devices, num_devices_of, spread_shardings
+from lmwright.errors import UserError
+from lmwright.evals.compute import spread
+from lmwright.evals.generate import _decode, _prefill, _row_keys, pad_prompts
+from lmwright.evals.likelihood import log_likelihoods
+from tests.evals.test_likelihood import COMPUTE, DECODERS, ENCODERS, asked
+from tests.sharded.problem import fresh_weights
+
+QUICK = ("gpt-oss",)
+STEPS = 8
+KNOBS = np.float32(1), np.int32(8), np.float32(1)
+
+
+def continued(model, w, compute, num_devices):
+    """Greedy tokens after two prompts."""
+    tokens, valid = pad_prompts([list(range(5, 18)), [9, 2]])
+    with computing(num_devices):
+        logits, cache = _prefill(model, compute, 32, w, tokens, valid)
+        keys = _row_keys(0, [0, 1], 2)
+        new, last, _ = _decode(
+            model, compute, STEPS, "greedy", w, logits, cache, keys, np.int32(0), KNOBS
+        )
+    return np.asarray(new), np.asarray(last)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in DECODERS
+        if name not in ENCODERS
+    ],
+)
+def test_four_devices_equal_one(name):
+    model, pairs = DECODERS[name], asked()[:12]
+    w = fresh_weights(model)
+    there = jax.device_put(w, spread_shardings(model.spec(), jax.devices()[:4]))
+    assert num_devices_of(there) == 4
+    assert any(not a.sharding.is_fully_replicated for a in jax.tree.leaves(there))
+    several = spread(COMPUTE, 4)
+    want, found = continued(model, w, COMPUTE, 1), continued(model, there, several, 4)
+    np.testing.assert_array_equal(found[0], want[0])
+    np.testing.assert_allclose(found[1], want[1], rtol=1e-3, atol=1e-3)
+    with computing(4):
+        found = log_likelihoods(model, there, pairs, several)
+    want = log_likelihoods(model, w, pairs, COMPUTE)
+    np.testing.assert_allclose([a for a, _ in found], [a for a, _ in want], rtol=1e-4, atol=1e-3)
+
+
+def test_as_many_devices_as_the_weights_need(monkeypatch):
+    model = DECODERS["deepseek-v3"]
+    spec, size = model.spec(), 2 * sum(a.size for a in jax.tree.leaves(fresh_weights(model)))
+
+    class Device:
+        device_kind, platform = "small", "tpu"
+        memory = 0
+
+        def memory_stats(self):
+            return {"bytes_limit": self.memory}
+
+    real = module.spread_shardings
+    monkeypatch.setattr(
+        module, "spread_shardings", lambda spec, d: real(spec, jax.devices()[: len(d)])
+    )
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()] * 4)
+    for memory, count in ((2 * size, 1), (size, 4)):
+        Device.memory = memory
+        assert count_devices(spec, None, "m") == count
+    Device.memory = size // 4
+    with pytest.raises(UserError, match=r"m: the weights take .* on each of 4 devices"):
+        count_devices(spec, None, "m")
+    assert count_devices(spec, 3, "m") == 3  # as asked
+    with pytest.raises(UserError, match="--devices 5: this machine has 4"):
+        count_devices(spec, 5, "m")
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:4])
+    assert count_devices(spec, None, "m") == 1  # CPUs share their memory
+
+
+def test_the_commands(shared_data, capsys):
+    stories = str(shared_data / "models" / "stories260k")
+    words = ["generate", stories, "--prompt", "Once upon a time", "--max-new-tokens", "24"]
+    told = []
+    for more in ((), ("--devices", "8")):
+        assert main([*words, *more]) == 0
+        told.append(capsys.readouterr())
+    assert told[0].out == told[1].out and "over 8 devices" in told[1].err
+    assert main([*words, "--devices", "9"]) == 2
+    assert "--devices 9: this machine has 8" in capsys.readouterr().err
+    assert main(["eval", stories, "--devices", "2"]) == 2
+    assert "computed on the devices of mesh" in capsys.readouterr().err
