@@ -33,13 +33,14 @@ Kernels = Literal["platform", "reference"]
 
 @checked
 def load_model(
-    model: Place, *, adapter: str | None = None, part: str | None = None
+    model: Place, *, adapter: str | None = None, part: str | None = None, devices: Count | None = 1
 ) -> "LoadedModel":
     """A model with its weights and its tokenizer, for several calls. `adapter` or `part` chooses
-    one of several that a run trains. Raises UserError where no model lies there."""
+    one of several that a run trains. `devices` of this machine share the weights: with None one, or
+    all where one has too little memory. Raises UserError where no model lies there."""
     from lmwright.formats.load import load_model
 
-    return load_model(path_of(model), adapter, part)
+    return load_model(path_of(model), adapter, part, devices)
 
 
 @checked

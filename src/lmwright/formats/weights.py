@@ -162,9 +162,13 @@ def _trained_part(
 ) -> tuple[Any, ...]:
     """(plan, run, (trainee, frozen weights, its weights), step) on this process's first devices."""
     run = open_run(folder).run
-    mesh = Mesh() if num_devices == 1 else run.mesh
+    if num_devices == 1:
+        alone = replace(run, mesh=Mesh())
+    else:  # rows, of which none is computed, divide
+        rows = run.train.global_batch_size * num_devices
+        alone = replace(run, train=replace(run.train, global_batch_size=rows))
     try:
-        plan = resolve(replace(run, mesh=mesh), jax.local_devices()[:num_devices])
+        plan = resolve(alone, jax.local_devices()[:num_devices])
     except UserError as error:
         raise error if num_devices == 1 else error.at(f"--devices {num_devices}") from None
     trainee = pick(plan, adapter)

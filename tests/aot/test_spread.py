@@ -1,0 +1,108 @@
+"""Decoding that the TPU compiler spreads over the chips of a host: it compiles, experts included,
+and large models fit.
+
+`generate` in training takes the same programs, with weights as the run's mesh has them.
+"""
+
+import json
+import sys
+
+import pytest
+
+from tests.aot.slices import needs_libtpu, with_compiler
+
+ROWS, PROMPT, LENGTH = 1, 1024, 2048
+GIB = 2**30
+
+
+def compiled(name, slice_name):
+    """Bytes of a chip that reading a prompt and decoding take, and the collectives in each."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import topologies
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from lmwright.core.compute import Compute
+    from lmwright.core.param import is_param
+    from lmwright.core.spread import computing, spread_shardings
+    from lmwright.evals import generate
+    from lmwright.evals.compute import spread
+    from lmwright.hardware.slices import parse_slice, topology_request
+    from lmwright.models import cached
+    from lmwright.presets import of_section
+
+    devices = topologies.get_topology_desc(**topology_request(parse_slice(slice_name))).devices
+    model = small_moe() if name == "small" else of_section("model")[name]()
+    shardings = spread_shardings(model.spec(), devices)
+    shape = jax.ShapeDtypeStruct
+    w = jax.tree.map(
+        lambda param, sharding: shape(param.shape, jnp.bfloat16, sharding=sharding),
+        model.spec(), shardings, is_leaf=is_param,
+    )  # fmt: skip
+    whole = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
+    there = lambda a: shape(a.shape, a.dtype, sharding=whole)  # noqa: E731
+    compute = spread(Compute(precision="bf16", kernels="tpu"), len(devices))
+    with computing(len(devices)):
+        ids = there(shape((ROWS, PROMPT), jnp.int32))
+        real = there(shape((ROWS, PROMPT), bool))
+        reading = generate._prefill.lower(model, compute, LENGTH, w, ids, real).compile()
+        _, places = reading.output_shardings
+        cache = jax.tree.map(
+            lambda a, sharding: shape(a.shape, a.dtype, sharding=sharding),
+            jax.eval_shape(lambda: cached.new_cache(model, ROWS, LENGTH, compute)), places,
+        )  # fmt: skip
+        rest = (
+            shape((), jnp.int32),
+            (shape((), jnp.float32), shape((), jnp.int32), shape((), jnp.float32)),
+        )
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), ROWS))
+        logits = there(shape((ROWS, model.vocab_size), jnp.float32))
+        decoding = generate._decode.lower(
+            model, compute, generate.STEPS, "greedy", w, logits, cache, there(keys),
+            *jax.tree.map(there, rest),
+        ).compile()  # fmt: skip
+    return {"prompt": facts(reading), "decode": facts(decoding)}
+
+
+def facts(program):
+    memory = program.memory_analysis()
+    kept = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return {
+        "bytes": kept - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
+        "sums": program.as_text().count("all-reduce"),
+    }
+
+
+def small_moe():
+    from dataclasses import replace
+
+    from lmwright.presets import of_section
+
+    model = of_section("model")["moe-6m"]()
+    experts = replace(model.experts, num_experts=16, experts_per_token=2)
+    return replace(model, num_layers=2, experts=experts)
+
+
+def found(*words):
+    return json.loads(with_compiler("-m", __name__, *words).splitlines()[-1])
+
+
+@needs_libtpu
+def test_a_model_with_experts():
+    for program in found("small", "v5e-4").values():
+        assert program["sums"] > 0
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["gemma3-27b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma4-26b-a4b", "qwen3.5-27b"],
+)
+def test_too_large_for_a_chip_and_not_for_eight(name):
+    for program in found(name, "v5e-8").values():
+        assert program["bytes"] < 15.75 * GIB and program["sums"] > 0
+
+
+if __name__ == "__main__":
+    print(json.dumps(compiled(*sys.argv[1:])))
