@@ -62,9 +62,10 @@ def window_said(
     says that there is none for layers that have one, which transformers does not compute."""
     window: int | None = config.get("sliding_window", usual)
     if window is None and "local" in reach:
+        says = "layer_types has" if config.get("layer_types") else "without layer_types there is"
         raise UserError(
-            f"{where}: sliding_window is null, but layer_types has sliding_attention; set it, or "
-            f"remove it for {usual}"
+            f"{where}: sliding_window is null, but {says} sliding_attention; set it, or remove it "
+            f"for {usual}"
         )
     return window
 
