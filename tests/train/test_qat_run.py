@@ -36,6 +36,13 @@ STACKED = MODEL.replace(
     "mlp_dim = 96",
     'experts = {{num_experts = 4, experts_per_token = 2, mlp_dim = 32, bias = "all"}}',
 )
+EACH = (
+    MODEL
+    + """window = 16
+layer_pattern = ["local", "global"]
+experts = {{num_experts = 4, experts_per_token = 2, mlp_dim = 32}}
+"""
+)
 IDS = np.random.default_rng(0).integers(0, 320, (1, 9)).astype(np.int32)
 
 
@@ -162,6 +169,8 @@ def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, t
         ("fanformer", MODEL, "q4_0", "FanformerForCausalLM: has no GGUF form here"),
         ("deepseek-v2", LATENTS, "q4_0", "q4_0 is not written for a 'deepseek-v2' model"),
         ("gpt-oss", STACKED, "int8", "'int8' is not written for gpt-oss, whose .*; use 'q4_0', wh"),
+        ("gemma4-moe", EACH, "int8", "'int8' is not written for Gemma 4 .*; no other is, either"),
+        ("gemma4-moe", EACH, "q4_0", "GGUF files of a Gemma 4 with experts are neither read nor"),
     ],
 )
 def test_what_no_file_can_hold_is_not_trained(kind, model, weights, told, data, tmp_path, capsys):

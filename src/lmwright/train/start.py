@@ -101,7 +101,11 @@ def _refuse_grid(run: Run) -> None:
     if run.qat.weights == "q4_0":
         refuse_q4_0(run.model, "qat.weights")
     else:
-        cure = "use 'q4_0', which is for .gguf files"
+        try:
+            refuse_q4_0(run.model, "")
+            cure = "use 'q4_0', which is for .gguf files"
+        except UserError:
+            cure = "no other is, either, so remove [qat]"
         refuse_packed(run.qat.weights, run.model, "qat.weights", cure)
 
 
