@@ -55,6 +55,21 @@ def test_decimals_and_scores_are_amounts(column, values, objective, models, here
         assert load_run(name).objective.kind == objective
 
 
+def test_a_score_of_texts_alone_is_learned_where_it_is_said(models, here, capsys):
+    """It may be the quality of texts to pretrain on, as in FineWeb-Edu."""
+    path = here / "a.csv"
+    path.write_text("Text,Score\n" + "".join(f"a text {n},{n % 3}\n" for n in range(20)))
+    assert main(["init", "plain.toml", str(path)]) == 0
+    assert "note: its column Score is not read; for a model that" in capsys.readouterr().out
+    assert load_run("plain.toml").data.sources[0].text_column == "Text"
+    words = ["--rows", "labeled", "--model", str(models / "encoder")]
+    assert main(["init", "my.toml", str(path), *words]) == 0
+    run = load_run("my.toml")
+    assert run.objective.kind == "regress"
+    assert run.data.sources[0].columns == {"text": "Text", "label": "Score"}
+    assert main(["prepare", "my.toml", "data.workers=1"]) == 0
+
+
 @pytest.mark.parametrize(
     ("values", "objective", "labels", "note"),
     [

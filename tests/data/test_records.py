@@ -118,6 +118,17 @@ def test_other_kinds_of_rows(tmp_path):
     assert "Add 1 and 1." in row.text and "2" in row.text
 
 
+def test_columns_that_no_record_has(tmp_path):
+    """A part that a row need not have is a wrong name if no row has it."""
+    asked = example(instruction="Add 1 and 1.", response="2", context="of natural numbers")
+    path = write_tfrecords(tmp_path / "a.tfrecord", [b"\xff", asked, asked])
+    named = {"instruction": "instruction", "output": "response", "input": "contxt"}
+    with pytest.raises(UserError, match=r"none of the first 2 rows has 'contxt', only 'inst.*; ch"):
+        rows_of(path, rows="alpaca", columns=named)
+    *_, row = rows_of(path, rows="alpaca", columns=named | {"input": "context"})
+    assert "natural numbers" in row.text
+
+
 def test_bad_records_are_rows(tmp_path):
     records = [b"\xff\xff no example", example(text=b"a\xffb"), example(text="good"), b""]
     path = write_tfrecords(tmp_path / "a.tfrecord", records)

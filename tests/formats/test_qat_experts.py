@@ -10,16 +10,19 @@ import pytest
 
 from lmwright.core.param import init_weights, walk
 from lmwright.errors import UserError
-from lmwright.formats.compressed import PackedIntegers, bits_of, left_as_floats, scheme
+from lmwright.formats.compressed import PackedIntegers, bits_of, left_as_floats, refuse_grid, scheme
+from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_write import write_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from lmwright.formats.safetensors import TensorFiles
+from lmwright.formats.text_tensors import TextTensors
 from lmwright.models.experts import Experts
 from lmwright.models.modernbert import ModernBert
 from lmwright.models.moe import Dots1, Mixtral, Olmoe, Qwen3Moe
+from lmwright.models.text_part import TextPart
 from lmwright.program.qat_section import Qat
 from lmwright.program.trainee import training_of
 from tests.formats import llama_cpp
@@ -141,6 +144,20 @@ def test_damaged_folders_are_one_sentence(changed, told):
     with pytest.raises(UserError, match=told):
         tensors = PackedIntegers(whole, {"quantization_config": said}, "here/config.json")
         tensors.described("x.weight")
+
+
+def test_what_was_read_packed_is_not_packed_again_under_other_names():
+    """As DeepSeek-V3's and Qwen3-Next's are, whose layers of further tokens are left out."""
+    parts = {
+        "model.x.weight_packed": np.ones((6, 4), "i4"), "model.x.weight_shape": np.array([6, 32]),
+        "model.x.weight_scale": np.ones((6, 2), "f4"), "mtp.y": np.ones(3, "f4"),
+    }  # fmt: skip
+    packed = PackedIntegers(parts, {"quantization_config": scheme("int4", 16, [])}, "here/config")
+    text = TextTensors(packed, TextPart("D", {}, {"mtp.": "more"}), "here")
+    assert set(text) == {"model.x.weight"}
+    for tensors in (packed, text, FusedTensors(text, {}, "here")):
+        with pytest.raises(UserError, match="int4: the integers of a packed folder are read as fl"):
+            refuse_grid("int4", tensors)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe"])

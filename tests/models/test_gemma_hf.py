@@ -37,6 +37,24 @@ def test_what_is_not_computed_is_refused(change, says):
         model_from_config(model.hf.config(model) | change, "config.json")
 
 
+@pytest.mark.parametrize(
+    "name", ["gemma2-2b", "gemma3-1b", "gemma4-e2b", "olmo3-7b", "mistral-7b", "gpt-oss-20b"]
+)
+def test_local_layers_without_a_window_are_refused(name):
+    """transformers fails on them; where no layer is local, null says nothing."""
+    model = presets.of_section("model")[name]()
+    config = model.hf.config(model) | {"sliding_window": None}
+    config.setdefault("layer_types", ["sliding_attention"] * model.num_layers)
+    with pytest.raises(UserError, match=r"^here: sliding_window is null, but layer_types has slid"):
+        model_from_config(config, "here")
+    if name == "gemma3-1b":
+        with pytest.raises(UserError, match="null, but without layer_types there is sliding_att"):
+            model_from_config(config | {"layer_types": None}, "here")
+    every = config | {"layer_types": ["full_attention"] * model.num_layers}
+    if name != "gemma4-e2b":  # whose own config class wants a number
+        assert set(model_from_config(every, "here").kinds) == {"global"}
+
+
 def test_what_cannot_be_said_is_not_exported():
     two, three = (presets.of_section("model")[name]() for name in ("gemma2-2b", "gemma3-1b"))
     for model, says in (

@@ -2,6 +2,7 @@
 and compressed-tensors that hold the very values, with adapters inside the rounding."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -29,6 +30,17 @@ LATENTS = (
 qk_rope_head_dim = 8
 v_head_dim = 16
 experts = {{num_experts = 4, experts_per_token = 2, mlp_dim = 32, shared_dim = 32, shares = "all"}}
+"""
+)
+STACKED = MODEL.replace(
+    "mlp_dim = 96",
+    'experts = {{num_experts = 4, experts_per_token = 2, mlp_dim = 32, bias = "all"}}',
+)
+EACH = (
+    MODEL
+    + """window = 16
+layer_pattern = ["local", "global"]
+experts = {{num_experts = 4, experts_per_token = 2, mlp_dim = 32}}
 """
 )
 IDS = np.random.default_rng(0).integers(0, 320, (1, 9)).astype(np.int32)
@@ -152,16 +164,19 @@ def test_compressed_tensors_hold_the_trained_values(weights, group, top, data, t
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "model", "weights", "told"),
     [
-        ("fanformer", "qat.weights: FanformerForCausalLM: has no GGUF form here"),
-        ("deepseek-v2", "qat.weights: q4_0 is not written for a 'deepseek-v2' model"),
+        ("fanformer", MODEL, "q4_0", "FanformerForCausalLM: has no GGUF form here"),
+        ("deepseek-v2", LATENTS, "q4_0", "q4_0 is not written for a 'deepseek-v2' model"),
+        ("gpt-oss", STACKED, "int8", "'int8' is not written for gpt-oss, whose .*; use 'q4_0', wh"),
+        ("gemma4-moe", EACH, "int8", "'int8' is not written for Gemma 4 .*; no other is, either"),
+        ("gemma4-moe", EACH, "q4_0", "GGUF files of a Gemma 4 with experts are neither read nor"),
     ],
 )
-def test_what_no_file_can_hold_is_not_trained(kind, told, data, tmp_path, capsys):
-    model = LATENTS if kind == "deepseek-v2" else MODEL
-    assert main(["train", write(tmp_path / "a", data, kind=kind, model=model)]) == 2
-    assert told in capsys.readouterr().err
+def test_what_no_file_can_hold_is_not_trained(kind, model, weights, told, data, tmp_path, capsys):
+    run = write(tmp_path / "a", data, weights, kind=kind, model=model)
+    assert main(["train", run]) == 2
+    assert re.search(f"qat.weights: {told}", capsys.readouterr().err)
     assert not (tmp_path / "a" / "run").exists()
 
 

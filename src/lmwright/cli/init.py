@@ -13,7 +13,7 @@ from typing import Any
 
 from lmwright.cli.init_columns import ways
 from lmwright.cli.init_files import NO_COLUMN, first_rows, is_one_object, opened
-from lmwright.cli.init_labels import Labels, label_column, labels_of, together
+from lmwright.cli.init_labels import Labels, label_column, labels_of, of_texts, together
 from lmwright.cli.init_model import adapter, begins_texts, without_template
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
@@ -114,6 +114,8 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
         if 2 * len(bad) < len(first):
             if rows is None and tried.rows not in (*PLAIN, "rated"):
                 _refuse_ratings(tried, files, there)
+            if (rows, tried.rows) == (None, "text"):
+                return Found(tried, of_texts(there))
             return _with_labels(tried, files)
         reason = f"{path}:{bad[0].number}: {bad[0].reason}" if bad else f"{path}: holds no row"
         why = why or f"Read as {tried.rows}: {reason}"

@@ -12,7 +12,9 @@ TEXTS = ("text", "sentence", "content", "review", "comment", "tweet")
 LABELS = ("label", "labels", "sentiment")
 PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
          ("text", "text_pair"), ("text1", "text2"))  # fmt: skip
-PAIR_LABELS = (*LABELS, "gold_label", "score")
+AMOUNT = "score"
+"""Name of a column whose numbers are amounts, whatever they are."""
+PAIR_LABELS = (*LABELS, "gold_label", AMOUNT)
 CHATS = ("messages", "conversations", "conversation")
 ASKED = (
     ("question", "answer"), ("prompt", "response"),
@@ -78,6 +80,10 @@ def ways(kind: str | None, there: Sequence[str]) -> Iterator[dict[str, Any]]:
     for name in TEXT_COLUMNS if kind in (None, "text") else ():
         if name in known:
             yield {"text_column": known[name]}
+    if kind == LABELED and AMOUNT in known:  # beside texts alone it may be their quality
+        for name in TEXTS:
+            if name in known:
+                yield {"rows": LABELED, "columns": {"text": known[name], "label": known[AMOUNT]}}
 
 
 def _columns(

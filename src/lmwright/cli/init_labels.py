@@ -6,9 +6,10 @@ rows, names of classes --labels_of--> amounts? --> finetune-regression
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lmwright.cli.init_columns import AMOUNT
 from lmwright.config.rows import LABELED, TAGGED
 from lmwright.config.run import Source
 from lmwright.config.text import literal
@@ -17,8 +18,6 @@ from lmwright.errors import UserError
 
 MOST_LABELS = 200
 YES_OR_NO = {"0", "1"}
-AMOUNT = "score"
-"""Name of a column whose numbers are amounts, whatever they are."""
 UNKNOWN, NO_NAME = "-1", "-"
 """Label of a row without one, where labels are numbers or names (as in SNLI)."""
 MOST_NOTED = 20
@@ -40,6 +39,16 @@ class Labels:
     """Label of rows without one."""
     note: str = ""
     """Another way in which they may be meant."""
+
+
+def of_texts(there: Sequence[str]) -> Labels:
+    """Of plain texts, whose columns are `there`."""
+    amount = next((name for name in there if name.strip().casefold() == AMOUNT), None)
+    note = (
+        f"its column {amount} is not read; for a model that tells the number of a text, add "
+        "--rows labeled and the --model of an encoder (docs/regression.md)"
+    )
+    return Labels(note=note if amount is not None else "")
 
 
 def label_column(source: Source) -> str:

@@ -40,7 +40,7 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
                 "type, or fp32, which holds the same values"
             )
         return
-    if isinstance(tensors, PackedIntegers):
+    if _is_read_packed(tensors):
         raise UserError(
             f"dtype: {dtype}: the integers of a packed folder are read as floats, which are not "
             "packed again; copy that folder, or export the run that trained it"
@@ -51,6 +51,13 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
             f"dtype: {dtype} holds weights of a run with qat.weights = {dtype!r}, and {trained}; "
             "rounding them now would be another model, so export bf16 or train with [qat]"
         )
+
+
+def _is_read_packed(tensors: Any) -> bool:
+    """True for the tensors of a packed folder, also under other names or in parts."""
+    while tensors is not None and not isinstance(tensors, PackedIntegers):
+        tensors = getattr(tensors, "_stored", None)
+    return tensors is not None
 
 
 def group_of(dtype: str, model: HfModel, tensors: Any) -> int:

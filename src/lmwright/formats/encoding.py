@@ -156,25 +156,27 @@ class Compressed(Encoding):
                 yield f"{slot.name}_{end}", array
 
 
+def refuse_packed(dtype: str, model: HfModel, field: str, cure: str) -> None:
+    """Raises UserError for a model whose folder cannot hold packed weights; `field` asks for
+    that."""
+    if model.hf.inputs_first:
+        why = "whose matrices are no linear layers in transformers"
+    elif model.hf.stacked_experts:
+        why = "whose files hold all experts of a layer in one tensor"
+    else:
+        return
+    raise UserError(f"{field}: {dtype!r} is not written for {model.hf.name}, {why}; {cure}")
+
+
 def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encoding:
     """The encoding of a name. Raises UserError for an unknown one, or one that is for other
     models."""
     refuse_dtype(dtype, FOLDER_TYPES)
-    is_stacked = model.hf.stacked_experts
     if dtype in DTYPES:
         if model.hf.inputs_first:
             return InputsFirst(dtype, dtype)
-        return StackedExperts(dtype, dtype) if is_stacked else Encoding(dtype, dtype)
-    if model.hf.inputs_first:
-        raise UserError(
-            f"dtype: {dtype!r} is not written for {model.hf.name}, whose matrices are no linear "
-            f"layers in transformers; use one of {', '.join(DTYPES)}"
-        )
-    if is_stacked:
-        raise UserError(
-            f"dtype: {dtype!r} is not written for {model.hf.name}, whose files hold all experts of "
-            f"a layer in one tensor; use one of {', '.join(DTYPES)}"
-        )
+        return (StackedExperts if model.hf.stacked_experts else Encoding)(dtype, dtype)
+    refuse_packed(dtype, model, "dtype", f"use one of {', '.join(DTYPES)}")
     if dtype in BITS:
         refuse_grid(dtype, tensors)
         group = group_of(dtype, model, tensors)

@@ -24,6 +24,7 @@ from lmwright.formats.gguf_names import (
     config_of,
     gguf_arch_of,
     in_order,
+    metadata_of,
 )
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope, proportional_rope
 from lmwright.formats.hf_layout import Slot, slots
@@ -152,6 +153,7 @@ def refuse_q4_0(model: HfModel, field: str) -> None:
             f"{field}: q4_0 is not written for a {model.kind!r} model, some of whose matrices GGUF "
             "holds in parts; use int4 and a folder"
         )
+    metadata_of(model.hf.config(model), field)
 
 
 def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
+from lmwright.config.run import Run
 from lmwright.core.param import Tree, count_params, init_weights, nest, walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
@@ -72,10 +73,8 @@ def refuse_start(plan: Plan, store: TokenStore) -> None:
     run, train = plan.run, plan.run.train
     if _is_begun(run.dir):
         return
-    if run.qat is not None and run.qat.weights == "q4_0":  # for GGUF files alone
-        from lmwright.formats.gguf_read import refuse_q4_0
-
-        refuse_q4_0(run.model, "qat.weights")
+    if run.qat is not None:
+        _refuse_grid(run)
     if train.init_from is None or plan.training.freezes:
         return
     try:
@@ -91,6 +90,23 @@ def refuse_start(plan: Plan, store: TokenStore) -> None:
     except UserError as error:
         where = "init_parts" if train.init_parts else "init_from"
         raise error.at(f"train.{where}") from error
+
+
+def _refuse_grid(run: Run) -> None:
+    """Raises UserError for rounded weights that no file of the model holds."""
+    from lmwright.formats.encoding import refuse_packed
+    from lmwright.formats.gguf_read import refuse_q4_0
+
+    assert run.qat is not None
+    if run.qat.weights == "q4_0":
+        refuse_q4_0(run.model, "qat.weights")
+    else:
+        try:
+            refuse_q4_0(run.model, "")
+            cure = "use 'q4_0', which is for .gguf files"
+        except UserError:
+            cure = "no other is, either, so remove [qat]"
+        refuse_packed(run.qat.weights, run.model, "qat.weights", cure)
 
 
 def _is_begun(run_dir: str) -> bool:

@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import Bad, Row, from_mapping, select_columns
+from lmwright.data.sources.columns import Bad, Chosen, Row, from_mapping, select_columns
 from lmwright.data.sources.file import DOCUMENT_BYTES, File, stream
 from lmwright.errors import UserError, install
 
@@ -34,15 +34,18 @@ LISTS = {
 def read_records(file: File, source: Source) -> Iterator[Row | Bad]:
     """Documents of a file whose records are Examples."""
     records = _tfrecords(file) if file.format == "tfrecord" else _array_records(file)
+    chosen = Chosen(file, source)
     for number, record in enumerate(records, 1):
         try:
             row = _example(record, source)
+            chosen.look(row)
         except DecodeError:
             yield Bad(number, "not a tf.train.Example")
         except UnicodeDecodeError as error:
             yield Bad(number, f"invalid UTF-8 in {error.reason!r}")
         else:
             yield from_mapping(row, number, file, source)
+    chosen.end()
 
 
 def _example(record: bytes, source: Source) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from lmwright.errors import UserError
 from lmwright.models.hf.pairs import GATED_ACT, Derived, Fixed, Json, Words
 from lmwright.models.hf.rope import ORIGINAL, ROPE, SIDES, sides_config, sides_fields
 from lmwright.models.hf.table import WEIGHTS, Table
-from lmwright.models.hf.window import reach_said, window_config, window_fields
+from lmwright.models.hf.window import reach_said, window_config, window_fields, window_said
 
 NEWER = "Gemma3ForCausalLM"
+WINDOW = 4096  # where config.json says none
 THETAS = {"rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0}
 """Keys for the thetas of global and of local layers in the form before, and the usual ones."""
 GELU = "gelu_pytorch_tanh"
@@ -28,8 +29,11 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
     if config["architectures"][0] == NEWER:
         every = config.get("sliding_window_pattern", 6)
     reach = reach_said(config, every, num_layers, where)
-    window = _given(config, "sliding_window", 4096)
-    local = {"window": window, "layer_pattern": ["global"]}  # where no layer is, a pattern says it
+    window = window_said(config, WINDOW, reach, where)
+    local = {
+        "window": window or WINDOW,
+        "layer_pattern": ["global"],
+    }  # where no layer is, a pattern says it
     return local | {k: v for k, v in window_fields(window, reach).items() if v is not None}
 
 

@@ -15,10 +15,11 @@ from lmwright.models.hf.moe import SOFTMAX, Experts, stacked_experts
 from lmwright.models.hf.pairs import Derived, Fixed, Json, Pair, Words
 from lmwright.models.hf.rope import SIDES, sides_config, sides_fields
 from lmwright.models.hf.table import WEIGHTS, Fused, Table
-from lmwright.models.hf.window import TYPES, pattern_of, reach_said
+from lmwright.models.hf.window import TYPES, pattern_of, reach_said, window_said
 from lmwright.models.text_part import SHARED_LAYERS
 
 LAYER = "model.layers.{i}"
+WINDOW = 512  # where config.json says none
 GLOBAL_SIZES = {"global_head_dim": "head_dim", "num_global_key_value_heads": "num_key_value_heads"}
 """Keys of released models by their names in `per_layer_config`."""
 ROPE: Json = {
@@ -35,7 +36,8 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
             f"{where}: the last layer is {TYPES['local']}, which transformers computes as "
             f"{TYPES['global']}; correct layer_types"
         )
-    return {"window": config["sliding_window"], "layer_pattern": pattern_of(reach)}
+    window = window_said(config, WINDOW, reach, where)
+    return {"window": window, "layer_pattern": pattern_of(reach)}
 
 
 def _write_reach(model: Any, *_: str) -> Json:
@@ -163,7 +165,7 @@ class Gemma4Hf(Table):
         Fixed("enable_moe_block", False, "{key} = {said} needs num_experts; add it", same=(None,)),
     )
     defaults: ClassVar = {
-        "head_dim": 256, "rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": 512,
+        "head_dim": 256, "rms_norm_eps": 1e-6, "num_key_value_heads": 4, "sliding_window": WINDOW,
         "max_position_embeddings": 131_072,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Ex
 from lmwright.models.hf.pairs import BIAS, HEAD, Derived, Fixed, Json
 from lmwright.models.hf.rope import rope_config, rope_fields
 from lmwright.models.hf.table import WEIGHTS
-from lmwright.models.hf.window import reach_said, window_config, window_fields
+from lmwright.models.hf.window import reach_said, window_config, window_fields, window_said
 from lmwright.nn.swiglu_oai import LIMIT, STEEPNESS
 
 WINDOW = 128  # of config.json that says none
@@ -27,13 +27,7 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
     reach = reach_said(config, 2, fields["num_layers"], where)
-    window = config.get("sliding_window", WINDOW)
-    if window is None and "local" in reach:
-        raise UserError(
-            f"{where}: sliding_window is null, but layer_types has sliding_attention; set it, or "
-            f"remove it for {WINDOW}"
-        )
-    local = window_fields(window, reach)
+    local = window_fields(window_said(config, WINDOW, reach, where), reach)
     return {"layer_pattern": ["global"], **local}
 
 

@@ -6,7 +6,7 @@ from lmwright.errors import UserError
 from lmwright.models.hf.pairs import ACT, HEAD, Derived, Json, Words
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import Table
-from lmwright.models.hf.window import TYPES, reach_of, window_fields
+from lmwright.models.hf.window import TYPES, reach_of, window_fields, window_said
 
 PLAIN_ACT = {"relu2": "relu2", "relu": "relu"}
 PLAIN = Words("mlp", "hidden_act", PLAIN_ACT, "relu2", "relu2")
@@ -40,7 +40,8 @@ def _read_window(config: Json, fields: Json, where: str) -> Json:
         return {"window": None}
     types = config.get("layer_types")
     if types is not None:
-        return window_fields(window, reach_of(types, num_layers, where))
+        reach = reach_of(types, num_layers, where)
+        return window_fields(window_said(config, 4096, reach, where), reach)
     first = 0 if architecture == "MinistralForCausalLM" else config.get("max_window_layers", 28)
     return window_fields(window, ["local" if i >= first else "global" for i in range(num_layers)])
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json
 from lmwright.models.hf.rope import ORIGINAL, ROPE, SIDES, sides_config, sides_fields
 from lmwright.models.hf.table import WEIGHTS, Table
-from lmwright.models.hf.window import reach_said, window_config, window_fields
+from lmwright.models.hf.window import reach_said, window_config, window_fields, window_said
 
 NEWER = "Olmo3ForCausalLM"
 THETA = 500_000.0  # where config.json says none
@@ -15,7 +15,7 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
     if config["architectures"][0] != NEWER:
         return {"window": None}
     reach = reach_said(config, 4, fields["num_layers"], where)
-    return window_fields(config.get("sliding_window", 4096), reach)
+    return window_fields(window_said(config, 4096, reach, where), reach)
 
 
 def _write_reach(model: Any, architecture: str, _: str) -> Json:

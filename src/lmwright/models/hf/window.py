@@ -55,6 +55,21 @@ def kinds_said(
     return [usual if (i + 1) % every else last for i in range(num_layers)]
 
 
+def window_said(
+    config: Mapping[str, Any], usual: int, reach: Sequence[LayerReach], where: str
+) -> int | None:
+    """The window of local layers, `usual` where config.json says none. Raises UserError where it
+    says that there is none for layers that have one, which transformers does not compute."""
+    window: int | None = config.get("sliding_window", usual)
+    if window is None and "local" in reach:
+        says = "layer_types has" if config.get("layer_types") else "without layer_types there is"
+        raise UserError(
+            f"{where}: sliding_window is null, but {says} sliding_attention; set it, or remove it "
+            f"for {usual}"
+        )
+    return window
+
+
 def window_config(model: Any) -> dict[str, Any]:
     """The keys of config.json that say the window and the reach of each layer."""
     return {"sliding_window": model.window, "layer_types": [TYPES[kind] for kind in model.kinds]}
