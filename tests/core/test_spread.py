@@ -74,10 +74,13 @@ def test_as_many_devices_as_the_weights_need(monkeypatch):
     for memory, count in ((2 * size, 1), (size, 4)):
         Device.memory = memory
         assert count_devices(spec, None, "m") == count
-    Device.memory = size // 4
+    Device.memory = size // 5
     with pytest.raises(UserError, match=r"m: the weights take .* on each of 4 devices"):
         count_devices(spec, None, "m")
     assert count_devices(spec, 3, "m") == 3  # as asked
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    assert count_devices(spec, None, "m") == 1  # there is no other
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()] * 4)
     with pytest.raises(UserError, match="--devices 5: this machine has 4"):
         count_devices(spec, 5, "m")
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:4])

@@ -43,7 +43,7 @@ def spread_shardings(spec: Tree, devices: list[Any]) -> Tree:
 def count_devices(spec: Tree, asked: int | None, where: str, itemsize: int = 2) -> int:
     """The number of this machine's devices that share a model's weights: as many as are `asked`
     for, else one, or all of them where one has too little memory for weights of `itemsize` bytes.
-    Raises UserError for more devices than there are, and where all are too small."""
+    Raises UserError for more devices than there are, and where several are too small."""
     there = jax.local_devices()
     if asked is not None:
         if asked > len(there):
@@ -53,14 +53,16 @@ def count_devices(spec: Tree, asked: int | None, where: str, itemsize: int = 2) 
             )
         return asked
     limit = (there[0].memory_stats() or {}).get("bytes_limit")
-    if limit is None or _largest_part(spec, there[:1], itemsize) <= ROOM * limit:
+    if limit is None or len(there) == 1:
         return 1
-    if (part := _largest_part(spec, there, itemsize)) <= ROOM * limit:
-        return len(there)
-    raise UserError(
-        f"{where}: the weights take {part / 2**30:.1f} GiB on each of {len(there)} devices, which "
-        f"have {limit / 2**30:.1f}; take a larger machine, or --devices {len(there)} to try"
-    )
+    if _largest_part(spec, there[:1], itemsize) <= ROOM * limit:
+        return 1
+    if (part := _largest_part(spec, there, itemsize)) > limit:
+        raise UserError(
+            f"{where}: the weights take {part / 2**30:.1f} GiB on each of {len(there)} devices, "
+            f"which have {limit / 2**30:.1f}; take a larger machine"
+        )
+    return len(there)
 
 
 def _largest_part(spec: Tree, devices: list[Any], itemsize: int) -> int:
