@@ -106,7 +106,7 @@ def test_a_model_cannot_write_to_a_terminal(monkeypatch, capsys, tmp_path):
         fields = dict.fromkeys(module.Generation.__dataclass_fields__, EVIL)
         return [module.Generation(**fields) for _ in prompts]
 
-    monkeypatch.setattr(module, "load_model", lambda *_: None)
+    monkeypatch.setattr(module, "load_model", lambda *_, **__: None)
     asked = SimpleNamespace(compute=None, texts=says)
     monkeypatch.setattr(module, "ask", lambda *_, **__: asked)
     monkeypatch.setattr(module, "_print_speed", lambda *_: None)

@@ -98,7 +98,7 @@ def test_an_interrupted_answer_stays(loaded):
 
 
 def test_the_command(loaded, monkeypatch, capsys):
-    monkeypatch.setattr(module, "load_model", lambda *_: loaded)
+    monkeypatch.setattr(module, "load_model", lambda *_, **__: loaded)
     monkeypatch.setattr("sys.stdin", io.StringIO("Who are you?\n\n/new\nWho are you?\n"))
     words = ["chat", "here", "--max-new-tokens", "5", "--seed", "3"]
     assert main(words) == 0
@@ -108,7 +108,7 @@ def test_the_command(loaded, monkeypatch, capsys):
     plain = replace(loaded.tokenizer, chat_template=None)
     without = replace(loaded, kept={})
     without.__dict__["tokenizer"] = plain
-    monkeypatch.setattr(module, "load_model", lambda *_: without)
+    monkeypatch.setattr(module, "load_model", lambda *_, **__: without)
     assert main(words) == 2
     assert "here: its tokenizer has no chat template" in capsys.readouterr().err
 
@@ -123,7 +123,7 @@ def typed(monkeypatch, loaded, *lines):
             raise said
         return said
 
-    monkeypatch.setattr(module, "load_model", lambda *_: loaded)
+    monkeypatch.setattr(module, "load_model", lambda *_, **__: loaded)
     monkeypatch.setattr("builtins.input", line)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -47,7 +47,7 @@ class Loaded:
     """Stands in for a model that was read."""
 
     model = SimpleNamespace(spec=dict, vocab_size=999, seq_len=999)
-    path, tokenizer = "here", PLAIN
+    path, tokenizer, num_devices = "here", PLAIN, 1
     prompt_prefix, end_ids = (), (3,)
 
 
@@ -59,7 +59,7 @@ def test_the_command_asks_in_the_template_and_shows_the_message(monkeypatch, cap
         on_text(0, "a model")
         return [Generation("a model", (1,), 1, "stop")]
 
-    monkeypatch.setattr(prompted, "load_model", lambda *_: Loaded)
+    monkeypatch.setattr(prompted, "load_model", lambda *_, **__: Loaded)
     monkeypatch.setattr(prompted, "generate", answers)
     monkeypatch.setattr(prompted, "_print_speed", lambda *_: None)
     monkeypatch.setattr(prompted, "text_compute", lambda *_: None)
@@ -80,7 +80,7 @@ def test_a_broken_template_is_that_of_the_model(monkeypatch):
     """Of a folder, which has no `data.chat.template`."""
     broken = replace(PLAIN, chat_template="{% for m in messages %}{{ m.x")
     monkeypatch.setattr(Loaded, "tokenizer", broken)
-    monkeypatch.setattr(prompted, "load_model", lambda *_: Loaded)
+    monkeypatch.setattr(prompted, "load_model", lambda *_, **__: Loaded)
     monkeypatch.setattr(prompted, "text_compute", lambda *_: None)
     monkeypatch.setattr(prompted, "filling_for", lambda *_: None)
     with pytest.raises(UserError, match=r"^here: chat template: not a Jinja template"):

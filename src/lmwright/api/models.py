@@ -54,11 +54,13 @@ def evaluate(
     max_chars: Count | None = None,
     samples: Count | None = None,
     adapter: str | None = None,
+    devices: Count | None = 1,
     precision: Precision | None = None,
     kernels: Kernels = "platform",
 ) -> list["SourceLoss"]:
     """Losses of a run's newest checkpoint on its held-out data, by source, or with `text` the loss
-    of any model on a text file. `context` and `stride` are in tokens of a text's windows.
+    of any model on a text file. `context` and `stride` are in tokens of a text's windows, `devices`
+    as in `load_model`.
 
     Raises UserError where nothing is held out, or an option has no effect.
     """
@@ -67,12 +69,14 @@ def evaluate(
 
     both: dict[str, Any] = {"samples": samples, "precision": precision, "kernels": kernels}
     windows: dict[str, Any] = {"context": context, "stride": stride, "max_chars": max_chars}
-    idle = {"max_rows": max_rows} if text is not None else windows
+    spread = None if devices == 1 else devices
+    idle = {"max_rows": max_rows} if text is not None else {**windows, "devices": spread}
     if name := next((name for name, value in idle.items() if value is not None), None):
         cure = "leave it out" if text is not None else "give text, too"
         raise UserError(f"{name}: has no effect {'with' if text else 'without'} text; {cure}")
     if text is not None:
-        return [text_loss(load_model(model, adapter=adapter), path_of(text), **windows, **both)[0]]
+        loaded = load_model(model, adapter=adapter, devices=devices)
+        return [text_loss(loaded, path_of(text), **windows, **both)[0]]
     opened = open_held_out(path_of(model), max_rows=max_rows, adapter=adapter, **both)
     return opened.held_out.losses(opened.weights)
 

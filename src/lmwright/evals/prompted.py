@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.param import Tree, map_params
+from lmwright.core.spread import num_devices_of
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.chat_prompts import Chat
@@ -117,7 +118,6 @@ def generate_command(
         raise UserError("prompt: missing; add --prompt TEXT")
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter, num_devices=devices)
-    num_devices = loaded.num_devices
     asked = ask(
         loaded, prompts, settings, precision=precision, kernels=kernels, chat=chat, filling=filling
     )  # what is wrong is said before anything is printed
@@ -134,7 +134,7 @@ def generate_command(
     else:
         for prompt, generation in zip(shown, texts, strict=True):
             show(f"{prompt}{generation.text}\n\n")
-    _print_speed(texts, time.monotonic() - began, asked.compute, num_devices)
+    _print_speed(texts, time.monotonic() - began, asked.compute, num_devices_of(w))
     return texts
 
 

@@ -64,6 +64,7 @@ class TaskScores:
     """Everything that the harness gives: `results`, `configs`, `versions`, `samples`."""
     compute: Compute
     num_devices: int = 1
+    """Devices that shared the weights."""
     notes: tuple[str, ...] = ()
     """What is not as the tasks say."""
 
