@@ -31,26 +31,37 @@ def continued(model, w, compute, num_devices):
     return np.asarray(new), np.asarray(last)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in DECODERS
-        if name not in ENCODERS
-    ],
-)
-def test_four_devices_equal_one(name):
-    model, pairs = DECODERS[name], asked()[:12]
-    w = fresh_weights(model)
+NAMES = [name for name in DECODERS if name not in ENCODERS]
+
+
+def spread_weights(model, w):
+    """Weights over four devices, not all of them whole on each."""
     there = jax.device_put(w, spread_shardings(model.spec(), jax.devices()[:4]))
     assert num_devices_of(there) == 4
     assert any(not a.sharding.is_fully_replicated for a in jax.tree.leaves(there))
-    several = spread(COMPUTE, 4)
-    want, found = continued(model, w, COMPUTE, 1), continued(model, there, several, 4)
+    return there
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+)
+def test_four_devices_write_as_one(name):
+    model = DECODERS[name]
+    w = fresh_weights(model)
+    want = continued(model, w, COMPUTE, 1)
+    found = continued(model, spread_weights(model, w), spread(COMPUTE, 4), 4)
     np.testing.assert_array_equal(found[0], want[0])
     np.testing.assert_allclose(found[1], want[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_four_devices_score_as_one(name):
+    model, pairs = DECODERS[name], asked()[:12]
+    w = fresh_weights(model)
     with computing(4):
-        found = log_likelihoods(model, there, pairs, several)
+        found = log_likelihoods(model, spread_weights(model, w), pairs, spread(COMPUTE, 4))
     want = log_likelihoods(model, w, pairs, COMPUTE)
     np.testing.assert_allclose([a for a, _ in found], [a for a, _ in want], rtol=1e-4, atol=1e-3)
 
