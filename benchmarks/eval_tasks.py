@@ -8,11 +8,8 @@ of their log-likelihoods is printed, too.
 """
 
 import argparse
-import io
-import logging
-import os
 import time
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -54,19 +51,13 @@ def main() -> None:
 
 def by_transformers(args: argparse.Namespace) -> tuple[float, dict]:
     """CPU seconds of the harness's own model class, and what it found."""
-    os.environ |= ours.ALONE
-    logging.disable(logging.WARNING)
     from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
 
     from lmwright.evals.local_data import local_data
 
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(io.StringIO()))
-        stack.enter_context(redirect_stderr(io.StringIO()))
-        stack.enter_context(patch.multiple(evaluator, create=True, **ours.UNASKED))
-        if args.data:
-            stack.enter_context(local_data(args.data))
+    data = local_data(args.data) if args.data else nullcontext()
+    with ours._silent(), patch.multiple(evaluator, create=True, **ours.UNASKED), data:
         model = HFLM(pretrained=args.folder, dtype="float32", device="cpu", batch_size=args.batch)
         started = time.process_time()
         tasks, manager = ours._wanted(args.tasks.split(","))

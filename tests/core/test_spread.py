@@ -68,7 +68,7 @@ def test_four_devices_score_as_one(name):
 
 def test_as_many_devices_as_the_weights_need(monkeypatch):
     model = DECODERS["deepseek-v3"]
-    spec, size = model.spec(), 2 * sum(a.size for a in jax.tree.leaves(fresh_weights(model)))
+    size = 2 * sum(a.size for a in jax.tree.leaves(fresh_weights(model)))
 
     class Device:
         device_kind, platform = "small", "tpu"
@@ -84,18 +84,18 @@ def test_as_many_devices_as_the_weights_need(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()] * 4)
     for memory, count in ((2 * size, 1), (size, 4)):
         Device.memory = memory
-        assert count_devices(spec, None, "m") == count
+        assert count_devices(model, None, "m") == count
     Device.memory = size // 5
     with pytest.raises(UserError, match=r"m: the weights take .* on each of 4 devices"):
-        count_devices(spec, None, "m")
-    assert count_devices(spec, 3, "m") == 3  # as asked
+        count_devices(model, None, "m")
+    assert count_devices(model, 3, "m") == 3  # as asked
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    assert count_devices(spec, None, "m") == 1  # there is no other
+    assert count_devices(model, None, "m") == 1  # there is no other
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()] * 4)
     with pytest.raises(UserError, match="--devices 5: this machine has 4"):
-        count_devices(spec, 5, "m")
+        count_devices(model, 5, "m")
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:4])
-    assert count_devices(spec, None, "m") == 1  # CPUs share their memory
+    assert count_devices(model, None, "m") == 1  # CPUs share their memory
 
 
 def test_the_commands(shared_data, capsys):

@@ -70,8 +70,9 @@ def test_questions_are_matched_by_their_content():
 def test_a_figure_that_is_no_mean_is_left_out():
     one, other = answers([1, 0]), answers([1, 1])
     other["results"]["t"]["acc,none"] = math.exp(1.0)  # of a perplexity, say
-    metrics = {each.metric for each in compare_answers(one, other).differences}
-    assert metrics == {"bits_per_byte"}
+    for pair in ((one, other), (other, one)):
+        metrics = {each.metric for each in compare_answers(*pair).differences}
+        assert metrics == {"bits_per_byte"}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,7 @@ def test_the_command_on_two_files(tmp_path, capsys):
         (["runs/x", "--against", str(one)], "give --tasks, too, or a file"),
         ([str(one), "--against", str(other), "--shots", "1"], "--shots needs --tasks"),
         ([str(one), "--against", str(other), "--max-rows", "1"], "no effect on --against"),
+        ([str(one), "--against", str(other), "--adapter", "a"], "no effect on --against"),
         ([str(one), "--against", __file__], "no answers to benchmarks"),
     ):
         assert main(["eval", *words]) == 2

@@ -3,7 +3,12 @@
 import random
 
 from lmwright.evals import prefixes
-from lmwright.evals.prefixes import common_prefixes, common_tokens
+from lmwright.evals.prefixes import common_prefixes
+
+
+def common_tokens(one, other):
+    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
 
 
 def saved(groups):

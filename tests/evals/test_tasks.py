@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
-from lmwright.evals import likelihood, shared_contexts
-from lmwright.evals.tasks import UNASKED, task_scores
+from lmwright.evals import likelihood, shared_contexts, tasks_command
+from lmwright.evals.tasks import UNASKED, Score, task_scores
 from lmwright.formats.load import load_model
 from tests.evals.conftest import sentence
+
+KEPT = {"acc": 0.5, "perplexity": float("inf"), "f1": float("nan")}
 
 evaluator = pytest.importorskip("lm_eval.evaluator")
 
@@ -116,6 +118,12 @@ def test_the_command(harness_folder, files, tmp_path, capsys):
     assert len(samples) == 5 and samples[0]["doc"]["choices"]
     assert main(["eval", str(harness_folder), *words]) == 2
     assert "exists; give --out another name" in capsys.readouterr().err
+
+
+def test_a_figure_that_nothing_can_draw_is_not_kept():
+    scores = [Score("t", name, value, None, 0, 3) for name, value in KEPT.items()]
+    [line] = tasks_command._lines(scores, chat=False)
+    assert line["scores"] == {"acc": 0.5}
 
 
 BAD = {

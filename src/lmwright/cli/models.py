@@ -117,7 +117,7 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
     """Raises UsageError for an option of `eval` that would have no effect."""
     if by_position and needle:
         raise click.UsageError("--by-position and --needle are two commands; give one at a time")
-    refuse_beside_tasks(options, by_position or needle)
+    refuse_beside_tasks(options, by_position, needle)
     for name in options:
         if name in NEEDLE_ALONE and not needle:
             raise click.UsageError(f"{flag_of(name)} needs --needle")

@@ -221,21 +221,23 @@ def with_tasks(command: Any) -> Any:
     return command
 
 
-def refuse_beside_tasks(options: dict[str, Any], others: bool) -> None:
+def refuse_beside_tasks(options: dict[str, Any], by_position: bool, needle: bool) -> None:
     """Raises UsageError for options of `eval` that do not go together with --tasks."""
     if "tasks" not in options:
         alone = next((name for name in OF_TASKS[:-1] if name in options), None)
         if alone is not None:
             raise click.UsageError(f"{flag_of(alone)} needs --tasks")
-        if "devices" in options and "text" not in options and not others:
+        if "devices" in options and "text" not in options and not needle:
             raise click.UsageError(
                 "--devices: held-out data are computed on the devices of mesh; leave it out"
             )
         if "against" not in options:
             return
     used = ("tasks", *OF_TASKS, "adapter", "devices", "precision", "kernels")
+    if "tasks" not in options:
+        used = ("against",)
     idle = next((name for name in options if name not in used), None)
-    if others or idle is not None:
+    if by_position or needle or idle is not None:
         what = "--by-position and --needle" if idle is None else flag_of(idle)
         of = "--tasks" if "tasks" in options else "--against"
         raise click.UsageError(f"{what}: no effect on {of}; leave it out")

@@ -40,11 +40,13 @@ def spread_shardings(spec: Tree, devices: list[Any]) -> Tree:
     return lenient_shardings(spec, Mesh(np.array(devices).reshape(*axes, -1), AXES))
 
 
-def count_devices(spec: Tree, asked: int | None, where: str, itemsize: int = 2) -> int:
+def count_devices(model: Any, asked: int | None, where: str, itemsize: int = 2) -> int:
     """The number of this machine's devices that share a model's weights: as many as are `asked`
     for, else one, or all of them where one has too little memory for weights of `itemsize` bytes.
     Raises UserError for more devices than there are, and where several are too small."""
-    there = jax.local_devices()
+    if asked == 1:
+        return 1
+    there, spec = jax.local_devices(), model.spec()
     if asked is not None:
         if asked > len(there):
             raise UserError(

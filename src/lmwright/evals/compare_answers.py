@@ -68,12 +68,12 @@ def compare_answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comp
                          f"{len(theirs)}")  # fmt: skip
         if any(ours[q][0]["prompt_hash"] != theirs[q][0]["prompt_hash"] for q in both):
             notes.append(f"{task}: prompts differ, by shots or a chat template")
-        columns = [_columns(before, task, theirs, both), _columns(after, task, ours, both)]
-        for name in columns[1]:
-            known = np.array(list(zip(*(c.get(name, ()) for c in columns), strict=False)), float)
-            known = known[~np.isnan(known).any(axis=-1)]
-            if len(known):
-                differences.append(difference_of(task, name, known[:, 0], known[:, 1]))
+        first, second = _columns(before, task, theirs, both), _columns(after, task, ours, both)
+        for name in (name for name in second if name in first):
+            columns = np.array([first[name], second[name]])
+            known = columns[:, ~np.isnan(columns).any(axis=0)]
+            if known.size:
+                differences.append(difference_of(task, name, *known))
     if not differences:
         raise UserError("--against: no question was asked both models; ask the same --tasks")
     return Comparison(tuple(differences), tuple(notes))

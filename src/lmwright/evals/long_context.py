@@ -56,10 +56,6 @@ def positions_command(
     windows of `context` tokens, and keeps it in the run directory; returns 0. Raises UserError as
     `open_held_out` and `evaluate_text`."""
     if text is None:
-        if devices is not None:
-            raise UserError(
-                "--devices: held-out data are computed on the devices of mesh; leave it out"
-            )
         opened = open_held_out(
             path, max_rows=max_rows, adapter=adapter, precision=precision, kernels=kernels
         )

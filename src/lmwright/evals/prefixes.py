@@ -6,6 +6,8 @@ sorted contexts --common with the next one--> nested intervals --most tokens sav
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lmwright.data.text.beginning import shared_length
+
 SHORTEST = 64  # tokens of a common beginning that are worth a cache of their own
 
 Ids = tuple[int, ...]
@@ -41,7 +43,7 @@ def _chosen(ordered: Sequence[Ids]) -> list[tuple[int, int, int]]:
     """Intervals of sorted contexts that do not overlap, in their order, by the usual stack."""
     open_ones = [_Interval(0, 0)]
     for i in range(1, len(ordered) + 1):
-        common = common_tokens(ordered[i - 1], ordered[i]) if i < len(ordered) else 0
+        common = shared_length(ordered[i - 1], ordered[i]) if i < len(ordered) else 0
         left = i - 1
         while open_ones[-1].length > common:
             closed = _closed(open_ones.pop(), i - 1, ordered)
@@ -63,15 +65,3 @@ def _closed(interval: _Interval, last: int, ordered: Sequence[Ids]) -> _Interval
     if length >= SHORTEST and saved >= interval.saved:
         interval.saved, interval.chosen = saved, [(interval.left, last, length)]
     return interval
-
-
-def common_tokens(one: Ids, other: Ids) -> int:
-    """Number of equal tokens at the beginning of both."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # slices are compared faster than tokens
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

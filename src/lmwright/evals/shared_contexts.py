@@ -141,15 +141,19 @@ def _rows(groups: Sequence[Group], prefix: int, compute: Compute) -> tuple[np.nd
     shape = num_rows, inner and rounded_tokens(inner, compute)
     firsts = np.zeros((num_rows, 1 << (most - 1).bit_length()), np.int32)
     tokens, of, positions, targets = (np.zeros(shape, np.int32) for _ in range(4))
-    for row, (context, own) in enumerate(groups):
-        at = 0
-        for branch, (_, ids) in enumerate(own, 1):
-            firsts[row, branch - 1] = ids[0]
-            place = slice(at, at + len(ids) - 1)
-            tokens[row, place], targets[row, place], of[row, place] = ids[:-1], ids[1:], branch
-            positions[row, place] = np.arange(len(context), len(context) + len(ids) - 1)
-            at = place.stop
+    for row, branch, (_, ids), place in _places(groups):
+        firsts[row, branch] = ids[0]
+        tokens[row, place], targets[row, place], of[row, place] = ids[:-1], ids[1:], branch + 1
+        positions[row, place] = len(groups[row][0]) + np.arange(len(ids) - 1)
     return trunk, valid, firsts, tokens, of > 0, of, positions, targets
+
+
+def _places(groups: Sequence[Group]) -> Iterator[tuple[int, int, tuple[int, Ids], slice]]:
+    """(row, its number there, itself, the places of its tokens but the first) of continuations."""
+    for row, (_, own) in enumerate(groups):
+        at = 0
+        for branch, each in enumerate(own):
+            yield row, branch, each, slice(at, at := at + len(each[1]) - 1)
 
 
 def _sums(
@@ -159,14 +163,10 @@ def _sums(
     """The numbers of continuations, the sums of what their tokens have, and whether all are the
     most likely."""
     numbers, sums, same = [], [], []
-    for row, (_, own) in enumerate(groups):
-        at = 0
-        for branch, (number, ids) in enumerate(own):
-            place = slice(at, at + len(ids) - 1)
-            numbers.append(number)
-            sums.append(float(first[row, branch] + rest[row, place].sum()))
-            same.append(bool(first_same[row, branch] and rest_same[row, place].all()))
-            at = place.stop
+    for row, branch, (number, _), place in _places(groups):
+        numbers.append(number)
+        sums.append(float(first[row, branch] + rest[row, place].sum()))
+        same.append(bool(first_same[row, branch] and rest_same[row, place].all()))
     return numbers, sums, same
 
 

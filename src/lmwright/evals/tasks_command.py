@@ -2,6 +2,7 @@
 them with another model's."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -100,6 +101,6 @@ def _lines(scores: Sequence[Score], chat: bool) -> Iterator[Line]:
         yield {
             "kind": "task", "source": task, "shots": figures[0].shots, "chat": chat,
             "questions": figures[0].questions,
-            "scores": {score.metric: score.value for score in figures},
+            "scores": {s.metric: s.value for s in figures if math.isfinite(s.value)},
             "errors": {s.metric: s.stderr for s in figures if s.stderr is not None},
         }  # fmt: skip

@@ -45,9 +45,7 @@ def load_model(
         if name is not None:
             raise UserError(f"{path}: is not a run directory, so it has no {what} {name!r}")
     loaded = load_files(place)
-    if num_devices != 1:
-        count = count_devices(loaded.model.spec(), num_devices, str(path))
-        loaded = replace(loaded, num_devices=count)
+    loaded = replace(loaded, num_devices=count_devices(loaded.model, num_devices, str(path)))
     if not place.hub:
         return loaded
     name = str(path).removeprefix(PREFIX).partition("@")[0]
@@ -59,8 +57,8 @@ def _load_run(
     place: Origin, adapter: str | None, part: str | None, num_devices: int | None
 ) -> LoadedModel:
     path = place.path
-    if num_devices != 1:  # a run's weights are wide when they are read, and narrow beside it
-        num_devices = count_devices(place.run.model.spec(), num_devices, str(path), itemsize=6)
+    # a run's weights are wide when they are read, and narrow beside it
+    num_devices = count_devices(place.run.model, num_devices, str(path), itemsize=6)
     objective = place.run.objective
     if part is not None:
         if part not in objective.parts:

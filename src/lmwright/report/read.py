@@ -11,6 +11,7 @@ import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,6 @@ class RunRecord:
     """Sessions of sessions.json."""
     measured: list[Line] = field(default_factory=list)
     """Lines of evals.jsonl, oldest first."""
-    tasks: dict[str, dict[str, Series]] = field(default_factory=dict)
-    """Curves of benchmarks by task and metric."""
     hours: Series = field(default_factory=Series)
     """Hours of running at each logged step; time between a stop and its resume is left out."""
 
@@ -83,6 +82,19 @@ class RunRecord:
     def resumes(self) -> list[int]:
         """Steps at which the run was resumed."""
         return [event["step"] for event in self.events if event["kind"] == "resume"]
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Series]]:
+        """Curves of benchmarks by task and metric."""
+        curves: dict[str, dict[str, Series]] = {}
+        lines = [line for line in self.measured if line["kind"] == "task"]
+        for line in sorted(lines, key=itemgetter("step")):
+            parts = [line.get("adapter"), line["source"], f"{line['shots']} shots"]
+            name = ", ".join(part for part in [*parts, "chat" * line["chat"]] if part)
+            for metric, value in line["scores"].items():
+                series = curves.setdefault(name, {}).setdefault(metric, Series())
+                series.add(line["step"], value)
+        return curves
 
 
 def read_run(run_dir: str | Path) -> RunRecord:
@@ -107,26 +119,10 @@ def read_run(run_dir: str | Path) -> RunRecord:
         env=_read_json(run_dir / "env.json"),
         measured=read_measured(run_dir),
     )
-    record.tasks = _tasks(record.measured)
     with suppress(OSError):
         record.sessions = read_sessions(run_dir)
     _read_metrics(run_dir / "metrics.jsonl", record)
     return record
-
-
-def _tasks(lines: list[Line]) -> dict[str, dict[str, Series]]:
-    curves: dict[str, dict[str, Series]] = {}
-    for line in sorted((line for line in lines if line["kind"] == "task"), key=_step):
-        parts = [line.get("adapter"), line["source"], f"{line['shots']} shots"]
-        name = ", ".join(part for part in [*parts, "chat" * line["chat"]] if part)
-        for metric, value in line["scores"].items():
-            series = curves.setdefault(name, {}).setdefault(metric, Series())
-            series.add(line["step"], value)
-    return curves
-
-
-def _step(line: Line) -> int:
-    return int(line["step"])
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

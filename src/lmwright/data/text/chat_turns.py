@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from lmwright.data.text.beginning import shared_length
 from lmwright.data.text.chat_calls import (
     STAND_INS,
     alter_calls,
@@ -116,7 +117,7 @@ class TurnFinder:
 
     def _end(self, tail: str, ending: str) -> str:
         """Part of the text after a turn's words that ends the turn; `ending` ends the last one."""
-        both = tail[: _shared_prefix(tail, ending)]
+        both = tail[: shared_length(tail, ending)]
         if both == ending:
             return both
         if closing := self._closing(both, whole=False):
@@ -323,22 +324,10 @@ def _with(messages: Sequence[Message], number: int, message: Message) -> list[Me
 
 def _differing(text: str, others: Sequence[str]) -> Span:
     """Characters of a text that are not shared, at either end, with all the others."""
-    start = min(_shared_prefix(text, other) for other in others)
-    rest = min(_shared_prefix(text[::-1], other[::-1]) for other in others)
+    start = min(shared_length(text, other) for other in others)
+    rest = min(shared_length(text[::-1], other[::-1]) for other in others)
     return start, max(start, len(text) - rest)
 
 
 def _overlap(a: Span, b: Span) -> bool:
     return a[0] < b[1] and b[0] < a[1]
-
-
-def _shared_prefix(a: str, b: str) -> int:
-    """Number of leading characters that two texts share."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
