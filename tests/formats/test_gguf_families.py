@@ -197,7 +197,9 @@ def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, reco
     found = agreement(logits(model, w, ids)[:1], llama_cpp.logits(out, ids[0])[None])
     apart = found.max_abs_diff / found.max_abs_logit
     record_property("llama_cpp_logits", apart)
-    assert apart < (1e-3 if case.startswith(("Gemma", "GPT")) else 1e-5)
+    # a recurrence adds up rounding: on a CPU with AMX ours is 8e-6 off float64, theirs 4e-6
+    rounding = 2e-5 if case.startswith(("Qwen3_5", "Qwen3Next")) else 1e-5
+    assert apart < (1e-3 if case.startswith(("Gemma", "GPT")) else rounding)
 
 
 def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
