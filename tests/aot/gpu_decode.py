@@ -12,7 +12,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import is_param
 from lmwright.core.sharding import NO_MESH
-from lmwright.evals import generate, loss
+from lmwright.evals import decoding, generate, loss
 from lmwright.models import cached
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
@@ -41,13 +41,13 @@ def lowered(name):
     if name == "prefill":
         tokens, valid = shape((ROWS, PROMPT), jnp.int32), shape((ROWS, PROMPT), bool)
         arrays = there((w, tokens, valid))
-        return generate._prefill.lower(MODEL, compute, LENGTH, *arrays)
+        return decoding.prefill.lower(MODEL, compute, LENGTH, *arrays)
     cache = jax.eval_shape(lambda: cached.new_cache(MODEL, ROWS, LENGTH, compute))
     logits = shape((ROWS, MODEL.vocab_size), jnp.float32)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), ROWS))
     knobs = shape((), jnp.float32), shape((), jnp.int32), shape((), jnp.float32)
     arrays = there((w, logits, cache, keys, shape((), jnp.int32), knobs))
-    return generate._decode.lower(MODEL, compute, generate.STEPS, "greedy", *arrays)
+    return decoding.decode.lower(MODEL, compute, generate.STEPS, "greedy", *arrays)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def compiled(name, slice_name):
     from lmwright.core.compute import Compute
     from lmwright.core.param import is_param
     from lmwright.core.spread import computing, spread_shardings
-    from lmwright.evals import generate
+    from lmwright.evals import decoding, generate
     from lmwright.evals.compute import spread
     from lmwright.hardware.slices import parse_slice, topology_request
     from lmwright.models import cached
@@ -45,7 +45,7 @@ def compiled(name, slice_name):
     with computing(len(devices)):
         ids = there(shape((ROWS, PROMPT), jnp.int32))
         real = there(shape((ROWS, PROMPT), bool))
-        reading = generate._prefill.lower(model, compute, LENGTH, w, ids, real).compile()
+        reading = decoding.prefill.lower(model, compute, LENGTH, w, ids, real).compile()
         _, places = reading.output_shardings
         cache = jax.tree.map(
             lambda a, sharding: shape(a.shape, a.dtype, sharding=sharding),
@@ -57,11 +57,11 @@ def compiled(name, slice_name):
         )
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), ROWS))
         logits = there(shape((ROWS, model.vocab_size), jnp.float32))
-        decoding = generate._decode.lower(
+        writing = decoding.decode.lower(
             model, compute, generate.STEPS, "greedy", w, logits, cache, there(keys),
             *jax.tree.map(there, rest),
         ).compile()  # fmt: skip
-    return {"prompt": facts(reading), "decode": facts(decoding)}
+    return {"prompt": facts(reading), "decode": facts(writing)}
 
 
 def facts(program):

@@ -9,8 +9,9 @@ from lmwright.core import spread as module
 from lmwright.core.spread import computing, count_devices, num_devices_of, spread_shardings
 from lmwright.errors import UserError
 from lmwright.evals.compute import spread
-from lmwright.evals.generate import _decode, _prefill, _row_keys, pad_prompts
+from lmwright.evals.decoding import decode, prefill, row_keys
 from lmwright.evals.likelihood import log_likelihoods
+from lmwright.evals.prompt_rows import pad_prompts
 from tests.evals.test_likelihood import COMPUTE, DECODERS, ENCODERS, asked
 from tests.sharded.problem import fresh_weights
 
@@ -23,9 +24,9 @@ def continued(model, w, compute, num_devices):
     """Greedy tokens after two prompts."""
     tokens, valid = pad_prompts([list(range(5, 18)), [9, 2]])
     with computing(num_devices):
-        logits, cache = _prefill(model, compute, 32, w, tokens, valid)
-        keys = _row_keys(0, [0, 1], 2)
-        new, last, _ = _decode(
+        logits, cache = prefill(model, compute, 32, w, tokens, valid)
+        keys = row_keys(0, [0, 1], 2)
+        new, last, _ = decode(
             model, compute, STEPS, "greedy", w, logits, cache, keys, np.int32(0), KNOBS
         )
     return np.asarray(new), np.asarray(last)

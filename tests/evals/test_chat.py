@@ -11,7 +11,7 @@ import lmwright.api as lm
 from lmwright.cli.main import main
 from lmwright.evals import chat as module
 from lmwright.evals.chat import Conversation
-from lmwright.evals.generate import ContextFullError
+from lmwright.evals.prompt_rows import ContextFullError
 from lmwright.evals.prompted import ask
 from lmwright.evals.sampling import Sampling
 from lmwright.formats.card import Facts

@@ -13,7 +13,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.data.prepare import prepare
-from lmwright.evals import embed
+from lmwright.evals import documents, embed
 from lmwright.evals.embed import embed_command
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
@@ -148,7 +148,7 @@ def test_an_interrupted_command_goes_on(made, form, tmp_path, monkeypatch, capsy
     rows = [json.dumps({"text": t}) for t in TEXTS]
     rows[7] = json.dumps({"text": 3})
     file.write_text("\n".join(rows) + "\n")
-    monkeypatch.setattr(embed, "CHUNK", 16)
+    monkeypatch.setattr(documents, "CHUNK", 16)
     whole = embed.embed_lines
     ask = {"out": str(out), "precision": "fp32"}
 

@@ -157,8 +157,8 @@ def test_streamed_pieces_are_the_text(weights, tokenizer):
 
 def test_a_gpu_is_asked_less_often_than_each_token(weights, tokenizer, greedy, monkeypatch):
     """Text that is shown meanwhile comes in pieces of eight tokens; it is the same."""
-    calls, decode = [], module._decode
-    monkeypatch.setattr(module, "_decode", lambda *a: calls.append(a[2]) or decode(*a))
+    calls, decode = [], module.decode
+    monkeypatch.setattr(module, "decode", lambda *a: calls.append(a[2]) or decode(*a))
     gpu, pieces = Compute(kernels="gpu"), []  # in fp32 without kernels, as XLA alone
     found = run(weights, tokenizer, PROMPTS[:1], GREEDY, compute=gpu,
                 on_text=lambda row, text: pieces.append(text))  # fmt: skip
@@ -215,10 +215,10 @@ def test_prompts_that_do_not_fit(weights, tokenizer, prompt, says):
 def test_few_programs_are_compiled(weights, tokenizer):
     """Prompts of 17 to 32 tokens, other seeds and other sampling figures share programs."""
     run(weights, tokenizer, PROMPTS, SAMPLED)
-    before = module._prefill._cache_size(), module._decode._cache_size()
+    before = module.prefill._cache_size(), module.decode._cache_size()
     other = Sampling(40, temperature=0.4, top_k=300, seed=1)
     run(weights, tokenizer, [[1], [2, 3], list(range(19))], other)
-    assert (module._prefill._cache_size(), module._decode._cache_size()) == before
+    assert (module.prefill._cache_size(), module.decode._cache_size()) == before
 
 
 def test_bucket():

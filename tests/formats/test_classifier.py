@@ -14,7 +14,7 @@ from lmwright.cli.main import main
 from lmwright.core.param import walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
-from lmwright.evals import predict
+from lmwright.evals import documents, predict
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
@@ -134,7 +134,7 @@ def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     rows[7] = json.dumps({"text": 3})
     rows[40] = json.dumps({"text": " "})
     file.write_text("\n".join(rows) + "\n")
-    monkeypatch.setattr(predict, "CHUNK", 16)
+    monkeypatch.setattr(documents, "CHUNK", 16)
     whole = predict.predict_lines
 
     def broken(*args):

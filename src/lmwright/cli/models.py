@@ -12,14 +12,11 @@ from lmwright.cli import texts
 from lmwright.cli.shared import (
     Dtype,
     Numbers,
-    Text,
     computed,
     flag_of,
     given,
-    in_options,
     of_model,
     refuse_beside_tasks,
-    sampled,
     with_tasks,
 )
 from lmwright.errors import UserError
@@ -131,94 +128,6 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
             raise click.UsageError(
                 "--max-rows is for losses on held-out data; use --max-chars with --text"
             )
-
-
-@click.command()
-@click.argument("model", metavar="MODEL")
-@click.option(
-    "--prompt", "prompts", type=Text(), multiple=True, required=True,
-    help="Prompt; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--chat", is_flag=True, help="Each prompt is a user's message, in the model's chat template."
-)
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
-@sampled
-@of_model
-@click.option(
-    "--block-tokens",
-    type=click.IntRange(min=1),
-    help="Diffusion: tokens of a block, filled in before the next; default: all.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    help="Diffusion: passes for each block; default: one for each token.",
-)
-@click.option(
-    "--first",
-    type=click.Choice(["surest", "random"]),
-    help="Diffusion: which predictions stay first; default: surest.",
-)
-@click.option(
-    "--threshold",
-    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
-    help="Diffusion: all predictions above this probability stay; default: none.",
-)
-@click.option(
-    "--guidance",
-    type=click.FloatRange(min=0),
-    help="Diffusion: weight of the difference that the prompt makes; default: 0.",
-)
-@click.option(
-    "--sees",
-    type=click.Choice(["text", "prefix", "blocks"]),
-    help="Diffusion: all of the text, or nothing behind the block; default: text.",
-)
-@computed
-def generate(model: str, prompts: Sequence[str], chat: bool, **options: Any) -> Any:
-    """Continue prompts with a trained model.
-
-    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name.
-
-    \b
-    Example:  lmwright generate quickstart/run --prompt "import os" --temperature 0.8
-              lmwright generate runs/chat --chat --prompt "Who are you?"
-    """
-    from lmwright.evals.prompted import generate_command
-
-    try:
-        generate_command(model, list(prompts), chat=chat, **given(**options))
-    except UserError as error:
-        raise in_options(error, options) from None
-
-
-@click.command()
-@click.argument("model", metavar="MODEL")
-@click.option("--system", type=Text(), help="System message before the conversation.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of an answer; default: 512."
-)
-@sampled
-@of_model
-@computed
-def chat(model: str, **options: Any) -> Any:
-    """Talk with a model that was trained on conversations.
-
-    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name. Each line is a
-    message; answers are printed as they are made, and see what was said before. Ctrl-C ends an
-    answer, Ctrl-D the chat.
-
-    \b
-    Example:  lmwright chat runs/chat
-              lmwright chat my-model --system "Answer in one sentence." --temperature 0.7
-    """
-    from lmwright.evals.chat import chat_command
-
-    try:
-        return chat_command(model, **given(**options))
-    except UserError as error:
-        raise in_options(error, options) from None
 
 
 @click.command()
@@ -397,4 +306,4 @@ def grow(model: str, out: str, overrides: Sequence[str], overwrite: bool, **opti
     grow_command(model, out, overrides, overwrite=overwrite, **given(**options))
 
 
-VERBS = (evaluate, generate, chat, *texts.VERBS, export, import_, verify, vocab, grow)
+VERBS = (evaluate, *texts.VERBS, export, import_, verify, vocab, grow)

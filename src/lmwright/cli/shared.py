@@ -177,6 +177,18 @@ def of_model(command: Any) -> Any:
     return adapter(devices(command))
 
 
+def over_rows(command: Any) -> Any:
+    """Adds the options that say which model it is and which devices compute its rows."""
+    adapter = click.option("--adapter", help="Adapter to use if the run has several.")
+    devices = click.option(
+        "--devices",
+        type=click.IntRange(min=1),
+        help="Devices of this machine, each with rows of its own, or sharing weights that one has "
+        "no memory for; default: all.",
+    )
+    return adapter(devices(command))
+
+
 OF_TASKS = ("shots", "limit", "chat", "data", "out", "against")
 
 

@@ -1,10 +1,140 @@
-"""The verbs on files of texts: predict, embed."""
+"""The verbs that give texts or read them: generate, chat, predict, embed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from lmwright.cli.shared import computed, given
+from lmwright.cli.shared import (
+    Text,
+    computed,
+    flag_of,
+    given,
+    in_options,
+    of_model,
+    over_rows,
+    sampled,
+)
+from lmwright.errors import UserError
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--prompt", "prompts", type=Text(), multiple=True, help="Prompt; may be repeated.")
+@click.option(
+    "--prompts", "file", metavar="FILE", help="Continue the prompts of a file, one in each row."
+)
+@click.option("--out", metavar="OUT.jsonl", help="File to write; default: the terminal.")
+@click.option(
+    "--prompt-column", help="Column of --prompts; default: prompt, or messages in a --chat."
+)
+@click.option("--id-column", help="Column that identifies a row; default: file and row number.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@click.option(
+    "--chat", is_flag=True, help="Each prompt is a user's message, in the model's chat template."
+)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most new tokens; default: 128.")
+@sampled
+@of_model
+@click.option(
+    "--block-tokens",
+    type=click.IntRange(min=1),
+    help="Diffusion: tokens of a block, filled in before the next; default: all.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Diffusion: passes for each block; default: one for each token.",
+)
+@click.option(
+    "--first",
+    type=click.Choice(["surest", "random"]),
+    help="Diffusion: which predictions stay first; default: surest.",
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    help="Diffusion: all predictions above this probability stay; default: none.",
+)
+@click.option(
+    "--guidance",
+    type=click.FloatRange(min=0),
+    help="Diffusion: weight of the difference that the prompt makes; default: 0.",
+)
+@click.option(
+    "--sees",
+    type=click.Choice(["text", "prefix", "blocks"]),
+    help="Diffusion: all of the text, or nothing behind the block; default: text.",
+)
+@computed
+def generate(
+    model: str, prompts: Sequence[str], file: str | None, chat: bool, overwrite: bool,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Continue prompts with a trained model.
+
+    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name. FILE is csv,
+    tsv, jsonl or parquet, or txt with a prompt on each line; each row becomes a line of JSON, and
+    an interrupted command goes on where it was when it is run again.
+
+    \b
+    Example:  lmwright generate quickstart/run --prompt "import os" --temperature 0.8
+              lmwright generate runs/chat --chat --prompt "Who are you?"
+              lmwright generate runs/chat --chat --prompts questions.jsonl --out answers.jsonl
+    """
+    _refuse_both(prompts, file, overwrite, options)
+    try:
+        if file is None:
+            from lmwright.evals.prompted import generate_command
+
+            generate_command(model, list(prompts), chat=chat, **given(**options))
+            return None
+        from lmwright.evals.prompts_file import write_texts_command
+
+        return write_texts_command(model, file, chat=chat, overwrite=overwrite, **given(**options))
+    except UserError as error:
+        raise in_options(error, options) from None
+
+
+def _refuse_both(
+    prompts: Sequence[str], file: str | None, overwrite: bool, options: dict[str, Any]
+) -> None:
+    """Raises UsageError unless there are prompts, or a file of them and what belongs to it."""
+    if (file is None) == (not prompts):
+        said = "are there both; give one" if prompts else "are missing; give one of them"
+        raise click.UsageError(f"--prompt and --prompts {said}")
+    of_file = ("out", "prompt_column", "id_column")
+    idle = next((name for name in of_file if options[name] is not None), None)
+    if file is None and (idle or overwrite):
+        raise click.UsageError(f"{flag_of(idle or 'overwrite')} needs --prompts")
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--system", type=Text(), help="System message before the conversation.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of an answer; default: 512."
+)
+@sampled
+@of_model
+@computed
+def chat(model: str, **options: Any) -> Any:
+    """Talk with a model that was trained on conversations.
+
+    MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name. Each line is a
+    message; answers are printed as they are made, and see what was said before. Ctrl-C ends an
+    answer, Ctrl-D the chat.
+
+    \b
+    Example:  lmwright chat runs/chat
+              lmwright chat my-model --system "Answer in one sentence." --temperature 0.7
+    """
+    from lmwright.evals.chat import chat_command
+
+    try:
+        return chat_command(model, **given(**options))
+    except UserError as error:
+        raise in_options(error, options) from None
 
 
 @click.command()
@@ -23,7 +153,7 @@ from lmwright.cli.shared import computed, given
     help="Probability above which a text has a class, of any number; default: 0.5.",
 )
 @click.option("--id-column", help="Column that identifies a row; default: file and row number.")
-@click.option("--adapter", help="Adapter to use if the run has several.")
+@over_rows
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
@@ -65,7 +195,7 @@ def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
 @click.option(
     "--dim", type=click.IntRange(min=1), help="Keep the first numbers of a vector; default: all."
 )
-@click.option("--adapter", help="Adapter to use if the run has several.")
+@over_rows
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def embed(model: str, file: str, overwrite: bool, **options: Any) -> Any:
@@ -84,4 +214,4 @@ def embed(model: str, file: str, overwrite: bool, **options: Any) -> Any:
     return embed_command(model, file, overwrite=overwrite, **given(**options))
 
 
-VERBS = (predict, embed)
+VERBS = (generate, chat, predict, embed)

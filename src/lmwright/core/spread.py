@@ -48,23 +48,33 @@ def count_devices(model: Any, asked: int | None, where: str, itemsize: int = 2) 
         return 1
     there, spec = jax.local_devices(), model.spec()
     if asked is not None:
-        if asked > len(there):
-            raise UserError(
-                f"--devices {asked}: this machine has {len(there)} ({there[0].device_kind}); give "
-                "fewer"
-            )
+        refuse_missing(asked)
         return asked
-    limit = (there[0].memory_stats() or {}).get("bytes_limit")
-    if limit is None or len(there) == 1:
+    if len(there) == 1 or one_has_room(model, itemsize):
         return 1
-    if _largest_part(spec, there[:1], itemsize) <= ROOM * limit:
-        return 1
+    limit = there[0].memory_stats()["bytes_limit"]
     if (part := _largest_part(spec, there, itemsize)) > limit:
         raise UserError(
             f"{where}: the weights take {part / 2**30:.1f} GiB on each of {len(there)} devices, "
             f"which have {limit / 2**30:.1f}; take a larger machine"
         )
     return len(there)
+
+
+def refuse_missing(asked: int) -> None:
+    """Raises UserError for more devices than there are."""
+    if asked > len(there := jax.local_devices()):
+        raise UserError(
+            f"--devices {asked}: this machine has {len(there)} ({there[0].device_kind}); give fewer"
+        )
+
+
+def one_has_room(model: Any, itemsize: int) -> bool:
+    """True where one device has memory for all weights of a model, of `itemsize` bytes, or does not
+    say how much it has."""
+    device = jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    return limit is None or _largest_part(model.spec(), [device], itemsize) <= ROOM * limit
 
 
 def _largest_part(spec: Tree, devices: list[Any], itemsize: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from lmwright.core.cards import refuse_lost_card
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, compute_text
-from lmwright.evals.generate import ContextFullError
+from lmwright.evals.prompt_rows import ContextFullError
 from lmwright.evals.prompted import Asked, ask, kept_weights, show
 from lmwright.evals.sampling import Sampling
 from lmwright.formats.load import load_model

@@ -5,15 +5,21 @@
 Texts share rows as in training, and results come in the order of the texts.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import jax
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 
 from lmwright.core.contract import Batch
+from lmwright.core.copies import computing_with, num_copies_of, on_each, stacked
+from lmwright.core.param import Tree
 from lmwright.data.json_text import parse_json
 from lmwright.data.rows.best_fit import best_fit_rows
 from lmwright.data.sources.columns import Bad, Row
@@ -24,6 +30,7 @@ from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.sentence import TOKENIZER
 
 BATCH_TOKENS = 8192
+CHUNK = 1024  # texts that are packed together, for each device
 SHORTEST = 128  # tokens of a row
 
 
@@ -53,6 +60,23 @@ class Reader:
         """Side at which longer texts are cut, "right" or "left"."""
         self.most: int = loaded.model.seq_len
         """Tokens that the model takes."""
+        self.weights = loaded.weights
+
+    @property
+    def chunk(self) -> int:
+        """Texts that are packed together, so that all devices have work."""
+        return CHUNK * num_copies_of(self.weights)
+
+    def program(self, fn: Callable[[Tree, Batch], Array]) -> "Run":
+        """`fn(w, batch)` of one device as a program for batches on all that have the weights."""
+        run = jax.jit(on_each(fn))
+
+        def each(batches: Batch) -> Array:
+            with computing_with(self.weights):
+                found: Array = run(self.weights, batches)
+            return found
+
+        return Run(each, num_copies_of(self.weights))
 
     @classmethod
     def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
@@ -85,8 +109,33 @@ def truncation_side(folder: Path | None, tokenizer: TextTokenizer) -> str:
     return "left" if str(side).lower() == "left" else "right"
 
 
+class Run(NamedTuple):
+    """A program that gives results [N, B, ...] of N batches of packed rows."""
+
+    program: Callable[[Batch], ArrayLike]
+    num_copies: int
+    """N, of which each device computes one."""
+
+    def each(
+        self, batches: Iterator[tuple[Batch, dict[int, "DocumentPlace"]]]
+    ) -> Iterator[tuple[np.ndarray, dict[int, "DocumentPlace"]]]:
+        """Results [B, ...] of each batch, and the places of documents in it. The next batches are
+        packed while devices compute."""
+        computed: deque[tuple[ArrayLike, list[dict[int, DocumentPlace]]]] = deque()
+        more = True
+        while more or computed:
+            group = list(islice(batches, self.num_copies))
+            if more := bool(group):
+                rows = [batch for batch, _ in group]
+                rows += rows[:1] * (self.num_copies - len(rows))
+                computed.append((self.program(stacked(rows)), [places for _, places in group]))
+            if computed and len(computed) > more:
+                found, places = computed.popleft()
+                yield from zip(np.asarray(found, np.float64), places, strict=False)
+
+
 def of_documents(
-    run: Callable[[Batch], ArrayLike],
+    run: Run,
     documents: Sequence[Sequence[int]],
     most: int,
     size: int,
@@ -95,21 +144,17 @@ def of_documents(
     """Results float64 [N, `size`] of documents, lists of at most `most` ids: `run` gives those
     [B, S, `size`] of packed rows. In a row of T tokens are at most T / `room` documents."""
     found = np.zeros((len(documents), size))
-    for batch, places in _batches(documents, most, room):
-        results = np.asarray(run(batch), np.float64)
+    for results, places in run.each(_batches(documents, most, room)):
         for number, at in places.items():
             found[number] = results[at.row, at.number]
     return found
 
 
-def of_tokens(
-    run: Callable[[Batch], ArrayLike], documents: Sequence[Sequence[int]], most: int
-) -> list[np.ndarray]:
+def of_tokens(run: Run, documents: Sequence[Sequence[int]], most: int) -> list[np.ndarray]:
     """Results float64 [tokens, K] of each document, a list of at most `most` ids: `run` gives those
     [B, T, K] of packed rows."""
     found: list[np.ndarray] = [np.zeros(0)] * len(documents)
-    for batch, places in _batches(documents, most, 1):
-        results = np.asarray(run(batch), np.float64)
+    for results, places in run.each(_batches(documents, most, 1)):
         for number, at in places.items():
             found[number] = results[at.row, at.tokens]
     return found

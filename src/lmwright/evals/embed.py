@@ -22,9 +22,9 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, row_compute
+from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Reader, of_documents
-from lmwright.evals.streamed import CHUNK, new_file, open_texts, write_lines
+from lmwright.evals.streamed import new_file, open_texts, write_lines
 from lmwright.evals.vectors import JSONL, finisher, line_of
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -75,13 +75,12 @@ class Vectors(Reader):
                 f"{loaded.path}"
             )
         self.weights = model.without_head(loaded.weights)
-        self._run = jax.jit(partial(_vectors, model, compute))
+        self._run = self.program(partial(_vectors, model, compute))
 
     def of(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
         """Vectors float32 [N, dim] of documents, lists of ids."""
-        run = partial(self._run, self.weights)
         size = self.model.embed_dim
-        found = of_documents(run, documents, self.most, size, TOKENS_PER_TEXT)[:, : self.dim]
+        found = of_documents(self._run, documents, self.most, size, TOKENS_PER_TEXT)[:, : self.dim]
         if self.model.length == "one":
             found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return found.astype(np.float32)
@@ -96,7 +95,7 @@ def embed_lines(
     vectors: Vectors, rows: Iterator[Row | Bad], tally: VectorTally, form: str
 ) -> Iterator[list[str]]:
     """JSON lines of rows, a chunk at a time, in their order."""
-    while chunk := list(islice(rows, CHUNK)):
+    while chunk := list(islice(rows, vectors.chunk)):
         good = [row for row in chunk if isinstance(row, Row)]
         documents, cut = vectors.encode([vectors.prompt + row.text for row in good])
         found = iter(zip(vectors.of(documents), cut, strict=True))
@@ -146,6 +145,7 @@ def embed_command(
     dim: int | None = None,
     prompt: str | None = None,
     adapter: str | None = None,
+    devices: int | None = None,
     overwrite: bool = False,
     precision: str | None = None,
     kernels: Kernels = "platform",
@@ -154,16 +154,18 @@ def embed_command(
     file, to `out` (.jsonl, .npy, .npz or .parquet) or as JSON lines to the terminal; returns 0.
 
     `dim` keeps the first numbers of each, `length` one scales them, afterwards; `prompt` names one
-    of the model's, which is put before each text. Raises UserError
+    of the model's, which is put before each text. `devices` of this machine compute rows of their
+    own, or share weights that one has no memory for: with None all. Raises UserError
     where the model is no encoder, the file cannot be read, or `out` exists or has another ending.
     """
     target = new_file(out, overwrite)
     form = JSONL if target is None else target.suffix
     finish = finisher(form, out)
     texts = open_texts(file, text_column, id_column)
-    loaded = load_model(path, adapter)
+    loaded = load_model(path, adapter, num_devices=devices, copies=True)
     model = embedder_at(loaded, pooling, length)
-    vectors = Vectors(loaded, model, dim, row_compute(precision, kernels), prompt)
+    compute = spread(row_compute(precision, kernels), loaded.num_devices)
+    vectors = Vectors(loaded, model, dim, compute, prompt)
     tally = VectorTally()
 
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:

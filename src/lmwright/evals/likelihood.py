@@ -24,12 +24,12 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.evals.compute import refuse_encoder
+from lmwright.evals.decoding import rounded_tokens
 from lmwright.evals.loss import compiled
 from lmwright.evals.shared_contexts import (
     MOST_LOGITS,
     Pair,
     rounded_rows,
-    rounded_tokens,
     score_shared,
     shared_of,
 )

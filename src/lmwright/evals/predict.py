@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax import Array
 from rich.console import Console
@@ -24,11 +23,11 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
-from lmwright.evals.compute import Kernels, row_compute
+from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Columns, Reader, of_documents
 from lmwright.evals.questions import Questions
 from lmwright.evals.set_tally import SetTally
-from lmwright.evals.streamed import CHUNK, new_file, open_texts, write_lines
+from lmwright.evals.streamed import new_file, open_texts, write_lines
 from lmwright.evals.tallies import ClassTally, NumberTally, Tally, refuse_threshold
 from lmwright.evals.word_tags import WordTags
 from lmwright.formats.load import load_model
@@ -60,9 +59,9 @@ class Predictor(Reader):
                 "answers questions with 'answer' (docs/questions.md)"
             )
         super().__init__(loaded)
-        self.model, self.weights = loaded.model, loaded.weights
+        self.model = loaded.model
         self.tally = tally_of(self.model, threshold)
-        self._run = jax.jit(partial(_logits, self.model, compute))
+        self._run = self.program(partial(_logits, self.model, compute))
 
     @classmethod
     def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
@@ -73,8 +72,7 @@ class Predictor(Reader):
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
         """Raw scores float64 [N, K] of documents, lists of ids."""
-        run = partial(self._run, self.weights)
-        return of_documents(run, documents, self.most, max(1, len(self.model.labels)))
+        return of_documents(self._run, documents, self.most, max(1, len(self.model.labels)))
 
 
 def tally_of(model: Classifier, threshold: float | None) -> Tally:
@@ -118,7 +116,7 @@ def predict_lines(
     """JSON lines of rows, a chunk at a time, in their order. Raises UserError for a label that is
     none of the model's."""
     tally, rows = predictor.tally, predictor.usable(rows, columns)
-    while chunk := list(islice(rows, CHUNK)):
+    while chunk := list(islice(rows, predictor.chunk)):
         good = [row for row in chunk if isinstance(row, Row)]
         metas = [json.loads(row.meta) for row in good]
         seconds = columns.pair and [str(meta.get(columns.pair) or "") for meta in metas]
@@ -154,17 +152,20 @@ def predict_command(
     id_column: str | None = None,
     threshold: float | None = None,
     adapter: str | None = None,
+    devices: int | None = None,
     overwrite: bool = False,
     precision: str | None = None,
     kernels: Kernels = "platform",
 ) -> int:
     """Writes the classes and the scores, the number, the tags or the answer of each row of a csv,
     tsv, jsonl or parquet file, or of each line of a txt file, as JSON lines to `out` or the
-    terminal; returns 0.
+    terminal; returns 0. `devices` are those of `embed_command`.
     Raises UserError where the model does none of it, the file cannot be read, or `out` exists."""
     target = new_file(out, overwrite)
     open_texts(file, text_column or "text", id_column)  # refuses what is not there at once
-    compute, loaded = row_compute(precision, kernels), load_model(path, adapter)
+    compute = row_compute(precision, kernels)
+    loaded = load_model(path, adapter, num_devices=devices, copies=True)
+    compute = spread(compute, loaded.num_devices)
     form = PREDICTORS.get(type(loaded.model), Predictor)
     columns = Columns(pair_column or form.pair_column, label_column)
     text_column = text_column or form.text_column

@@ -17,20 +17,14 @@ from lmwright.core.cards import refuse_lost_card
 from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.param import Tree, map_params
 from lmwright.core.spread import num_devices_of
+from lmwright.data.text.chat_template import ChatTemplate
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.chat_prompts import Chat
+from lmwright.evals.chat_prompts import Chat, encode_chats, ending_answers, own_template
 from lmwright.evals.compute import Kernels, compute_text, spread, text_compute
 from lmwright.evals.fill import Filling
-from lmwright.evals.generate import (
-    Generation,
-    OnText,
-    Prompt,
-    filling_for,
-    generate,
-    num_steps,
-    row_of,
-)
+from lmwright.evals.generate import Generation, filling_for, generate, num_steps
+from lmwright.evals.prompt_rows import OnText, PromptRow, row_of
 from lmwright.evals.sampling import Sampling
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.load import load_model
@@ -61,6 +55,53 @@ class Asked:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Asking:
+    """A model that is asked, and how."""
+
+    loaded: LoadedModel
+    settings: Sampling
+    end_ids: tuple[int, ...]
+    """Ids that end a text, beside the tokenizer's own."""
+    template: ChatTemplate | None
+    """The template of a chat, in which prompts are messages."""
+    filling: Filling | None
+    field: str
+    """Name of the prompts in errors."""
+
+    @classmethod
+    def of(
+        cls, loaded: LoadedModel, settings: Sampling, chat: bool,
+        filling: Mapping[str, Any] | None, field: str,
+    ) -> "Asking":  # fmt: skip
+        """Raises UserError for settings that do not fit the model."""
+        how = filling_for(loaded.model, Filling(**filling) if filling else None, settings)
+        end_ids, template = loaded.end_ids, None
+        if chat:
+            cure = "continue texts without --chat, or train with data.chat.template"
+            template = own_template(loaded, cure)
+            settings, ends = ending_answers(settings, template, loaded.tokenizer)
+            end_ids = (*end_ids, *ends)
+        return cls(loaded, settings, end_ids, template, how, field)
+
+    def row(self, number: int, prompt: Chat) -> PromptRow:
+        """A prompt with its ids. Raises UserError for one that does not fit the model,
+        ContextFullError where it leaves no room."""
+        loaded, asked = self.loaded, prompt
+        if self.template is not None:
+            (asked,) = encode_chats([prompt], self.template, loaded.tokenizer, self.field)
+        return row_of(
+            number, asked, loaded.model, loaded.tokenizer, self.settings, loaded.prompt_prefix
+        )
+
+    def compute(self, num_tokens: int, precision: str | None, kernels: Kernels) -> Compute:
+        """Compute settings for so many tokens, one after the other."""
+        model = self.loaded.model
+        shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
+        compute = text_compute(model, shapes, num_tokens, precision, kernels)
+        return spread(compute, self.loaded.num_devices)
+
+
 def ask(
     loaded: LoadedModel,
     prompts: Sequence[Chat],
@@ -75,21 +116,13 @@ def ask(
     """Encodes prompts for a model, as messages of a user or conversations in a `chat`; `filling`
     are fields of `Filling`, `field` is the name of the prompts in messages. Raises UserError for
     prompts and settings that do not fit the model, ContextFullError for one that leaves no room."""
-    tokenizer, model = loaded.tokenizer, loaded.model
-    shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
-    compute = text_compute(model, shapes, num_steps(prompts, settings), precision, kernels)
-    compute = spread(compute, loaded.num_devices)
-    how = filling_for(model, Filling(**filling) if filling else None, settings)
-    asked: list[Any] = list(prompts)
-    end_ids = loaded.end_ids
-    if chat:
-        asked, settings, ends = _in_template(prompts, settings, loaded, field)
-        end_ids = (*end_ids, *ends)
-    rows = [
-        row_of(number, prompt, model, tokenizer, settings, loaded.prompt_prefix).ids
-        for number, prompt in enumerate(asked)
-    ]
-    return Asked(model, tokenizer, rows, settings, end_ids, how, compute)
+    asking = Asking.of(loaded, settings, chat, filling, field)
+    compute = asking.compute(num_steps(prompts, settings), precision, kernels)
+    rows = [asking.row(number, prompt).ids for number, prompt in enumerate(prompts)]
+    return Asked(
+        loaded.model, loaded.tokenizer, rows, asking.settings, asking.end_ids, asking.filling,
+        compute,
+    )  # fmt: skip
 
 
 def generate_command(
@@ -153,22 +186,6 @@ def kept_weights(loaded: LoadedModel, compute: Compute) -> Tree:
         own = not isinstance(loaded.tensors, HfTensors)  # else they may be the run's
         loaded.kept[key] = weights_of(loaded, compute, free=own)
     return loaded.kept[key]
-
-
-def _in_template(
-    prompts: Sequence[Chat], settings: Sampling, loaded: LoadedModel, field: str
-) -> tuple[list[Prompt], Sampling, tuple[int, ...]]:
-    """The prompts in the tokenizer's chat template, settings and ids that end an answer. Raises
-    UserError where there is no template."""
-    from lmwright.evals.chat_prompts import encode_chats, ending_answers, own_template
-
-    tokenizer = loaded.tokenizer
-    template = own_template(
-        loaded,
-        "continue texts by `lmwright generate --prompt`, or train with data.chat.template",
-    )
-    asked: list[Prompt] = [*encode_chats(prompts, template, tokenizer, field)]
-    return asked, *ending_answers(settings, template, tokenizer)
 
 
 def show(text: str) -> None:

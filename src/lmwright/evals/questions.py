@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 
 from lmwright.core.compute import Compute
@@ -56,10 +55,9 @@ class Questions(Reader):
         refuse_threshold(threshold)
         super().__init__(loaded)
         self.model: Answerer = loaded.model
-        self.weights = loaded.weights
         self.most = self.model.window_tokens
         self.tally = AnswerTally(self.model.no_answer)
-        self._run = jax.jit(partial(self.model.compared, compute=compute))
+        self._run = self.program(partial(self.model.compared, compute=compute))
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
@@ -76,8 +74,7 @@ class Questions(Reader):
         windows = flat_windows([each.tokens for each in asked])
         end = [self.tokenizer.eos_id or 0]  # of a question that no token stands for
         made = [document_of(asked[number].tokens, begin, self.around) for number, begin in windows]
-        run = partial(self._run, self.weights)
-        logits = of_tokens(run, [ids or end for ids, _ in made], self.most)
+        logits = of_tokens(self._run, [ids or end for ids, _ in made], self.most)
         each: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in asked]
         for (number, begin), (_, head), scores in zip(windows, made, logits, strict=True):
             each[number].append((begin, head, scores))

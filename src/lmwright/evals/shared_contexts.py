@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lmwright.core.compute import LANES, Compute
+from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
-from lmwright.evals.generate import pad_left, pad_prompts
+from lmwright.evals.decoding import rounded_tokens, turns_with_length
 from lmwright.evals.loss import compiled
 from lmwright.evals.prefixes import Ids, common_prefixes
+from lmwright.evals.prompt_rows import pad_left, pad_prompts
 from lmwright.models import cached
 from lmwright.models.decoder import Decoder
 
@@ -51,10 +52,7 @@ def shares(model: Decoder) -> bool:
     of a row."""
     kinds = {kind.kind for span in model.spans for kind in span.kinds}
     states = [model.state(k, batch_size=1, length=7, dtype=jnp.float32) for k in kinds]
-    scaling = getattr(model, "rope_scaling", None)
-    return all(a.shape[1] == 7 for a in jax.tree.leaves(states)) and (
-        scaling is None or scaling.kind not in ("dynamic", "longrope")
-    )
+    return all(a.shape[1] == 7 for a in jax.tree.leaves(states)) and not turns_with_length(model)
 
 
 def shared_of(model: Decoder, pairs: Sequence[Pair]) -> list[Shared]:
@@ -97,13 +95,6 @@ def score_shared(
         for groups in _batches(each, model, compute):
             rows = _rows(groups, each.prefix, compute)
             yield _sums(groups, *jax.device_get(score(w, prefix, *rows)))
-
-
-def rounded_tokens(size: int, compute: Compute) -> int:
-    """Tokens of a padded row: few values, for few compilations, and little padding. On TPUs, whose
-    attention kernels need it, a multiple of 128."""
-    step = LANES if compute.platform == "tpu" else max(16, (1 << (size - 1).bit_length()) // 8)
-    return -(-size // step) * step
 
 
 def rounded_rows(count: int) -> int:

@@ -26,7 +26,6 @@ from lmwright.guard.files import sync, try_lock, write_whole
 from lmwright.guard.urls import without_secrets
 from lmwright.storage.mirror import refuse_url
 
-CHUNK = 1024  # texts that are packed together
 TELL_EVERY_S = 10.0
 
 Lines = Callable[[Iterator[Row | Bad]], Iterator[list[str]]]
@@ -109,12 +108,13 @@ def _whole_characters(row: Row | Bad) -> Row | Bad:
 
 
 def open_texts(
-    file: str, text_column: str, id_column: str | None, beside: Sequence[str] = ()
-) -> Texts:
+    file: str, text_column: str, id_column: str | None, beside: Sequence[str] = (),
+    kind: type[Source] = Source,
+) -> Texts:  # fmt: skip
     """The texts of a csv, tsv, jsonl or parquet file, or the lines of a txt file, with the columns
-    `beside` them. Raises UserError where there is no such file."""
+    `beside` them, as a `kind` of source. Raises UserError where there is no such file."""
     columns = {"text_column": text_column, "id_column": id_column, "meta_columns": tuple(beside)}
-    source = Source(path=file, documents="line", **columns)
+    source = kind(path=file, documents="line", **columns)
     try:
         return Texts(source, tuple(find_files(source)))
     except UserError as error:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from lmwright.core.compute import Compute
@@ -50,9 +49,8 @@ class WordTags(Reader):
         refuse_threshold(threshold)
         super().__init__(loaded)
         self.model: Tagger = loaded.model
-        self.weights = loaded.weights
         self.tally = TagTally(self.model.labels)
-        self._run = jax.jit(partial(self.model.compared, compute=compute))
+        self._run = self.program(partial(self.model.compared, compute=compute))
 
     def encode(
         self, texts: Sequence[str], seconds: Sequence[str] | None = None
@@ -70,7 +68,7 @@ class WordTags(Reader):
         before, after = self.around
         end = [self.tokenizer.eos_id or 0]  # of a text that no token stands for
         ids = [[*before, *text.tokens.ids.tolist(), *after] or end for text in texts]
-        found = of_tokens(partial(self._run, self.weights), ids, self.most)
+        found = of_tokens(self._run, ids, self.most)
         made = []
         for text, of_text in zip(texts, found, strict=True):
             scores = np.full((len(text.words), len(self.model.labels)), np.nan)

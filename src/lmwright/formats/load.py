@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.config.rows import PLAIN
+from lmwright.core.copies import count_copies
 from lmwright.core.spread import count_devices
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat_ends import begins_with_bos, end_ids
@@ -32,20 +33,21 @@ CHATS = ("sft", "dpo", "orpo", "kto")
 
 def load_model(
     path: str | Path, adapter: str | None = None, part: str | None = None,
-    num_devices: int | None = 1,
+    num_devices: int | None = 1, copies: bool = False,
 ) -> LoadedModel:  # fmt: skip
     """The model in a run directory (its newest intact checkpoint, or the one that the path
     names), an HF folder, a .gguf file or under a hub name (`hf://owner/name`); `part` names one of
     several that a run trains. `num_devices` of this machine share the weights: with None one, or
-    all where one is too small. Raises UserError if it is none of these."""
+    all where one is too small. With `copies` each has all weights if it has room: with None, all
+    do. Raises UserError if it is none of these."""
     place = open_place(path)
     if place.kind == RUN:
-        return _load_run(place, adapter, part, num_devices)
+        return _load_run(place, adapter, part, num_devices, copies)
     for what, name in (("adapter", adapter), ("part", part)):
         if name is not None:
             raise UserError(f"{path}: is not a run directory, so it has no {what} {name!r}")
     loaded = load_files(place)
-    loaded = replace(loaded, num_devices=count_devices(loaded.model, num_devices, str(path)))
+    loaded = replace(loaded, **_devices(loaded.model, num_devices, copies, str(path)))
     if not place.hub:
         return loaded
     name = str(path).removeprefix(PREFIX).partition("@")[0]
@@ -54,11 +56,11 @@ def load_model(
 
 
 def _load_run(
-    place: Origin, adapter: str | None, part: str | None, num_devices: int | None
+    place: Origin, adapter: str | None, part: str | None, num_devices: int | None, copies: bool
 ) -> LoadedModel:
     path = place.path
     # a run's weights are wide when they are read, and narrow beside it
-    num_devices = count_devices(place.run.model, num_devices, str(path), itemsize=6)
+    devices = _devices(place.run.model, num_devices, copies, str(path), itemsize=6)
     objective = place.run.objective
     if part is not None:
         if part not in objective.parts:
@@ -67,7 +69,9 @@ def _load_run(
                 f"{part!r}; leave --part out"
             )
         objective = objective.part(part)
-    run, w, step = load_run_at(path, place.step, adapter=adapter, num_devices=num_devices)
+    run, w, step = load_run_at(
+        path, place.step, adapter=adapter, num_devices=devices["num_devices"]
+    )
     model, w = objective.exported(run.model, w)
     model = prompted(run, model)
     tokenizer_dir, prefix = run_tokenizer(run, path)
@@ -79,8 +83,17 @@ def _load_run(
     ends = end_ids(open_tokenizer(tokenizer_dir)) if any(_chats(run)) else ()
     return LoadedModel(
         model, tensors, tokenizer_dir, facts, path, prefix, suffix, end_ids=ends, step=step,
-        num_devices=num_devices,
+        **devices,
     )  # fmt: skip
+
+
+def _devices(
+    model: Any, asked: int | None, copies: bool, where: str, itemsize: int = 2
+) -> dict[str, int]:
+    """Numbers of devices that share weights of `itemsize` bytes, or have all of them each."""
+    if copies and (count := count_copies(model, asked, itemsize)) > 1:
+        return {"num_devices": 1, "num_copies": count}
+    return {"num_devices": count_devices(model, asked, where, itemsize), "num_copies": 1}
 
 
 def _chats(run: Any) -> list[bool]:

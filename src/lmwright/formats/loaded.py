@@ -12,6 +12,7 @@ import numpy as np
 
 from lmwright.config.section import with_overrides
 from lmwright.core.contract import HfModel
+from lmwright.core.copies import copied
 from lmwright.core.param import Tree, first_difference
 from lmwright.core.spread import spread_shardings
 from lmwright.core.ternary import cast_as_trained
@@ -60,6 +61,8 @@ class LoadedModel:
     """Folder that must live as long as this does."""
     num_devices: int = 1
     """Devices of this machine that share the weights."""
+    num_copies: int = 1
+    """Devices of this machine that have all weights each, and compute rows of their own."""
     kept: dict[Any, Tree] = field(default_factory=dict, repr=False, compare=False)
     """Weights in the form in which they were last used."""
 
@@ -73,8 +76,10 @@ class LoadedModel:
             w = self.tensors.weights
             if dtype is not None:
                 w = cast_as_trained(self.model.spec(), w, dtype)
-            return w if shardings is None else jax.device_put(w, shardings)
-        return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
+            w = w if shardings is None else jax.device_put(w, shardings)
+        else:
+            w = from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
+        return copied(w, self.num_copies)
 
     def check(self) -> None:
         """Raises UserError where the files are not what lmwright wrote there."""

@@ -41,6 +41,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class ListRow(Row):
+    """A row whose text is a list, such as messages, of a source that takes lists."""
+
+    value: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Bad:
     """One row that cannot be used, with the reason."""
 
@@ -164,7 +171,8 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             return Bad(number, f"no {name!r}, only {there}", missing=True, there=tuple(row))
     if source.rows == "text":
         text = row[source.text_column]
-        if not isinstance(text, str):
+        listed = getattr(source, "takes_lists", False) and isinstance(text, list)
+        if not listed and not isinstance(text, str):
             return Bad(number, f"{source.text_column!r} is {kind_of(text)}, not text")
     else:
         try:
@@ -184,7 +192,10 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             wrong = wrong if name in row else f"no {name!r}, only {names_of(row)}"
             return Bad(number, wrong, there=tuple(row))
     meta = {c: row[c] for c in source.meta_columns if c in row}
-    return Row(number, text, str(id_), json.dumps(meta, default=str, sort_keys=True))
+    meta = json.dumps(meta, default=str, sort_keys=True)
+    if isinstance(text, list):
+        return ListRow(number, "", str(id_), meta, _own_keys(text))
+    return Row(number, text, str(id_), meta)
 
 
 def kind_of(value: Any) -> str:

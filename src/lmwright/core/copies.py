@@ -1,0 +1,106 @@
+"""Inference by several devices, each of which has all weights and computes rows of its own.
+
+    arrays [N, ...] --one of N for each device--> the program of one device --> arrays [N, ...]
+
+The other way, weights that lie on several devices together, is `core.spread`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
+from jax.sharding import PartitionSpec as P
+
+from lmwright.core.param import Tree
+from lmwright.core.spread import computing, num_devices_of, one_has_room, refuse_missing
+
+COPIES = "copies"
+"""The only axis of the mesh."""
+
+
+def copied(w: Tree, num_copies: int) -> Tree:
+    """The weights, whole on each of so many devices of this machine."""
+    if num_copies == 1:
+        return w
+    return jax.device_put(w, NamedSharding(_mesh(num_copies), P()))
+
+
+def count_copies(model: Any, asked: int | None, itemsize: int = 2) -> int:
+    """The number of this machine's devices that have a copy of the weights each: as many as are
+    `asked` for, else all (of CPUs, which are one, one); one where it has too little memory for
+    weights of `itemsize` bytes. Raises UserError for more than there are."""
+    there = jax.local_devices()
+    if asked is None:
+        asked = 1 if there[0].platform == "cpu" else len(there)
+    refuse_missing(asked)
+    return asked if one_has_room(model, itemsize) else 1
+
+
+def num_copies_of(w: Tree) -> int:
+    """Devices that have all weights each."""
+    for leaf in jax.tree.leaves(w):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (COPIES,):
+            return sharding.mesh.size
+    return 1
+
+
+def num_sharing(w: Tree) -> int:
+    """Devices that hold a copy of the weights together."""
+    return num_devices_of(w) if num_copies_of(w) == 1 else 1
+
+
+def computing_with(w: Tree) -> Any:
+    """A context in which programs are traced for weights as they lie: on one device, as copies
+    (`on_each`), or spread over several."""
+    if (num_copies := num_copies_of(w)) == 1:
+        return computing(num_sharing(w))
+    return use_abstract_mesh(AbstractMesh((num_copies,), (COPIES,), abstract_device=_device()))
+
+
+def on_each(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """`fn(w, ...)` of one device as a function of N, whose arguments behind `w` and results have
+    an axis N in front. N is 1 unless `computing_with` copies."""
+
+    def one(w: Tree, *args: Tree) -> Tree:
+        args = jax.tree.map(lambda a: a[0], args)
+        return jax.tree.map(lambda a: a[None], fn(w, *args))
+
+    def alone(w: Tree, *args: Tree) -> Tree:
+        with use_abstract_mesh(AbstractMesh((), (), abstract_device=_device())):
+            return one(w, *args)
+
+    def each(w: Tree, *args: Tree) -> Tree:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.axis_names != (COPIES,):
+            return one(w, *args)
+        specs = (P(), *(P(COPIES) for _ in args))
+        run = jax.shard_map(alone, mesh=mesh, in_specs=specs, out_specs=P(COPIES), check_vma=False)
+        return run(w, *args)
+
+    return each
+
+
+def zeros_on_each(shapes: Tree, w: Tree) -> Tree:
+    """Zeros [N, ...] of such shapes, one of N beside each copy of the weights."""
+    num_copies, place = num_copies_of(w), None
+    if num_copies > 1:
+        place = NamedSharding(_mesh(num_copies), P(COPIES))
+    return jax.tree.map(lambda a: jnp.zeros((num_copies, *a.shape), a.dtype, device=place), shapes)
+
+
+def stacked(trees: Sequence[Tree]) -> Tree:
+    """Trees of host arrays of the same shapes as one, with an axis N in front."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _mesh(num_copies: int) -> Mesh:
+    return Mesh(np.array(jax.local_devices()[:num_copies]), (COPIES,))
+
+
+def _device() -> AbstractDevice:
+    device = jax.local_devices()[0]
+    return AbstractDevice(device.device_kind, None, device.platform)

@@ -1,0 +1,203 @@
+"""Prompts of a file, each with what a model writes behind it, streamed.
+
+    file --rows--> prompts --ids--> slots --in the order of the file--> lines of JSON
+
+Devices that have all weights each write rows of their own. An interrupted command goes on where it
+was (`evals.streamed`).
+"""
+
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lmwright.config.run import Source
+from lmwright.core.cards import refuse_lost_card
+from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.copies import num_copies_of, num_sharing
+from lmwright.core.param import Tree
+from lmwright.data.sources.columns import Bad, ListRow, Row
+from lmwright.evals.chat_prompts import Chat, Message
+from lmwright.evals.compute import Kernels, compute_text
+from lmwright.evals.generate import continued
+from lmwright.evals.prompt_rows import ContextFullError, PromptRow
+from lmwright.evals.prompted import Asking
+from lmwright.evals.sampling import Sampling
+from lmwright.evals.slots import most_slots
+from lmwright.evals.streamed import new_file, open_texts, write_lines
+from lmwright.formats.load import load_model
+from lmwright.formats.tensor_hash import weights_hash
+from lmwright.guard.terminal import visible
+from lmwright.models import cached
+
+CHAT_COLUMN = "messages"
+MANY = 1000  # prompts of a file, for what is worth to be compiled
+
+
+class Prompts(Source):
+    """A source of prompts, which may be lists of messages."""
+
+    takes_lists = True
+
+
+class TextTally:
+    """Counts of texts."""
+
+    def __init__(self) -> None:
+        self.bad = self.tokens = 0
+        self.ends: Counter[str] = Counter()
+        """Texts by the reason why they ended."""
+
+    def add(self, made: Mapping[str, Any]) -> None:
+        """Counts a line of what is written."""
+        if "error" in made:
+            self.bad += 1
+        else:
+            self.ends[made["finish"]] += 1
+
+    def line(self, seconds: float, how: str) -> str:
+        """The counts as a sentence."""
+        why = ", ".join(f"{count:,} by {name}" for name, count in self.ends.most_common())
+        notes = [f"{self.ends.total():,} texts" + (f", ended {why}" if why else "")]
+        notes += [f"{self.bad:,} rows without one"] if self.bad else []
+        rate = f"{self.tokens:,} tokens, {self.tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        return visible("; ".join([*notes, f"{rate} with compilation", how]), lines=False)
+
+
+class Writer:
+    """A model that writes, ready for the rows of a file."""
+
+    def __init__(self, asking: Asking, compute: Compute, w: Tree, tally: TextTally):
+        self._asking, self._compute, self._w, self._tally = asking, compute, w, tally
+        model, longest = asking.loaded.model, asking.loaded.model.seq_len
+        self._slots = most_slots(model, compute, longest, num_sharing(w))
+
+    def lines(self, rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
+        """JSON lines of rows, one at a time, in their order."""
+        waiting: deque[tuple[Row | Bad, Chat, str]] = deque()
+
+        def good() -> Iterator[PromptRow]:
+            for row in rows:
+                prompt, reason = _prompt_of(row, self._asking.template is not None)
+                asked = None
+                if not reason:
+                    asked, reason = self._encoded(row.number - 1, prompt)
+                waiting.append((row, prompt, reason))
+                if asked is not None:
+                    yield asked
+
+        for written in self._continued(good()):
+            while waiting[0][2]:
+                yield [self._line(*waiting.popleft(), None)]
+            yield [self._line(*waiting.popleft(), written)]
+        while waiting:
+            yield [self._line(*waiting.popleft(), None)]
+
+    def _continued(self, rows: Iterator[PromptRow]) -> Iterator[PromptRow]:
+        asking = self._asking
+        return continued(
+            asking.loaded.model, self._w, asking.loaded.tokenizer, rows, asking.settings,
+            self._compute, end_ids=asking.end_ids, batch_rows=self._slots, filling=asking.filling,
+        )  # fmt: skip
+
+    def _encoded(self, number: int, prompt: Chat) -> tuple[PromptRow | None, str]:
+        """The prompt with its ids, or the reason why it has no room."""
+        try:
+            return self._asking.row(number, prompt), ""
+        except ContextFullError as error:
+            return None, str(error).partition(": ")[2]
+
+    def _line(self, row: Row | Bad, prompt: Chat, reason: str, written: PromptRow | None) -> str:
+        made: dict[str, Any] = {"row": row.number}
+        if isinstance(row, Row):
+            made["id"] = row.id
+        if written is None:
+            made["error"] = reason
+        else:
+            text = written.stream.text
+            if self._asking.template is None:
+                made |= {"prompt": prompt, "text": text}
+            else:
+                told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+                made["messages"] = [*told, {"role": "assistant", "content": text}]
+            made |= {"finish": written.finish, "tokens": len(written.tokens)}
+            self._tally.tokens += len(written.tokens)
+        self._tally.add(made)
+        return json.dumps(made, ensure_ascii=False) + "\n"
+
+
+def _prompt_of(row: Row | Bad, chat: bool) -> tuple[Chat, str]:
+    """The prompt of a row, or the reason why it has none."""
+    if isinstance(row, Bad):
+        return "", row.reason
+    if not isinstance(row, ListRow):
+        return row.text, ""
+    if not chat:
+        return "", "a list of messages; give --chat"
+    told: list[Message] = row.value
+    if not told or not all(isinstance(each, dict) and each.get("role") for each in told):
+        return "", "no list of messages, each with a role and a content"
+    if told[-1]["role"] == "assistant":
+        return "", "the last message is the assistant's; end with the one to be answered"
+    return told, ""
+
+
+def write_texts_command(
+    path: str,
+    file: str,
+    *,
+    out: str | None = None,
+    prompt_column: str | None = None,
+    id_column: str | None = None,
+    chat: bool = False,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: tuple[str, ...] = (),
+    seed: int = 0,
+    adapter: str | None = None,
+    devices: int | None = None,
+    overwrite: bool = False,
+    precision: str | None = None,
+    kernels: Kernels = "platform",
+    **filling: Any,
+) -> int:
+    """Writes what a model says to each prompt of a csv, tsv, jsonl or parquet file, or to each line
+    of a txt file, as JSON lines to `out` or the terminal; returns 0. In a `chat` a prompt is a
+    user's message, or a list of messages. `devices` of this machine have all weights each if there
+    is room, else they share them: with None all. Raises UserError where the file cannot be read,
+    settings do not fit the model, or `out` exists."""
+    settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
+    target = new_file(out, overwrite)
+    column = prompt_column or _column_of(file, id_column, chat)
+    texts = open_texts(file, column, id_column, kind=Prompts)
+    refuse_lost_card()  # before the weights are read
+    loaded = load_model(path, adapter, num_devices=devices, copies=True)
+    asking = Asking.of(loaded, settings, chat, filling, "--prompts")
+    compute = asking.compute(MANY * max_new_tokens, precision, kernels)
+    w = loaded.load(dtype=DTYPES[compute.precision])
+    tally = TextTally()
+    asked: dict[str, Any] = {**vars(settings), "column": column, "id_column": id_column}
+    asked |= {"chat": chat, **filling, "precision": compute.precision, "kernels": kernels}
+    asked |= {"model": weights_hash(w)} if target else {}
+    if compute.unroll:
+        w = cached.layers_apart(loaded.model, w, free=True)
+    began = time.monotonic()
+    lines = Writer(asking, compute, w, tally).lines
+    write_lines(texts, lines, tally, target, asked, overwrite=overwrite)
+    copies, sharing = num_copies_of(w), num_sharing(w)
+    how = compute_text(compute, sharing) + (f", on {copies} devices" if copies > 1 else "")
+    stream = sys.stderr if out is None else sys.stdout
+    print(tally.line(time.monotonic() - began, how), file=stream)
+    return 0
+
+
+def _column_of(file: str, id_column: str | None, chat: bool) -> str:
+    """The column of prompts where none is named: `prompt`, or in a chat `messages` if it is
+    there."""
+    texts = open_texts(file, "prompt", id_column, kind=Prompts)
+    there = texts.columns if chat else ()
+    return CHAT_COLUMN if CHAT_COLUMN in there and "prompt" not in there else "prompt"
