@@ -54,7 +54,7 @@ def run(weights, tokenizer, prompts, settings, **options):
     return generate(MODEL, weights, tokenizer, prompts, settings, **options)
 
 
-def test_greedy_equals_transformers_in_a_left_padded_batch(weights, greedy):
+def test_greedy_equals_transformers_in_a_left_padded_batch(weights, tokenizer, greedy):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = MODEL.hf.config(MODEL)
@@ -70,6 +70,7 @@ def test_greedy_equals_transformers_in_a_left_padded_batch(weights, greedy):
         max_new_tokens=45, do_sample=False, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     assert [list(one.tokens) for one in greedy] == out[:, tokens.shape[1] :].tolist()
+    assert run(weights, tokenizer, PROMPTS, GREEDY, batch_rows=2) == greedy  # in slots
     assert len({one.tokens for one in greedy}) == 4
     assert {one.finish for one in greedy} == {"length"}
 

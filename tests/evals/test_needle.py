@@ -13,7 +13,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.errors import UserError
-from lmwright.evals import generate
+from lmwright.evals import decoding
 from lmwright.evals.needle import (
     Hay,
     answer_greedily,
@@ -148,7 +148,7 @@ def test_generation_with_a_model_that_copies(hay, reach, expected, monkeypatch):
     """The whole way through batches, prefill and greedy decoding."""
     from lmwright.core.compute import Compute
 
-    monkeypatch.setattr(generate, "cached", Copier)  # whose cache are the tokens themselves
+    monkeypatch.setattr(decoding, "cached", Copier)  # whose cache are the tokens themselves
     loaded = Loaded(Copier(50257, 512, reach), hay.tokenizer, {})
     answer = answer_greedily(loaded, Compute())
     scores = find_needles(answer, hay, (200, 400), (0, 50, 100), source="x", tries=2, seed=3)

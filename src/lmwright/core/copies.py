@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
 from lmwright.core.param import Tree
@@ -41,11 +41,7 @@ def count_copies(model: Any, asked: int | None, itemsize: int = 2) -> int:
 
 def num_copies_of(w: Tree) -> int:
     """Devices that have all weights each."""
-    for leaf in jax.tree.leaves(w):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (COPIES,):
-            return sharding.mesh.size
-    return 1
+    return 1 if (mesh := _mesh_of(w)) is None else mesh.size
 
 
 def num_sharing(w: Tree) -> int:
@@ -56,27 +52,27 @@ def num_sharing(w: Tree) -> int:
 def computing_with(w: Tree) -> Any:
     """A context in which programs are traced for weights as they lie: on one device, as copies
     (`on_each`), or spread over several."""
-    if (num_copies := num_copies_of(w)) == 1:
-        return computing(num_sharing(w))
-    return use_abstract_mesh(AbstractMesh((num_copies,), (COPIES,), abstract_device=_device()))
+    mesh = _mesh_of(w)
+    return computing(num_sharing(w)) if mesh is None else use_abstract_mesh(mesh.abstract_mesh)
 
 
 def on_each(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    """`fn(w, ...)` of one device as a function of N, whose arguments behind `w` and results have
-    an axis N in front. N is 1 unless `computing_with` copies."""
+    """`fn(w, ...)` of one device as a function of N, whose results and arguments behind `w`, which
+    every device has whole, have an axis N in front. N is 1 unless `computing_with` copies."""
 
     def one(w: Tree, *args: Tree) -> Tree:
         args = jax.tree.map(lambda a: a[0], args)
         return jax.tree.map(lambda a: a[None], fn(w, *args))
 
-    def alone(w: Tree, *args: Tree) -> Tree:
-        with use_abstract_mesh(AbstractMesh((), (), abstract_device=_device())):
-            return one(w, *args)
-
     def each(w: Tree, *args: Tree) -> Tree:
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.axis_names != (COPIES,):
             return one(w, *args)
+
+        def alone(w: Tree, *args: Tree) -> Tree:
+            with use_abstract_mesh(AbstractMesh((), (), abstract_device=mesh.abstract_device)):
+                return one(w, *args)
+
         specs = (P(), *(P(COPIES) for _ in args))
         run = jax.shard_map(alone, mesh=mesh, in_specs=specs, out_specs=P(COPIES), check_vma=False)
         return run(w, *args)
@@ -101,6 +97,8 @@ def _mesh(num_copies: int) -> Mesh:
     return Mesh(np.array(jax.local_devices()[:num_copies]), (COPIES,))
 
 
-def _device() -> AbstractDevice:
-    device = jax.local_devices()[0]
-    return AbstractDevice(device.device_kind, None, device.platform)
+def _mesh_of(w: Tree) -> Mesh | None:
+    """The mesh of copies; None where there is one of the weights."""
+    sharding = getattr(next(iter(jax.tree.leaves(w)), None), "sharding", None)
+    copies = isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (COPIES,)
+    return sharding.mesh if copies else None

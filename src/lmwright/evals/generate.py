@@ -108,11 +108,11 @@ def continued(
     on_text: OnText | None = None,
     *,
     end_ids: Sequence[int] = (),
-    batch_rows: int = BATCH_ROWS,
+    batch_rows: int | None = BATCH_ROWS,
     filling: Filling | None = None,
 ) -> Iterator[PromptRow]:
-    """Continues rows, at most `batch_rows` at a time on a device, and yields each when it and all
-    before it have ended."""
+    """Continues rows, at most `batch_rows` at a time on a device, or as many as it has memory for,
+    and yields each when it and all before it have ended."""
     compute = spread(compute, num_sharing(w))
     ends = frozenset({*end_ids, *settings.ends(tokenizer)})
     # Rows need not divide over a mesh, so activations are left to the compiler here.
@@ -124,13 +124,11 @@ def continued(
     run_batch = _run_batch
     if filling is not None:
         run_batch = partial(_fill_batch, filling, mask_of(tokenizer))
-    while batch := list(islice(rows, batch_rows)):
+    while batch := list(islice(rows, batch_rows or BATCH_ROWS)):
         more = [] if filling is not None else list(islice(rows, 1))
         if more or num_copies_of(w) > 1:
             rows = chain(batch, more, rows)
-            yield from in_slots(
-                model, w, compute, rows, settings, ends, STEPS, batch_rows, on_text
-            )  # fmt: skip
+            yield from in_slots(model, w, compute, rows, settings, ends, STEPS, batch_rows, on_text)
             return
         with computing_with(w):
             run_batch(model, w, compute, batch, settings, ends, on_text)
@@ -138,7 +136,7 @@ def continued(
 
 
 def generation_of(row: PromptRow) -> Generation:
-    """What a row that has ended holds."""
+    """The result of a row that has ended."""
     return Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish)
 
 

@@ -85,6 +85,8 @@ def row_of(
 def take(
     row: PromptRow, new: list[int], settings: Sampling, ends: frozenset[int], on_text: OnText | None
 ) -> None:
+    """Appends new tokens to a row until it ends; `on_text(number, text)` is given what has become
+    final."""
     full = "length" if row.limit == settings.max_new_tokens else "context"
     for token in new:
         if row.finish is not None:

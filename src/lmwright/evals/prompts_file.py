@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lmwright.config.run import Source
@@ -25,7 +26,6 @@ from lmwright.evals.generate import continued
 from lmwright.evals.prompt_rows import ContextFullError, PromptRow
 from lmwright.evals.prompted import Asking
 from lmwright.evals.sampling import Sampling
-from lmwright.evals.slots import most_slots
 from lmwright.evals.streamed import new_file, open_texts, write_lines
 from lmwright.formats.load import load_model
 from lmwright.formats.tensor_hash import weights_hash
@@ -71,8 +71,6 @@ class Writer:
 
     def __init__(self, asking: Asking, compute: Compute, w: Tree, tally: TextTally):
         self._asking, self._compute, self._w, self._tally = asking, compute, w, tally
-        model, longest = asking.loaded.model, asking.loaded.model.seq_len
-        self._slots = most_slots(model, compute, longest, num_sharing(w))
 
     def lines(self, rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         """JSON lines of rows, one at a time, in their order."""
@@ -99,7 +97,7 @@ class Writer:
         asking = self._asking
         return continued(
             asking.loaded.model, self._w, asking.loaded.tokenizer, rows, asking.settings,
-            self._compute, end_ids=asking.end_ids, batch_rows=self._slots, filling=asking.filling,
+            self._compute, end_ids=asking.end_ids, batch_rows=None, filling=asking.filling,
         )  # fmt: skip
 
     def _encoded(self, number: int, prompt: Chat) -> tuple[PromptRow | None, str]:
@@ -176,6 +174,8 @@ def write_texts_command(
     texts = open_texts(file, column, id_column, kind=Prompts)
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter, num_devices=devices, copies=True)
+    if loaded.model.fills_masks:  # in batches of its own
+        loaded = replace(loaded, num_copies=1)
     asking = Asking.of(loaded, settings, chat, filling, "--prompts")
     compute = asking.compute(MANY * max_new_tokens, precision, kernels)
     w = loaded.load(dtype=DTYPES[compute.precision])

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.copies import computing_with, num_copies_of, on_each, zeros_on_each
+from lmwright.core.copies import computing_with, num_copies_of, num_sharing, on_each, zeros_on_each
 from lmwright.core.param import Tree
 from lmwright.evals.decoding import (
     Knobs,
@@ -41,6 +41,7 @@ from lmwright.models.decoder import Decoder
 PART = 4  # slots are filled when so many-th of them are free
 READ_TOKENS = 2**14  # of prompts that a device reads at a time
 ROOM = 0.4  # of a device's free memory, for a cache
+FIRST_ROWS = 32  # whose lengths say how long a cache must be; slots, where memory says nothing
 MOST_SLOTS = 128
 
 
@@ -52,11 +53,12 @@ def in_slots(
     settings: Sampling,
     ends: frozenset[int],
     steps: int,
-    num_slots: int,
+    num_slots: int | None = None,
     on_text: OnText | None = None,
 ) -> Iterator[PromptRow]:
     """Continues rows, `num_slots` at a time on each device that has the weights, and yields them in
-    their order. A call of a program makes `steps` tokens."""
+    their order; with None as many as there is memory for. A call of a program makes `steps`
+    tokens."""
     order: deque[PromptRow] = deque()
 
     def coming() -> Iterator[PromptRow]:
@@ -65,8 +67,7 @@ def in_slots(
             yield row
 
     new = coming()
-    first = list(islice(new, num_slots * num_copies_of(w)))
-    new = chain(first, new)
+    first = list(islice(new, (num_slots or FIRST_ROWS) * num_copies_of(w)))
     slots = _Slots(model, w, compute, settings, steps, num_slots, first)
     while slots.fill(new):
         for row, tokens in slots.advance():
@@ -80,41 +81,71 @@ class _Slots:
 
     def __init__(
         self, model: Decoder, w: Tree, compute: Compute, settings: Sampling, steps: int,
-        num_slots: int, first: Sequence[PromptRow],
+        num_slots: int | None, first: Sequence[PromptRow],
     ):  # fmt: skip
         self.program, self.w, self.settings, self.steps = (model, compute), w, settings, steps
-        self.copies, self.num_slots = num_copies_of(w), num_slots
-        self.rows: list[PromptRow | None] = [None] * (self.copies * num_slots)
+        self.copies, self.given, self.room = num_copies_of(w), num_slots, _room(num_sharing(w))
+        self.ahead = 1 if jax.default_backend() == "cpu" else 2  # a card computes meanwhile
+        self.knobs = knobs_of(settings, model)
+        self.held = list(first)
+        """Rows that are next."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Makes slots for the rows that are next: none is in use."""
+        self.cache = self.logits = None  # gives its memory back
+        self.filled, self.length = 0, self._length_for(self.held)
+        self.num_slots = self._slots_for(self.length)
+        self.rows: list[PromptRow | None] = [None] * (self.copies * self.num_slots)
         """Of each slot; slot s of device d is at s x copies + d."""
         self.starts = np.zeros(len(self.rows), np.int64)
         """Places in the cache where rows begin."""
         self.made = np.zeros(len(self.rows), np.int32)
         """Tokens that were asked for."""
-        self.ahead = 1 if jax.default_backend() == "cpu" else 2  # a card computes meanwhile
         self.waiting: deque[tuple[Array, list[PromptRow | None]]] = deque()
-        self.knobs = knobs_of(settings, model)
-        self.filled, self.length = 0, self._length_for(first)
-        logits = jax.ShapeDtypeStruct((num_slots, model.vocab_size), jnp.float32)
-        cache = jax.eval_shape(lambda: cached.new_cache(model, num_slots, self.length, compute))
-        self.logits, self.cache = zeros_on_each((logits, cache), w)
+        model, compute = self.program
+        logits = jax.ShapeDtypeStruct((self.num_slots, model.vocab_size), jnp.float32)
+        cache = _cache_shapes(model, compute, self.num_slots, self.length)
+        self.logits, self.cache = zeros_on_each((logits, cache), self.w)
 
     def fill(self, coming: Iterator[PromptRow]) -> bool:
         """Gives new rows to free slots, if there are enough of them; False if none is in use."""
-        share = max(1, self.num_slots // PART)
         while True:
-            every = range(len(self.rows))
+            every, share = range(len(self.rows)), max(1, self.num_slots // PART)
             free = [[at for at in every[d :: self.copies] if self.rows[at] is None]
                     for d in range(self.copies)]  # fmt: skip
             if sum(map(len, free)) < max(1, len(self.rows) // PART):
                 return True
-            new = list(islice(coming, sum(len(own[:share]) for own in free)))
-            if not new:
-                return any(row is not None for row in self.rows)
+            count, busy = sum(len(own[:share]) for own in free), any(self.rows)
+            self.held += islice(coming, max(0, count - len(self.held)))
+            if not self.held:
+                return busy
+            if not self._fit(self.held[:count]):
+                if busy:
+                    return True
+                self._begin()
+                continue
+            new, self.held = self.held[:count], self.held[count:]
             width = bucket(max(len(row.ids) for row in new))
             most = min(share, max(1, READ_TOKENS // width))
             while new:
                 self._read(new, [own[:most] for own in free], most, width)
                 free = [own[most:] for own in free]
+
+    def _fit(self, rows: Sequence[PromptRow]) -> bool:
+        """True unless longer rows need a cache that there is no memory for."""
+        length = self._length_for(rows)
+        return length <= self.length or self._slots_for(length) >= self.num_slots
+
+    def _slots_for(self, length: int) -> int:
+        """Slots of each device: a power of two, where memory has to do for rows of a `length`."""
+        if self.given is not None:
+            return self.given
+        if self.room is None:
+            return FIRST_ROWS
+        row = sum(math.prod(a.shape) * a.dtype.itemsize
+                  for a in jax.tree.leaves(_cache_shapes(*self.program, 1, length)))  # fmt: skip
+        return 1 << (max(1, min(MOST_SLOTS, self.room // row)).bit_length() - 1)
 
     def _read(self, new: list[PromptRow], free: list[list[int]], num_rows: int, width: int) -> None:
         """Reads the first of the new rows into free slots, at most `num_rows` of each device."""
@@ -159,7 +190,7 @@ class _Slots:
         if self.filled + self.steps > self.length:
             self._shift(-int(self.starts[active].min()))
         numbers = np.array([0 if row is None else row.number for row in self.rows], np.uint32)
-        numbers, made = (a.reshape(-1, self.copies).T for a in (numbers, self.made))
+        numbers, made = (a.reshape(-1, self.copies).T.copy() for a in (numbers, self.made))
         with computing_with(self.w):
             tokens, self.logits, self.cache = _write(
                 *self.program, self.steps, self.settings.method, self.w, self.logits, self.cache,
@@ -189,18 +220,18 @@ class _Slots:
         self.starts += by
 
 
-def most_slots(model: Decoder, compute: Compute, length: int, num_devices: int = 1) -> int:
-    """Rows of up to `length` tokens whose cache the memory of a device has room for, where
-    `num_devices` hold one together: a power of two."""
+def _room(num_sharing: int) -> int | None:
+    """Bytes for a cache that so many devices hold together; None where there is no telling."""
     device = jax.local_devices()[0]
     memory = device.memory_stats() or {}
     if device.platform == "cpu" or "bytes_limit" not in memory:
-        return 32
-    free = (memory["bytes_limit"] - memory.get("bytes_in_use", 0)) * num_devices
-    shapes = jax.eval_shape(lambda: cached.new_cache(model, 1, length, compute))
-    row = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(shapes))
-    rows = max(1, min(MOST_SLOTS, int(ROOM * free) // row))
-    return 1 << (rows.bit_length() - 1)
+        return None
+    free = memory["bytes_limit"] - memory.get("bytes_in_use", 0)
+    return int(ROOM * free) * num_sharing
+
+
+def _cache_shapes(model: Decoder, compute: Compute, rows: int, length: int) -> Tree:
+    return jax.eval_shape(lambda: cached.new_cache(model, rows, length, compute))
 
 
 def _batch_axes(model: Decoder, compute: Compute) -> Tree:
@@ -211,10 +242,7 @@ def _batch_axes(model: Decoder, compute: Compute) -> Tree:
         rows, *tokens = (i for i, n in enumerate(one.shape) if other.shape[i] != n)
         return ~rows if not tokens else rows
 
-    some, more = (
-        jax.eval_shape(lambda size=size: cached.new_cache(model, *size, compute)["layers"])
-        for size in ((2, 16), (3, 32))
-    )
+    some, more = (_cache_shapes(model, compute, *size)["layers"] for size in ((2, 16), (3, 32)))
     return jax.tree.map(axis, some, more)
 
 
@@ -260,12 +288,13 @@ def _write(
     [N, B], the logits after them and the longer caches."""
 
     def write(
-        w: Tree, logits: Array, cache: Tree, numbers: Array, made: Array
+        whole: Any, logits: Array, cache: Tree, numbers: Array, made: Array
     ) -> tuple[Array, Array, Tree]:
+        w, seed, knobs = whole
         keys = keys_of(seed, numbers)
         return decode_steps(model, compute, steps, method, w, logits, cache, keys, made, knobs)
 
-    new: tuple[Array, Array, Tree] = on_each(write)(w, logits, cache, numbers, made)
+    new: tuple[Array, Array, Tree] = on_each(write)((w, seed, knobs), logits, cache, numbers, made)
     return new
 
 
