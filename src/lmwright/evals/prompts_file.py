@@ -20,6 +20,7 @@ from lmwright.core.compute import DTYPES, Compute
 from lmwright.core.copies import num_copies_of, num_sharing
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, ListRow, Row
+from lmwright.errors import UserError
 from lmwright.evals.chat_prompts import Chat, Message
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import continued
@@ -187,7 +188,10 @@ def write_texts_command(
         w = cached.layers_apart(loaded.model, w, free=True)
     began = time.monotonic()
     lines = Writer(asking, compute, w, tally).lines
-    write_lines(texts, lines, tally, target, asked, overwrite=overwrite)
+    try:
+        write_lines(texts, lines, tally, target, asked, overwrite=overwrite)
+    except UserError as error:
+        raise UserError(str(error).replace("--text-column", "--prompt-column")) from None
     copies, sharing = num_copies_of(w), num_sharing(w)
     how = compute_text(compute, sharing) + (f", on {copies} devices" if copies > 1 else "")
     stream = sys.stderr if out is None else sys.stdout

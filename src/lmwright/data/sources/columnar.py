@@ -18,7 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
-from lmwright.data.sources.columns import Bad, Row, check_header, from_columns, select_columns
+from lmwright.data.sources.columns import (
+    Bad,
+    Row,
+    check_header,
+    from_columns,
+    select_columns,
+    takes_lists,
+)
 from lmwright.data.sources.file import (
     DOCUMENT_BYTES,
     READ_BYTES,
@@ -209,7 +216,8 @@ def _check_schema(schema: pa.Schema, file: File, source: Source) -> list[str]:
     kind = schema.field(source.text_column).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if not any(is_text(kind) for is_text in TEXT_TYPES):
+    kinds = (*TEXT_TYPES, *LIST_TYPES[:2]) if takes_lists(source) else TEXT_TYPES
+    if not any(is_one(kind) for is_one in kinds):
         raise UserError(
             f"{file.path}: column {source.text_column!r} is {kind}, not text; "
             "change data.sources.text_column"

@@ -145,6 +145,11 @@ def select_columns(source: Source, there: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*required, *(name for name in extra if name in there)]))
 
 
+def takes_lists(source: Source) -> bool:
+    """True for a source whose texts may be lists, which none of a run is."""
+    return getattr(source, "takes_lists", False)
+
+
 def from_columns(row: Mapping[str, Any], number: int, file: File, source: Source) -> Row | Bad:
     """Document of one row of a file of typed columns, whose objects have every key that any row has
     there: in a conversation, those that are null were none of its own."""
@@ -171,7 +176,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
             return Bad(number, f"no {name!r}, only {there}", missing=True, there=tuple(row))
     if source.rows == "text":
         text = row[source.text_column]
-        listed = getattr(source, "takes_lists", False) and isinstance(text, list)
+        listed = takes_lists(source) and isinstance(text, list)
         if not listed and not isinstance(text, str):
             return Bad(number, f"{source.text_column!r} is {kind_of(text)}, not text")
     else:
