@@ -12,6 +12,7 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
+from lmwright.core import copies
 from lmwright.data.prepare import prepare
 from lmwright.evals import documents, embed
 from lmwright.evals.embed import embed_command
@@ -108,6 +109,25 @@ def test_vectors_are_those_of_transformers(made, family, pooling, tmp_path):
         ours = arrays["embeddings"]
     distance = np.linalg.norm(ours - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     assert ours.dtype == np.float32 and distance.max() <= 1e-5
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_several_devices_give_the_same(has_room, made, tmp_path, monkeypatch):
+    """Each with texts of its own, or sharing weights that one has no memory for; the last batches
+    are fewer than the devices."""
+    monkeypatch.setattr(documents, "BATCH_TOKENS", 256)
+    monkeypatch.setattr(copies, "one_has_room", lambda *_: has_room)
+    kept = []
+    program = embed.Vectors.program
+    monkeypatch.setattr(
+        embed.Vectors, "program", lambda self, fn: kept.append(self.weights) or program(self, fn)
+    )
+    found = embedded(made, made / "eurobert-hf", tmp_path / "v.npy", devices=4)
+    wanted = reference(made / "eurobert-hf", TEXTS)
+    np.testing.assert_allclose(np.load(found), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    shardings = [a.sharding for a in jax.tree.leaves(kept)]
+    assert {len(each.device_set) for each in shardings} == {4}
+    assert all(each.is_fully_replicated for each in shardings) == has_room
 
 
 def test_a_run_and_its_export_give_the_same(made, tmp_path):

@@ -89,9 +89,9 @@ def test_the_export_opens_in_transformers(both):
     assert {s["label"] for s in theirs[0]} == set(LABELS)
     file = out.parent / "texts.csv"
     file.write_text("words\n" + "".join(text + "\n" for text in TEXTS))
-    for model in (run.dir, out):
+    for model, devices in ((run.dir, 1), (out, 3)):  # which have texts of their own
         to = out.parent / f"{model == out}.jsonl"
-        said = {"out": str(to), "text_column": "words", **EXACT}
+        said = {"out": str(to), "text_column": "words", "devices": devices, **EXACT}
         assert predict.predict_command(str(model), str(file), **said) == 0
         ours = read(to)
         assert [line["row"] for line in ours] == list(range(2, 62))

@@ -33,14 +33,21 @@ Kernels = Literal["platform", "reference"]
 
 @checked
 def load_model(
-    model: Place, *, adapter: str | None = None, part: str | None = None, devices: Count | None = 1
+    model: Place,
+    *,
+    adapter: str | None = None,
+    part: str | None = None,
+    devices: Count | None = 1,
+    copies: bool = False,
 ) -> "LoadedModel":
     """A model with its weights and its tokenizer, for several calls. `adapter` or `part` chooses
     one of several that a run trains. `devices` of this machine share the weights: with None one, or
-    all where one has too little memory. Raises UserError where no model lies there."""
+    all where one has too little memory. With `copies` each has all weights, if it has room, and
+    computes texts of its own: with None all devices do. Raises UserError where no model lies
+    there."""
     from lmwright.formats.load import load_model
 
-    return load_model(path_of(model), adapter, part, devices)
+    return load_model(path_of(model), adapter, part, devices, copies)
 
 
 @checked
@@ -181,14 +188,15 @@ def predict(
     """The class or number of each text, the tags of its words, or the answer to it as a question,
     as `lmwright predict` writes them. `pairs` are the second texts, or the contexts of questions.
     Raises UserError where the model does none of it."""
-    from lmwright.evals.compute import row_compute
+    from lmwright.evals.compute import row_compute, spread
     from lmwright.evals.documents import Columns
     from lmwright.evals.predict import PREDICTORS, Predictor, predict_lines, tell_of_pairs
 
     loaded = _loaded(model, adapter)
     form = PREDICTORS.get(type(loaded.model), Predictor)
     columns = Columns(None if pairs is None else form.pair_column or "pair")
-    predictor = form(loaded, row_compute(precision, kernels), columns, threshold)
+    compute = spread(row_compute(precision, kernels), loaded.num_devices)
+    predictor = form(loaded, compute, columns, threshold)
     if pairs is None and form is Predictor:
         tell_of_pairs(loaded, "pairs")
     return [
@@ -224,11 +232,11 @@ def embed(
     """Vectors float32 [N, `dim`] of texts; each is cut to what the model takes. `dim` keeps the
     first numbers, `prompt` names one of the model's, which is put before each text. Raises
     UserError where the model is no encoder."""
-    from lmwright.evals.compute import row_compute
+    from lmwright.evals.compute import row_compute, spread
     from lmwright.evals.embed import Vectors, embedder_at
 
     loaded = _loaded(model, adapter)
-    compute = row_compute(precision, kernels)
+    compute = spread(row_compute(precision, kernels), loaded.num_devices)
     vectors = Vectors(loaded, embedder_at(loaded, pooling, length), dim, compute, prompt)
     documents, _ = vectors.encode([vectors.prompt + text for text in texts])
     return vectors.of(documents)

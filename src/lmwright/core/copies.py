@@ -100,5 +100,5 @@ def _mesh(num_copies: int) -> Mesh:
 def _mesh_of(w: Tree) -> Mesh | None:
     """The mesh of copies; None where there is one of the weights."""
     sharding = getattr(next(iter(jax.tree.leaves(w)), None), "sharding", None)
-    copies = isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (COPIES,)
-    return sharding.mesh if copies else None
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) and mesh.axis_names == (COPIES,) else None
