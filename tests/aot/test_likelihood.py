@@ -24,18 +24,19 @@ def lower_all():
     devices = topologies.get_topology_desc(**topology_request(parse_slice("v5e-1"))).devices
     place, compute = SingleDeviceSharding(devices[0]), Compute(precision="bf16", kernels="tpu")
 
-    def there(*shape, dtype=jnp.int32):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    def whole(param):
+        return jax.ShapeDtypeStruct(param.shape, jnp.bfloat16, sharding=place)
+
+    def there(*shape, dtype=jnp.int32):  # on one device
+        return jax.ShapeDtypeStruct((1, *shape), dtype, sharding=place)
 
     for name in ("gemma3-1b", "llama-135m"):
         model = of_section("model")[name]()
-        w = jax.tree.map(
-            lambda param: there(*param.shape, dtype=jnp.bfloat16), model.spec(), is_leaf=is_param
-        )
+        w = jax.tree.map(whole, model.spec(), is_leaf=is_param)
         ids, real = there(ROWS, BEHIND), there(ROWS, BEHIND, dtype=bool)
         read, score = shared_contexts._programs(model, compute)
         reading = read.trace(w, there(1, PREFIX), there(1, PREFIX, dtype=bool))
-        prefix = jax.tree.map(lambda a: there(*a.shape, dtype=a.dtype), reading.out_info)
+        prefix = jax.tree.map(lambda a: there(*a.shape[1:], dtype=a.dtype), reading.out_info)
         reading.lower(lowering_platforms=("tpu",)).compile()
         inner = there(ROWS, BRANCHES)
         rows = (

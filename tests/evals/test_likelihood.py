@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
+from lmwright.core.copies import computing_with, copied
 from lmwright.evals import likelihood, prefixes, shared_contexts
 from lmwright.evals.likelihood import log_likelihoods
 from tests.sharded.problem import VOCAB, fresh_weights
@@ -56,3 +57,16 @@ def test_one_reading_of_a_context_is_enough(name, monkeypatch):
     rows = log_likelihoods(model, w, pairs, COMPUTE)
     np.testing.assert_allclose([a for a, _ in found], [a for a, _ in rows], atol=1e-4)
     assert [a for _, a in found] == [a for _, a in rows]
+
+
+def test_devices_with_all_weights_score_alike(monkeypatch):
+    """Batches are dealt out to them, also where there are fewer rows than devices."""
+    model, pairs = DECODERS["gpt2"], asked()
+    w = fresh_weights(model)
+    monkeypatch.setattr(prefixes, "SHORTEST", 8)
+    wanted = log_likelihoods(model, w, pairs, COMPUTE)
+    whole = copied(w, 3)
+    with computing_with(whole):
+        found = log_likelihoods(model, whole, pairs, COMPUTE)
+    np.testing.assert_allclose([a for a, _ in found], [a for a, _ in wanted], atol=1e-4)
+    assert [a for _, a in found] == [a for _, a in wanted]

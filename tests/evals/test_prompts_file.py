@@ -74,7 +74,7 @@ def test_rows_get_the_texts_of_transformers(harness_folder, prompts, texts, tmp_
     three = tmp_path / "3.jsonl"
     assert asked(harness_folder, file, three, "--devices", "3", "--id-column", "n") == 0
     assert three.read_bytes() == out.read_bytes()
-    assert "on 3 devices" in capsys.readouterr().out
+    assert "on each of 3 devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["txt", "csv", "parquet"])

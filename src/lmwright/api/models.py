@@ -82,7 +82,7 @@ def evaluate(
         cure = "leave it out" if text is not None else "give text, too"
         raise UserError(f"{name}: has no effect {'with' if text else 'without'} text; {cure}")
     if text is not None:
-        loaded = load_model(model, adapter=adapter, devices=devices)
+        loaded = load_model(model, adapter=adapter, devices=devices, copies=True)
         return [text_loss(loaded, path_of(text), **windows, **both)[0]]
     opened = open_held_out(path_of(model), max_rows=max_rows, adapter=adapter, **both)
     return opened.held_out.losses(opened.weights)

@@ -117,9 +117,10 @@ def _compute(precision: str, kernels: Kernels) -> Compute:
     return Compute(precision=precision, kernels=chosen if kernels == "platform" else "reference")
 
 
-def compute_text(compute: Compute, num_devices: int = 1) -> str:
+def compute_text(compute: Compute, num_devices: int = 1, num_copies: int = 1) -> str:
     """Text for compute settings, such as "fp32, cpu kernels"."""
     platform = _device().platform
     on = "" if platform in compute.kernels else f" on {platform}"
     over = "" if num_devices == 1 else f", over {num_devices} devices"
+    over += "" if num_copies == 1 else f", on each of {num_copies} devices"
     return f"{compute.precision}, {compute.kernels} kernels{on}{over}"

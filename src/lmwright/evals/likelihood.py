@@ -21,6 +21,7 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
+from lmwright.core.copies import num_copies_of, on_each, stacked
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
 from lmwright.evals.compute import refuse_encoder
@@ -79,12 +80,15 @@ def _score_rows(
     model: Decoder, w: Tree, rows: list[_Row], compute: Compute
 ) -> Iterator[tuple[list[int], list[float], list[bool]]]:
     """(numbers, their log-likelihoods, whether greedy decoding says the same), batch by batch."""
-    score = _scores(model, compute)
-    for batch, shape in _batches(rows, model, compute):
-        sums, greedy = jax.device_get(score(w, *_arrays(batch, shape, model.seq_len - 1)))
-        numbers = [number for row in batch for number, _ in row.asked]
-        count = len(numbers)
-        yield numbers, sums[:count].tolist(), greedy[:count].tolist()
+    score, copies = _scores(model, compute), num_copies_of(w)
+    for batch, shape in _batches(rows, model, compute, copies):
+        parts = [batch[device::copies] for device in range(copies)]
+        num = rounded_rows(max(sum(len(row.asked) for row in part) for part in parts))
+        arrays = stacked([_arrays(part, shape, num, model.seq_len - 1) for part in parts])
+        for part, sums, greedy in zip(parts, *jax.device_get(score(w, *arrays)), strict=True):
+            numbers = [number for row in part for number, _ in row.asked]
+            count = len(numbers)
+            yield numbers, sums[:count].tolist(), greedy[:count].tolist()
 
 
 def _refuse_bad(model: Decoder, pairs: Sequence[Pair]) -> None:
@@ -119,29 +123,31 @@ def _rows(model: Decoder, pairs: Sequence[Pair], others: Collection[int]) -> lis
 
 
 def _batches(
-    rows: list[_Row], model: Decoder, compute: Compute
+    rows: list[_Row], model: Decoder, compute: Compute, copies: int
 ) -> Iterator[tuple[list[_Row], tuple[int, int, int]]]:
-    """Batches of rows, with the number of rows, their tokens and the tokens of a continuation."""
+    """Batches of rows for all devices, with the number of rows of each, their tokens and the tokens
+    of a continuation."""
     start = 0
     while start < len(rows):
         width = rounded_tokens(len(rows[start].ids), compute)
         size, many = 0, 1
         for row in rows[start:]:
             longest = max(many, 1 << (row.num - 1).bit_length())
-            count = size + 1
+            count = -(-(size + 1) // copies)
             if count > 1 and (
                 count * width > BATCH_TOKENS or count * longest * model.vocab_size > MOST_LOGITS
             ):
                 break
-            size, many = count, longest
-        yield rows[start : start + size], (rounded_rows(size), width, min(many, width))
+            size, many = size + 1, longest
+        count = rounded_rows(-(-size // copies))
+        yield rows[start : start + size], (count, width, min(many, width))
         start += size
 
 
 def _arrays(
-    rows: list[_Row], shape: tuple[int, int, int], last_position: int
+    rows: list[_Row], shape: tuple[int, int, int], num: int, last_position: int
 ) -> tuple[Batch, np.ndarray, ...]:
-    """The batch [B, T]; places [B, P] in it that predict; and of the R pairs the row [R], the
+    """The batch [B, T]; places [B, P] in it that predict; and of `num` (R) pairs the row [R], the
     targets [R, P], the last ones, and where they are real."""
     count, width, most = shape
     tokens, segments = (np.zeros((count, width), np.int32) for _ in range(2))
@@ -150,8 +156,6 @@ def _arrays(
         tokens[i, : len(row.ids)] = row.ids
         segments[i, : len(row.ids)] = 1
         at[i, most - row.num :] = np.arange(len(row.ids) - row.num, len(row.ids))
-    pairs = sum(len(row.asked) for row in rows)
-    num = rounded_rows(pairs)
     of, targets, real = (
         np.zeros(num, np.int32),
         np.zeros((num, most), np.int32),
@@ -186,4 +190,4 @@ def _scores(model: Decoder, compute: Compute) -> Callable[..., Any]:
         greedy = jnp.argmax(logits, axis=-1)[place] == targets
         return jnp.sum(jnp.where(real, chosen, 0), axis=1), jnp.all(greedy | ~real, axis=1)
 
-    return compiled(scores, compute)
+    return compiled(on_each(scores), compute)

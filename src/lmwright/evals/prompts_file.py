@@ -192,8 +192,7 @@ def write_texts_command(
         write_lines(texts, lines, tally, target, asked, overwrite=overwrite)
     except UserError as error:
         raise UserError(str(error).replace("--text-column", "--prompt-column")) from None
-    copies, sharing = num_copies_of(w), num_sharing(w)
-    how = compute_text(compute, sharing) + (f", on {copies} devices" if copies > 1 else "")
+    how = compute_text(compute, num_sharing(w), num_copies_of(w))
     stream = sys.stderr if out is None else sys.stdout
     print(tally.line(time.monotonic() - began, how), file=stream)
     return 0

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 
 from lmwright.core.compute import Compute
+from lmwright.core.copies import num_copies_of, on_each, stacked
 from lmwright.core.param import Tree
 from lmwright.evals.decoding import rounded_tokens, turns_with_length
 from lmwright.evals.loss import compiled
@@ -88,13 +89,19 @@ def score_shared(
 ) -> Iterator[tuple[list[int], list[float], list[bool]]]:
     """(numbers, their log-likelihoods, whether greedy decoding says the same), batch by batch."""
     read, score = _programs(model, compute)
+    copies = num_copies_of(w)
     for each in shared:
         prefix = None
         if each.prefix:
-            prefix = read(w, *pad_prompts([list(each.groups[0][0][: each.prefix])]))
-        for groups in _batches(each, model, compute):
-            rows = _rows(groups, each.prefix, compute)
-            yield _sums(groups, *jax.device_get(score(w, prefix, *rows)))
+            beginning = pad_prompts([list(each.groups[0][0][: each.prefix])])
+            prefix = read(w, *stacked([beginning] * copies))
+        for groups in _batches(each, model, compute, copies):
+            shape = _shape(groups, each.prefix, compute, copies)
+            parts = [groups[device::copies] for device in range(copies)]
+            rows = stacked([_rows(part, each.prefix, shape) for part in parts])
+            found = jax.device_get(score(w, prefix, *rows))
+            for device, part in enumerate(parts):
+                yield _sums(part, *(a[device] for a in found))
 
 
 def rounded_rows(count: int) -> int:
@@ -102,36 +109,48 @@ def rounded_rows(count: int) -> int:
     return -(-count // 8) * 8 if count > 8 else 1 << (count - 1).bit_length()
 
 
-def _batches(shared: Shared, model: Decoder, compute: Compute) -> Iterator[Sequence[Group]]:
+def _batches(
+    shared: Shared, model: Decoder, compute: Compute, copies: int
+) -> Iterator[Sequence[Group]]:
     start, groups = 0, shared.groups
     while start < len(groups):
         width = rounded_tokens(len(groups[start][0]), compute)
         size = longest = 0
-        for _, own in groups[start : start + MOST_ROWS]:
+        for _, own in groups[start : start + MOST_ROWS * copies]:
             most = max(longest, sum(len(ids) for _, ids in own))
-            rows = size + 1
+            rows = -(-(size + 1) // copies)
             full = rows * (width + most) > CACHED_TOKENS
             if size and (full or rows * most * model.vocab_size > MOST_LOGITS):
                 break
-            size, longest = rows, most
-        if start + size < len(groups):  # no padding, and the shape of the next batches
-            size = size // 8 * 8 or 1 << (size.bit_length() - 1)
+            size, longest = size + 1, most
+        if start + size < len(groups) and (each := size // copies):
+            # no padding, and the shape of the next batches
+            size = copies * (each // 8 * 8 or 1 << (each.bit_length() - 1))
         yield groups[start : start + size]
         start += size
 
 
-def _rows(groups: Sequence[Group], prefix: int, compute: Compute) -> tuple[np.ndarray, ...]:
+def _shape(
+    groups: Sequence[Group], prefix: int, compute: Compute, copies: int
+) -> tuple[int, int, int, int]:
+    """(B, T, C, P) of the part of each device, as `_rows` has them."""
+    width = rounded_tokens(max(len(context) for context, _ in groups) - prefix, compute)
+    most = max(len(own) for _, own in groups)
+    inner = max(sum(len(ids) - 1 for _, ids in own) for _, own in groups)
+    num_rows = rounded_rows(-(-len(groups) // copies))
+    return num_rows, width, 1 << (most - 1).bit_length(), inner and rounded_tokens(inner, compute)
+
+
+def _rows(
+    groups: Sequence[Group], prefix: int, shape: tuple[int, int, int, int]
+) -> tuple[np.ndarray, ...]:
     """Of B contexts with up to C continuations of P tokens together: the contexts [B, T], where
     they are, the first tokens of continuations [B, C]; the tokens of the continuations but the last
     of each [B, P], where they are, their continuations, positions, and the tokens behind them."""
-    width = rounded_tokens(max(len(context) for context, _ in groups) - prefix, compute)
-    num_rows = rounded_rows(len(groups))
+    num_rows, width, most, inner = shape
     trunk, valid = pad_left([context[prefix:] for context, _ in groups], num_rows, width)
-    most = max(len(own) for _, own in groups)
-    inner = max(sum(len(ids) - 1 for _, ids in own) for _, own in groups)
-    shape = num_rows, inner and rounded_tokens(inner, compute)
-    firsts = np.zeros((num_rows, 1 << (most - 1).bit_length()), np.int32)
-    tokens, of, positions, targets = (np.zeros(shape, np.int32) for _ in range(4))
+    firsts = np.zeros((num_rows, most), np.int32)
+    tokens, of, positions, targets = (np.zeros((num_rows, inner), np.int32) for _ in range(4))
     for row, branch, (_, ids), place in _places(groups):
         firsts[row, branch] = ids[0]
         tokens[row, place], targets[row, place], of[row, place] = ids[:-1], ids[1:], branch + 1
@@ -199,7 +218,7 @@ def _programs(model: Decoder, compute: Compute) -> tuple[Callable[..., Tree], Ca
         rest = _scores(model.logits(w, more), targets[..., None])
         return *(a[:, 0] for a in first), *(a[..., 0] for a in rest)
 
-    return compiled(read, compute), compiled(score, compute)
+    return compiled(on_each(read), compute), compiled(on_each(score), compute)
 
 
 def _copies(model: Decoder, prefix: Tree, num_rows: int, behind: int, compute: Compute) -> Tree:

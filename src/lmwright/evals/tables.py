@@ -41,6 +41,7 @@ def print_losses(
     compute: Compute,
     console: Console | None = None,
     num_devices: int = 1,
+    num_copies: int = 1,
 ) -> None:
     """Prints the scores per source, and the settings that they were computed with."""
     console = console or Console()
@@ -51,7 +52,7 @@ def print_losses(
         else:
             console.print()
             print_table(console, detail)
-    console.print(compute_text(compute, num_devices), highlight=False)
+    console.print(compute_text(compute, num_devices, num_copies), highlight=False)
 
 
 def loss_table(losses: Sequence[SourceLoss]) -> Table:

@@ -22,7 +22,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from lmwright.core.compute import DTYPES, Compute
-from lmwright.core.spread import computing
+from lmwright.core.copies import computing_with
 from lmwright.core.ternary import cast_as_trained
 from lmwright.errors import UserError, install
 from lmwright.evals.answers import BITS, metric_name, questions_of, right_bits
@@ -65,6 +65,8 @@ class TaskScores:
     compute: Compute
     num_devices: int = 1
     """Devices that shared the weights."""
+    num_copies: int = 1
+    """Devices that had all weights each."""
     notes: tuple[str, ...] = ()
     """What is not as the tasks say."""
 
@@ -101,7 +103,7 @@ def task_scores(
         own: LocalData | None = None
         try:
             unasked = patch.multiple(harness, create=True, **UNASKED)
-            with computing(loaded.num_devices), unasked, local as own:
+            with computing_with(w), unasked, local as own:
                 details = harness.simple_evaluate(
                     model=model, tasks=wanted, num_fewshot=shots, limit=limit,
                     task_manager=manager, apply_chat_template=chat, fewshot_as_multiturn=chat,
@@ -116,7 +118,8 @@ def task_scores(
                 raise _refusal(error, tasks) from error
             raise
         notes = own.notes(details["n-shot"]) if own else ()
-    return TaskScores(tuple(_scores_of(details)), details, compute, loaded.num_devices, notes)
+    devices = loaded.num_devices, loaded.num_copies
+    return TaskScores(tuple(_scores_of(details)), details, compute, *devices, notes)
 
 
 def _harness() -> Any:

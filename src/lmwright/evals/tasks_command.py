@@ -47,7 +47,7 @@ def eval_tasks_command(
         raise UserError("--tasks: names no task; give for example --tasks arc_easy")
     if out is not None and Path(out).exists():
         raise UserError(f"{out}: exists; give --out another name")
-    loaded = load_model(path, adapter, num_devices=devices)
+    loaded = load_model(path, adapter, num_devices=devices, copies=True)
     shown = Console(file=sys.stderr)
     with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:
         bar = progress.add_task("questions", total=None)
@@ -69,7 +69,8 @@ def eval_tasks_command(
 def _print_scores(found: TaskScores) -> None:
     console = Console()
     print_table(console, score_table(found.scores))
-    for line in (*found.notes, compute_text(found.compute, found.num_devices)):
+    devices = found.num_devices, found.num_copies
+    for line in (*found.notes, compute_text(found.compute, *devices)):
         console.print(line, highlight=False, soft_wrap=True)
 
 

@@ -11,20 +11,22 @@ https://huggingface.co/docs/transformers/perplexity
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from lmwright.core.compute import DTYPES, LANES, Compute
-from lmwright.core.contract import Model, Objective
+from lmwright.core.contract import Batch, Model, Objective
+from lmwright.core.copies import computing_with, num_copies_of, on_each, stacked
 from lmwright.core.param import Tree
-from lmwright.core.spread import computing
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute, spread
-from lmwright.evals.loss import SourceLoss, evaluate_rows
+from lmwright.evals.loss import Rows, SourceLoss, batch_of, compiled, evaluate_rows, tally_of
 from lmwright.evals.tables import print_losses
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -56,7 +58,28 @@ def evaluate_text(
         refuse_encoder(model)
     batches = text_batches(model, ids, context, stride, compute, source)
     w = cast_as_trained(model.spec(), w, DTYPES[compute.precision])
+    if num_copies_of(w) > 1:
+        return _on_copies(model, objective, compute, w, source, batches)
     return evaluate_rows(model, objective, compute, w, source, batches)
+
+
+def _on_copies(
+    model: Model, objective: Objective, compute: Compute, w: Tree, source: str,
+    batches: Iterator[Rows],
+) -> SourceLoss:  # fmt: skip
+    """`evaluate_rows` by devices that have all weights each."""
+    tally, copies = tally_of(objective), num_copies_of(w)
+
+    def sums(w: Tree, batch: Batch) -> Any:
+        return tally.measure(model, objective, w, batch, compute)
+
+    measure = compiled(on_each(sums), compute)
+    while group := list(islice(batches, copies)):
+        rows = [*group, *group[:1] * (copies - len(group))]  # the last are computed in vain
+        found = jax.device_get(measure(w, stacked([batch_of(each) for each in rows])))
+        for number, each in enumerate(group):
+            tally.add(each, jax.tree.map(lambda a, number=number: a[number], found))
+    return tally.loss(source)
 
 
 def text_batches(
@@ -136,7 +159,7 @@ def text_loss(
     compute = spread(row_compute(precision, kernels), loaded.num_devices)
     objective = _objective_of(loaded, samples)
     ids = encode_file(loaded, text, max_chars)
-    with computing(loaded.num_devices):
+    with computing_with(loaded.weights):
         loss = evaluate_text(
             loaded.model,
             loaded.weights,
@@ -156,9 +179,9 @@ def eval_text_command(
 ) -> int:
     """Prints the loss of any model (run directory, Hugging Face folder, .gguf, hub name) on a text
     file; `options` are those of `text_loss`. Returns 0."""
-    loaded = load_model(path, adapter, num_devices=devices)
+    loaded = load_model(path, adapter, num_devices=devices, copies=True)
     loss, compute = text_loss(loaded, text, **options)
-    print_losses([loss], compute, num_devices=loaded.num_devices)
+    print_losses([loss], compute, None, loaded.num_devices, loaded.num_copies)
     return 0
 
 
