@@ -61,10 +61,9 @@ def compiled(name):
             "read": facts(slots._read.lower(model, compute, PROMPT, w, logits, cache, *prompts)),
             "write": facts(
                 slots._write.lower(
-                    model, compute, generate.STEPS, "filtered", w, logits, cache, *rows, knobs
+                    model, compute, generate.STEPS, "greedy", w, logits, cache, *rows, knobs
                 )
             ),
-            "shift": facts(slots._shift.lower(model, compute, cache, each())),
         }
 
 

@@ -14,6 +14,7 @@ from lmwright.evals import prompts_file
 from tests.evals.conftest import sentence
 
 TEMPLATE = (
+    "{% if messages[0]['content'] == 'no' %}{{ raise_exception('not that') }}{% endif %}"
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -112,7 +113,12 @@ def test_conversations(form, harness_folder, tmp_path, capsys):
     if form == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), file)
     else:
-        rows += [{"messages": []}, {"messages": talks[1][:3]}, {"messages": ["x"]}]
+        rows += [
+            {"messages": [{"role": "user", "content": "no"}]},
+            {"messages": []},
+            {"messages": talks[1][:3]},
+            {"messages": ["x"]},
+        ]
         rows.append({"messages": "the dog"})  # a user's message alone
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert asked(folder, file, out, "--chat") == 0
@@ -125,10 +131,11 @@ def test_conversations(form, harness_folder, tmp_path, capsys):
         answer = {"role": "assistant", "content": tokenizer.decode(made, skip_special_tokens=True)}
         assert line["messages"] == [*talk, answer]
     if form == "jsonl":
-        assert "no list of messages" in found[2]["error"]
-        assert "the last message is the assistant's" in found[3]["error"]
-        assert "no list of messages" in found[4]["error"]
-        assert found[5]["messages"] == found[0]["messages"]
+        assert "not that" in found[2]["error"]
+        assert "no list of messages" in found[3]["error"]
+        assert "the last message is the assistant's" in found[4]["error"]
+        assert "no list of messages" in found[5]["error"]
+        assert found[6]["messages"] == found[0]["messages"]
         assert asked(folder, file, out, "--prompt-column", "messages", "--overwrite") == 0
         assert lines_of(out)[0]["error"] == "a list of messages; give --chat"
         assert "1 texts" in capsys.readouterr().out

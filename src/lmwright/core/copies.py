@@ -25,7 +25,8 @@ def copied(w: Tree, num_copies: int) -> Tree:
     """The weights, whole on each of so many devices of this machine."""
     if num_copies == 1:
         return w
-    return jax.device_put(w, NamedSharding(_mesh(num_copies), P()))
+    mesh = Mesh(np.array(jax.local_devices()[:num_copies]), (COPIES,))
+    return jax.device_put(w, NamedSharding(mesh, P()))
 
 
 def count_copies(model: Any, asked: int | None, itemsize: int = 2) -> int:
@@ -82,19 +83,14 @@ def on_each(fn: Callable[..., Tree]) -> Callable[..., Tree]:
 
 def zeros_on_each(shapes: Tree, w: Tree) -> Tree:
     """Zeros [N, ...] of such shapes, one of N beside each copy of the weights."""
-    num_copies, place = num_copies_of(w), None
-    if num_copies > 1:
-        place = NamedSharding(_mesh(num_copies), P(COPIES))
-    return jax.tree.map(lambda a: jnp.zeros((num_copies, *a.shape), a.dtype, device=place), shapes)
+    count, mesh = num_copies_of(w), _mesh_of(w)
+    place = None if mesh is None else NamedSharding(mesh, P(COPIES))
+    return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype, device=place), shapes)
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:
     """Trees of host arrays of the same shapes as one, with an axis N in front."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-
-
-def _mesh(num_copies: int) -> Mesh:
-    return Mesh(np.array(jax.local_devices()[:num_copies]), (COPIES,))
 
 
 def _mesh_of(w: Tree) -> Mesh | None:

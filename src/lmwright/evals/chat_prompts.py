@@ -22,6 +22,14 @@ Chat = str | Sequence[Message]
 """A user's message, or a conversation that ends with one."""
 
 
+class RefusedError(UserError):
+    """A chat template refuses a prompt."""
+
+    def __init__(self, where: str, reason: str):
+        super().__init__(f"{where}: {reason}")
+        self.reason = reason
+
+
 def own_template(loaded: LoadedModel, cure: str) -> ChatTemplate:
     """The chat template of a model's tokenizer, with the date of today. Raises UserError, with
     this cure, where there is none."""
@@ -35,19 +43,19 @@ def own_template(loaded: LoadedModel, cure: str) -> ChatTemplate:
 def encode_chats(
     prompts: Sequence[Chat], template: ChatTemplate, tokenizer: TextTokenizer, field: str
 ) -> list[list[int]]:
-    """Ids of each conversation, up to where the assistant begins. Raises UserError for one of a
-    `field` that the template refuses."""
+    """Ids of each conversation, up to where the assistant begins. Raises RefusedError for one of a
+    `field` that the template does not take."""
     asked = []
     for prompt in prompts:
         told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
             text = template.render({"messages": [_whole(each) for each in told]}, prompt=True)
         except UnusableError as error:
-            raise UserError(f"{field}: {prompt!r}: {error}") from None
+            raise RefusedError(f"{field}: {prompt!r}", str(error)) from None
         try:
             text.encode()
         except UnicodeEncodeError:  # Python's form of bytes that are no UTF-8
-            raise UserError(f"{field}: is not UTF-8 text; write it anew") from None
+            raise RefusedError(field, "is not UTF-8 text; write it anew") from None
         asked.append(tokenizer.encode(text, parse_special=True))
     return asked
 

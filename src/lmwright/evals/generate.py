@@ -75,7 +75,7 @@ def generate(
     *,
     prefix: Sequence[int] | None = None,
     end_ids: Sequence[int] = (),
-    batch_rows: int = BATCH_ROWS,
+    batch_rows: int | None = None,
     filling: Filling | None = None,
 ) -> list[Generation]:
     """Continues each prompt, given as text or as ids; `filling` is for models that fill in masks.
@@ -84,7 +84,7 @@ def generate(
     text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
     Raises UserError for a prompt that leaves no room in the context.
     """
-    compute = compute or text_compute(model, w, num_steps(prompts, settings, batch_rows))
+    compute = compute or text_compute(model, w, num_steps(prompts, settings))
     filling = filling_for(model, filling, settings)
     prefix = prompt_prefix(tokenizer) if prefix is None else tuple(prefix)
     rows = [
@@ -108,11 +108,11 @@ def continued(
     on_text: OnText | None = None,
     *,
     end_ids: Sequence[int] = (),
-    batch_rows: int | None = BATCH_ROWS,
+    batch_rows: int | None = None,
     filling: Filling | None = None,
 ) -> Iterator[PromptRow]:
-    """Continues rows, at most `batch_rows` at a time on a device, or as many as it has memory for,
-    and yields each when it and all before it have ended."""
+    """Continues rows, at most `batch_rows` at a time on a device (None: as many as it has memory
+    for), and yields each when it and all before it have ended."""
     compute = spread(compute, num_sharing(w))
     ends = frozenset({*end_ids, *settings.ends(tokenizer)})
     # Rows need not divide over a mesh, so activations are left to the compiler here.
@@ -140,9 +140,9 @@ def generation_of(row: PromptRow) -> Generation:
     return Generation(row.stream.text, tuple(row.tokens), len(row.ids), row.finish)
 
 
-def num_steps(prompts: Sequence[Any], settings: Sampling, batch_rows: int = BATCH_ROWS) -> int:
+def num_steps(prompts: Sequence[Any], settings: Sampling) -> int:
     """Number of tokens that are decoded one after the other."""
-    return -(-len(prompts) // batch_rows) * settings.max_new_tokens
+    return -(-len(prompts) // BATCH_ROWS) * settings.max_new_tokens
 
 
 def filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Filling | None:

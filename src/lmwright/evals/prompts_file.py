@@ -21,7 +21,7 @@ from lmwright.core.copies import num_copies_of, num_sharing
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, ListRow, Row
 from lmwright.errors import UserError
-from lmwright.evals.chat_prompts import Chat, Message
+from lmwright.evals.chat_prompts import Chat, Message, RefusedError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import continued
 from lmwright.evals.prompt_rows import ContextFullError, PromptRow
@@ -102,9 +102,12 @@ class Writer:
         )  # fmt: skip
 
     def _encoded(self, number: int, prompt: Chat) -> tuple[PromptRow | None, str]:
-        """The prompt with its ids, or the reason why it has no room."""
+        """The prompt with its ids, or the reason why the template or the context has no room for
+        it."""
         try:
             return self._asking.row(number, prompt), ""
+        except RefusedError as error:
+            return None, error.reason
         except ContextFullError as error:
             return None, str(error).partition(": ")[2]
 

@@ -133,9 +133,12 @@ class _Slots:
                 free = [own[most:] for own in free]
 
     def _fit(self, rows: Sequence[PromptRow]) -> bool:
-        """True unless longer rows need a cache that there is no memory for."""
-        length = self._length_for(rows)
-        return length <= self.length or self._slots_for(length) >= self.num_slots
+        """True unless longer rows need a cache that there is no memory for, or the rest is so much
+        shorter that there is memory for more."""
+        if (length := self._length_for(rows)) > self.length:
+            return self._slots_for(length) >= self.num_slots
+        rest = self._length_for([*rows, *filter(None, self.rows)])
+        return 2 * rest > self.length or self._slots_for(rest) <= self.num_slots
 
     def _slots_for(self, length: int) -> int:
         """Slots of each device: a power of two, where memory has to do for rows of a `length`."""
