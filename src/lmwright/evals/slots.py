@@ -261,20 +261,28 @@ def _read(
         w: Tree, logits: Array, cache: Tree, tokens: Array, valid: Array, slots: Array
     ) -> tuple[Array, Tree]:
         width = tokens.shape[1]
-        columns = cache["filled"] - width + jnp.arange(width)
-        own = slots[:, None], columns
+        start = cache["filled"] - width
         new_logits, new = prefill(model, compute, length, w, tokens, valid)
 
-        def put(axis: int, old: Array, new: Array) -> Array:
-            if axis < 0:
-                return old.at[*[slice(None)] * ~axis, slots].set(new, mode="drop")
-            new = jax.lax.slice_in_dim(new, 0, width, axis=axis + 1)
-            return old.at[*[slice(None)] * axis, *own].set(new, mode="drop")
+        # the row that goes into each slot, if any
+        of = jnp.full(len(logits), len(slots)).at[slots].set(jnp.arange(len(slots)), mode="drop")
+        changed = of < len(slots)
 
-        there = cache["valid"].at[slots].set(False, mode="drop")
-        return logits.at[slots].set(new_logits, mode="drop"), {
+        def put(axis: int, there: Array, rows: Array) -> Array:
+            of_rows, at = max(axis, ~axis), [0] * there.ndim
+            rows = jnp.take(rows, of, axis=of_rows, mode="clip")
+            stretch = there
+            if axis >= 0:
+                at[axis + 1] = start
+                rows = jax.lax.slice_in_dim(rows, 0, width, axis=axis + 1)
+                stretch = jax.lax.dynamic_slice(there, at, rows.shape)
+            mine = changed.reshape(-1, *[1] * (there.ndim - of_rows - 1))
+            return jax.lax.dynamic_update_slice(there, jnp.where(mine, rows, stretch), at)
+
+        seen = jnp.where(changed[:, None], False, cache["valid"])
+        return jnp.where(changed[:, None], new_logits[of.clip(0, len(slots) - 1)], logits), {
             "layers": jax.tree.map(put, axes, cache["layers"], new["layers"]),
-            "valid": there.at[own].set(valid, mode="drop"),
+            "valid": put(0, seen, valid),
             "filled": cache["filled"],
         }
 
