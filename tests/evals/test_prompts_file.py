@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.core import copies
 from lmwright.evals import prompts_file
 from tests.evals.conftest import sentence
 
@@ -51,8 +52,11 @@ def asked(folder, file, out, *more):
     return main(["generate", str(folder), "--prompts", str(file), "--out", str(out), *NEW, *more])
 
 
-def test_rows_get_the_texts_of_transformers(harness_folder, prompts, texts, tmp_path, capsys):
-    """Of jsonl, with rows that have no prompt or one too long; on one device and on three."""
+def test_rows_get_the_texts_of_transformers(
+    harness_folder, prompts, texts, tmp_path, monkeypatch, capsys
+):
+    """Of jsonl, with rows that have no prompt or one too long; on one device, on three that have
+    all weights each, and on two that share them."""
     rows = [{"prompt": each, "n": n} for n, each in enumerate(prompts)]
     rows[3:3] = [{"prompt": 5}, {"prompt": "dog " * 400, "n": 99}]
     rows.append({"other": "x"})
@@ -76,6 +80,11 @@ def test_rows_get_the_texts_of_transformers(harness_folder, prompts, texts, tmp_
     assert asked(harness_folder, file, three, "--devices", "3", "--id-column", "n") == 0
     assert three.read_bytes() == out.read_bytes()
     assert "on each of 3 devices" in capsys.readouterr().out
+    monkeypatch.setattr(copies, "one_has_room", lambda *_: False)
+    two = tmp_path / "2.jsonl"
+    assert asked(harness_folder, file, two, "--devices", "2", "--id-column", "n") == 0
+    assert two.read_bytes() == out.read_bytes()
+    assert "over 2 devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["txt", "csv", "parquet"])

@@ -166,25 +166,13 @@ def computed(command: Any) -> Any:
 
 
 def of_model(command: Any) -> Any:
-    """Adds the options that say which model it is and where its weights lie."""
+    """Adds the options that say which model it is and which devices compute."""
     adapter = click.option("--adapter", help="Adapter to use if the run has several.")
     devices = click.option(
         "--devices",
         type=click.IntRange(min=1),
-        help="Devices of this machine that share the weights; default: one, or all where the "
-        "weights need more memory than one has.",
-    )
-    return adapter(devices(command))
-
-
-def over_rows(command: Any) -> Any:
-    """Adds the options that say which model it is and which devices compute its rows."""
-    adapter = click.option("--adapter", help="Adapter to use if the run has several.")
-    devices = click.option(
-        "--devices",
-        type=click.IntRange(min=1),
-        help="Devices of this machine, each with rows of its own, or sharing weights that one has "
-        "no memory for; default: all.",
+        help="Devices of this machine; default: one, or all for files of texts, and for weights "
+        "that one has no memory for.",
     )
     return adapter(devices(command))
 

@@ -12,7 +12,6 @@ from lmwright.cli.shared import (
     given,
     in_options,
     of_model,
-    over_rows,
     sampled,
 )
 from lmwright.errors import UserError
@@ -153,7 +152,7 @@ def chat(model: str, **options: Any) -> Any:
     help="Probability above which a text has a class, of any number; default: 0.5.",
 )
 @click.option("--id-column", help="Column that identifies a row; default: file and row number.")
-@over_rows
+@of_model
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
@@ -195,7 +194,7 @@ def predict(model: str, file: str, overwrite: bool, **options: Any) -> Any:
 @click.option(
     "--dim", type=click.IntRange(min=1), help="Keep the first numbers of a vector; default: all."
 )
-@over_rows
+@of_model
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @computed
 def embed(model: str, file: str, overwrite: bool, **options: Any) -> Any:

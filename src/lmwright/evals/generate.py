@@ -8,7 +8,7 @@ A row's tokens depend on its own prompt, the seed and its number, not on the row
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -77,11 +77,13 @@ def generate(
     end_ids: Sequence[int] = (),
     batch_rows: int | None = None,
     filling: Filling | None = None,
+    on_done: Callable[[int], None] | None = None,
 ) -> list[Generation]:
     """Continues each prompt, given as text or as ids; `filling` is for models that fill in masks.
 
     `prefix` goes before each text; None takes what the tokenizer's file says. `end_ids` end a
-    text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain.
+    text beside the tokenizer's own. `on_text(row, text)` is called as text becomes certain,
+    `on_done(1)` when a text and all before it have ended.
     Raises UserError for a prompt that leaves no room in the context.
     """
     compute = compute or text_compute(model, w, num_steps(prompts, settings))
@@ -95,7 +97,12 @@ def generate(
         model, w, tokenizer, rows, settings, compute, on_text,
         end_ids=end_ids, batch_rows=batch_rows, filling=filling,
     )  # fmt: skip
-    return [generation_of(row) for row in ends]
+    found = []
+    for row in ends:
+        found.append(generation_of(row))
+        if on_done:
+            on_done(1)
+    return found
 
 
 def continued(

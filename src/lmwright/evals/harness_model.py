@@ -64,8 +64,10 @@ class HarnessModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         pairs = [(context, continuation) for _, context, continuation in requests]
         self._tell(total=len(pairs), completed=0)
-        more = lambda count: self._tell(advance=count)  # noqa: E731
-        return log_likelihoods(self.loaded.model, self.w, pairs, self.compute, more)
+        return log_likelihoods(self.loaded.model, self.w, pairs, self.compute, self._done)
+
+    def _done(self, count: int) -> None:
+        self._tell(advance=count)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -105,11 +107,10 @@ class HarnessModel(TemplateLM):
                                    self.compute.precision)  # fmt: skip
             made = generate(
                 self.loaded.model, self.w, self._own, [prompts[i] for i in order], settings,
-                compute, prefix=(), end_ids=self.loaded.end_ids,
+                compute, prefix=(), end_ids=self.loaded.end_ids, on_done=self._done,
             )  # fmt: skip
             for i, one in zip(order, made, strict=True):
                 texts[numbers[i]] = one.text
-            self._tell(advance=len(numbers))
         return texts
 
     def apply_chat_template(
