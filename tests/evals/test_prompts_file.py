@@ -192,7 +192,7 @@ def test_what_is_refused(harness_folder, tmp_path, capsys):
         "--prompts", str(file)
     )
     assert "nowhere.jsonl does not exist" in says("--prompts", "nowhere.jsonl")
-    assert "has no chat template; continue texts without --chat" in says(
+    assert "has no chat template; continue texts by `lmwright generate` without --chat" in says(
         "--prompts", str(file), "--chat"
     )
     assert "--top-k, --top-p: have no effect" in says("--prompts", str(file), "--top-k", "3")

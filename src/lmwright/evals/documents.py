@@ -49,6 +49,7 @@ class Reader:
     """Column of the texts unless another one is named."""
     pair_column: ClassVar[str | None] = None
     """Column of their second texts unless another one is named."""
+    weights: Tree
 
     def __init__(self, loaded: LoadedModel):
         self.tokenizer = loaded.tokenizer
@@ -60,14 +61,13 @@ class Reader:
         """Side at which longer texts are cut, "right" or "left"."""
         self.most: int = loaded.model.seq_len
         """Tokens that the model takes."""
-        self.weights = loaded.weights
 
     @property
     def chunk(self) -> int:
         """Texts that are packed together, so that all devices have work."""
         return CHUNK * num_copies_of(self.weights)
 
-    def program(self, fn: Callable[[Tree, Batch], Array]) -> "Run":
+    def program(self, fn: Callable[[Tree, Batch], Array]) -> "RowProgram":
         """`fn(w, batch)` of one device as a program for batches on all that have the weights."""
         run = jax.jit(on_each(fn))
 
@@ -76,7 +76,7 @@ class Reader:
                 found: Array = run(self.weights, batches)
             return found
 
-        return Run(each, num_copies_of(self.weights))
+        return RowProgram(each, num_copies_of(self.weights))
 
     @classmethod
     def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
@@ -109,7 +109,7 @@ def truncation_side(folder: Path | None, tokenizer: TextTokenizer) -> str:
     return "left" if str(side).lower() == "left" else "right"
 
 
-class Run(NamedTuple):
+class RowProgram(NamedTuple):
     """A program that gives results [N, B, ...] of N batches of packed rows."""
 
     program: Callable[[Batch], ArrayLike]
@@ -135,7 +135,7 @@ class Run(NamedTuple):
 
 
 def of_documents(
-    run: Run,
+    run: RowProgram,
     documents: Sequence[Sequence[int]],
     most: int,
     size: int,
@@ -150,7 +150,7 @@ def of_documents(
     return found
 
 
-def of_tokens(run: Run, documents: Sequence[Sequence[int]], most: int) -> list[np.ndarray]:
+def of_tokens(run: RowProgram, documents: Sequence[Sequence[int]], most: int) -> list[np.ndarray]:
     """Results float64 [tokens, K] of each document, a list of at most `most` ids: `run` gives those
     [B, T, K] of packed rows."""
     found: list[np.ndarray] = [np.zeros(0)] * len(documents)

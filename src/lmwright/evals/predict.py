@@ -59,7 +59,7 @@ class Predictor(Reader):
                 "answers questions with 'answer' (docs/questions.md)"
             )
         super().__init__(loaded)
-        self.model = loaded.model
+        self.model, self.weights = loaded.model, loaded.weights
         self.tally = tally_of(self.model, threshold)
         self._run = self.program(partial(_logits, self.model, compute))
 

@@ -78,8 +78,11 @@ class Asking:
         how = filling_for(loaded.model, Filling(**filling) if filling else None, settings)
         end_ids, template = loaded.end_ids, None
         if chat:
-            cure = "continue texts without --chat, or train with data.chat.template"
-            template = own_template(loaded, cure)
+            template = own_template(
+                loaded,
+                "continue texts by `lmwright generate` without --chat, or train with "
+                "data.chat.template",
+            )
             settings, ends = ending_answers(settings, template, loaded.tokenizer)
             end_ids = (*end_ids, *ends)
         return cls(loaded, settings, end_ids, template, how, field)

@@ -55,6 +55,7 @@ class Questions(Reader):
         refuse_threshold(threshold)
         super().__init__(loaded)
         self.model: Answerer = loaded.model
+        self.weights = loaded.weights
         self.most = self.model.window_tokens
         self.tally = AnswerTally(self.model.no_answer)
         self._run = self.program(partial(self.model.compared, compute=compute))

@@ -49,6 +49,7 @@ class WordTags(Reader):
         refuse_threshold(threshold)
         super().__init__(loaded)
         self.model: Tagger = loaded.model
+        self.weights = loaded.weights
         self.tally = TagTally(self.model.labels)
         self._run = self.program(partial(self.model.compared, compute=compute))
 
