@@ -1,22 +1,25 @@
 """Text of masked diffusion models: a plain loop, and diffusers, token for token."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import map_params
-from lmwright.data.tokens.tokenizer import train_tokenizer
+from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals.fill import Filling
 from lmwright.evals.generate import Sampling, generate
 from lmwright.models.llada import Llada
 from lmwright.nn.attention import masked_attention
 from tests.evals.small_model import MODEL as DECODER
-from tests.in_memory import to_hf
+from tests.in_memory import export_hf, to_hf
 
 MODEL = Llada(
     vocab_size=304, embed_dim=48, mlp_dim=88, num_layers=2, num_heads=6, num_kv_heads=2,
@@ -218,3 +221,19 @@ def test_models_and_tokenizers_that_do_not_fit(weights, tokenizer):
     plain = train_tokenizer(["the cat sat on the mat"] * 9, Tokenizer(vocab_size=270))
     with pytest.raises(UserError, match=r"has no mask token, .* --special --add '<\|mask\|>'"):
         generate(MODEL, weights, plain, ["x"], Sampling(2), Compute())
+
+
+def test_prompts_of_a_file(weights, tokenizer, tmp_path):
+    """Through the command, where one of several devices computes."""
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    export_hf(MODEL, weights, tmp_path / "tokenizer", tmp_path / "model")
+    texts = ["the cat", "on the mat sat", "dog"]
+    (tmp_path / "p.txt").write_text("\n".join(texts) + "\n")
+    words = ["--prompts", str(tmp_path / "p.txt"), "--out", str(tmp_path / "out.jsonl")]
+    words += ["--max-new-tokens", str(NEW), "--block-tokens", "4", "--steps", "3"]
+    words += ["--precision", "fp32", "--devices", "4"]
+    assert main(["generate", str(tmp_path / "model"), *words]) == 0
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    settings, filling = Sampling(NEW), Filling(block_tokens=4, steps=3)
+    wanted = generate(MODEL, weights, tokenizer, texts, settings, Compute(), filling=filling)
+    assert [json.loads(line)["text"] for line in lines] == [one.text for one in wanted]
