@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.core.copies import computing_with, copied
+from lmwright.core.copies import computing_with, copies_shardings
 from lmwright.evals import likelihood, prefixes, shared_contexts
 from lmwright.evals.likelihood import log_likelihoods
 from tests.sharded.problem import VOCAB, fresh_weights
@@ -65,7 +65,7 @@ def test_devices_with_all_weights_score_alike(monkeypatch):
     w = fresh_weights(model)
     monkeypatch.setattr(prefixes, "SHORTEST", 8)
     wanted = log_likelihoods(model, w, pairs, COMPUTE)
-    whole = copied(w, 3)
+    whole = jax.device_put(w, copies_shardings(model.spec(), 3))
     with computing_with(whole):
         found = log_likelihoods(model, whole, pairs, COMPUTE)
     np.testing.assert_allclose([a for a, _ in found], [a for a, _ in wanted], atol=1e-4)

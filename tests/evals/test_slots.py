@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lmwright.core.compute import Compute
-from lmwright.core.copies import copied
+from lmwright.core.copies import copies_shardings
 from lmwright.evals import slots
 from lmwright.evals.generate import Sampling, generate
 from lmwright.evals.prompt_rows import row_of
@@ -62,7 +62,8 @@ def test_texts_are_those_of_one_batch(name, monkeypatch):
     monkeypatch.setattr(slots, "_shift", lambda *a: moves.append(int(a[-1][0])) or shift(*a))
     assert written(model, w, prompts, settings, ends, batch_rows=4) == want
     assert min(moves) < 0 < max(moves)
-    assert written(model, copied(w, 3), prompts, settings, ends, batch_rows=2) == want
+    whole = jax.device_put(w, copies_shardings(model.spec(), 3))
+    assert written(model, whole, prompts, settings, ends, batch_rows=2) == want
 
 
 @pytest.mark.slow

@@ -14,19 +14,17 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
-from lmwright.core.param import Tree
+from lmwright.core.param import Tree, map_params
 from lmwright.core.spread import computing, num_devices_of, one_has_room, refuse_missing
 
 COPIES = "copies"
 """The only axis of the mesh."""
 
 
-def copied(w: Tree, num_copies: int) -> Tree:
-    """The weights, whole on each of so many devices of this machine."""
-    if num_copies == 1:
-        return w
+def copies_shardings(spec: Tree, num_copies: int) -> Tree:
+    """Shardings of a spec tree: whole on each of so many devices of this machine."""
     mesh = Mesh(np.array(jax.local_devices()[:num_copies]), (COPIES,))
-    return jax.device_put(w, NamedSharding(mesh, P()))
+    return map_params(lambda _: NamedSharding(mesh, P()), spec)
 
 
 def count_copies(model: Any, asked: int | None, itemsize: int = 2) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lmwright.config.section import with_overrides
 from lmwright.core.contract import HfModel
-from lmwright.core.copies import copied
+from lmwright.core.copies import copies_shardings
 from lmwright.core.param import Tree, first_difference
 from lmwright.core.spread import spread_shardings
 from lmwright.core.ternary import cast_as_trained
@@ -72,14 +72,14 @@ class LoadedModel:
         if shardings is None and self.num_devices > 1:
             devices = jax.local_devices()[: self.num_devices]
             shardings = spread_shardings(self.model.spec(), devices)
+        elif shardings is None and self.num_copies > 1:
+            shardings = copies_shardings(self.model.spec(), self.num_copies)
         if isinstance(self.tensors, HfTensors):
             w = self.tensors.weights
             if dtype is not None:
                 w = cast_as_trained(self.model.spec(), w, dtype)
-            w = w if shardings is None else jax.device_put(w, shardings)
-        else:
-            w = from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
-        return copied(w, self.num_copies)
+            return w if shardings is None else jax.device_put(w, shardings)
+        return from_hf(self.model, self.tensors, str(self.path), dtype=dtype, shardings=shardings)
 
     def check(self) -> None:
         """Raises UserError where the files are not what lmwright wrote there."""
