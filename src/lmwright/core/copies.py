@@ -5,8 +5,9 @@
 The other way, weights that lie on several devices together, is `core.spread`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from lmwright.core.spread import computing, num_devices_of, one_has_room, refuse
 
 COPIES = "copies"
 """The only axis of the mesh."""
+T = TypeVar("T")
 
 
 def copies_shardings(spec: Tree, num_copies: int) -> Tree:
@@ -84,6 +86,14 @@ def zeros_on_each(shapes: Tree, w: Tree) -> Tree:
     count, mesh = num_copies_of(w), _mesh_of(w)
     place = None if mesh is None else NamedSharding(mesh, P(COPIES))
     return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype, device=place), shapes)
+
+
+def dealt(items: Iterable[T], num_copies: int) -> Iterator[tuple[list[T], list[T]]]:
+    """As many items at a time as there are copies, and the same filled up by the first one, which
+    devices that have no other compute in vain."""
+    rest = iter(items)
+    while some := list(islice(rest, num_copies)):
+        yield some, some + some[:1] * (num_copies - len(some))
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:

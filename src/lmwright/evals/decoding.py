@@ -21,6 +21,11 @@ Knobs = tuple[ArrayLike, ArrayLike, ArrayLike]
 """Temperature, top-k and top-p."""
 
 
+def calls_ahead() -> int:
+    """Calls that are under way at once: a card computes while the host reads."""
+    return 1 if jax.default_backend() == "cpu" else 2
+
+
 def row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
     """Keys [B] of rows with such numbers, and of padding behind them."""
     return keys_of(seed, np.asarray(numbers + [0] * (num_rows - len(numbers)), np.uint32))

@@ -5,10 +5,8 @@
 Texts share rows as in training, and results come in the order of the texts.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from lmwright.core.contract import Batch
-from lmwright.core.copies import computing_with, num_copies_of, on_each, stacked
+from lmwright.core.copies import computing_with, dealt, num_copies_of, on_each, stacked
 from lmwright.core.param import Tree
 from lmwright.data.json_text import parse_json
 from lmwright.data.rows.best_fit import best_fit_rows
@@ -121,17 +119,17 @@ class RowProgram(NamedTuple):
     ) -> Iterator[tuple[np.ndarray, dict[int, "DocumentPlace"]]]:
         """Results [B, ...] of each batch, and the places of documents in it. The next batches are
         packed while devices compute."""
-        computed: deque[tuple[ArrayLike, list[dict[int, DocumentPlace]]]] = deque()
-        more = True
-        while more or computed:
-            group = list(islice(batches, self.num_copies))
-            if more := bool(group):
-                rows = [batch for batch, _ in group]
-                rows += rows[:1] * (self.num_copies - len(rows))
-                computed.append((self.program(stacked(rows)), [places for _, places in group]))
-            if computed and len(computed) > more:
-                found, places = computed.popleft()
-                yield from zip(np.asarray(found, np.float64), places, strict=False)
+
+        def results() -> Iterator[tuple[ArrayLike, list[dict[int, DocumentPlace]]]]:
+            for group, filled in dealt(batches, self.num_copies):
+                found = self.program(stacked([batch for batch, _ in filled]))
+                yield found, [places for _, places in group]
+
+        computing = results()
+        before = next(computing, None)
+        while before is not None:
+            (found, places), before = before, next(computing, None)
+            yield from zip(np.asarray(found, np.float64), places, strict=False)
 
 
 def of_documents(

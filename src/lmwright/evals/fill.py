@@ -24,6 +24,7 @@ from lmwright.core.contract import Batch, Model
 from lmwright.core.param import Tree
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
+from lmwright.evals.decoding import row_keys
 from lmwright.evals.sampling import Sampling, refuse_wrong
 from lmwright.kernels import select
 from lmwright.nn.intervals import Interval, blocks_reach
@@ -139,7 +140,7 @@ def fill_rows(
     knobs = _Knobs(*map(np.float32, (settings.temperature, filling.guidance,
                                      filling.threshold or np.inf)))  # fmt: skip
     tokens, starts, stops = _canvas(rows, mask, compute)
-    keys = _row_keys(settings.seed, [row.number for row in rows], len(tokens))
+    keys = row_keys(settings.seed, [row.number for row in rows], len(tokens))
     for number in range(-(-most // block)):
         begins = starts + number * block
         tokens = _fill_block(
@@ -174,11 +175,6 @@ def _canvas(
 def _power(size: int) -> int:
     """The least power of two that is not below `size`."""
     return 1 << (size - 1).bit_length()
-
-
-def _row_keys(seed: int, numbers: list[int], num_rows: int) -> Array:
-    numbers = np.asarray(numbers + [0] * (num_rows - len(numbers)), np.uint32)
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
 
 
 @partial(jax.jit, static_argnums=0)

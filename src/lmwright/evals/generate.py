@@ -14,7 +14,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -25,7 +24,7 @@ from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.evals.compute import spread, text_compute
-from lmwright.evals.decoding import decode, knobs_of, prefill, row_keys
+from lmwright.evals.decoding import calls_ahead, decode, knobs_of, prefill, row_keys
 from lmwright.evals.fill import Filling, fill_rows, mask_of
 from lmwright.evals.prompt_rows import (
     OnText,
@@ -192,9 +191,8 @@ def _run_batch(
     knobs = knobs_of(settings, model)
     step, most = 0, max(row.limit for row in rows)
     waiting: deque[Array] = deque()
-    ahead = 1 if jax.default_backend() == "cpu" else 2  # a card computes while the host reads
     while any(row.finish is None for row in rows):
-        while len(waiting) < ahead and step < most:
+        while len(waiting) < calls_ahead() and step < most:
             new, logits, cache = decode(
                 model, compute, steps, settings.method, w, logits, cache, keys, np.int32(step),
                 knobs,

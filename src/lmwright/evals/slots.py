@@ -26,6 +26,7 @@ from lmwright.core.copies import computing_with, num_copies_of, num_sharing, on_
 from lmwright.core.param import Tree
 from lmwright.evals.decoding import (
     Knobs,
+    calls_ahead,
     decode_steps,
     keys_of,
     knobs_of,
@@ -85,7 +86,7 @@ class _Slots:
     ):  # fmt: skip
         self.program, self.w, self.settings, self.steps = (model, compute), w, settings, steps
         self.copies, self.given, self.room = num_copies_of(w), num_slots, _room(num_sharing(w))
-        self.ahead = 1 if jax.default_backend() == "cpu" else 2  # a card computes meanwhile
+        self.ahead = calls_ahead()
         self.knobs = knobs_of(settings, model)
         self.held = list(first)
         """Rows that are next."""

@@ -11,7 +11,6 @@ https://huggingface.co/docs/transformers/perplexity
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from lmwright.core.compute import DTYPES, LANES, Compute
 from lmwright.core.contract import Batch, Model, Objective
-from lmwright.core.copies import computing_with, num_copies_of, on_each, stacked
+from lmwright.core.copies import computing_with, dealt, num_copies_of, on_each, stacked
 from lmwright.core.param import Tree
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.token_bytes import TokenBytes
@@ -68,15 +67,14 @@ def _on_copies(
     batches: Iterator[Rows],
 ) -> SourceLoss:  # fmt: skip
     """`evaluate_rows` by devices that have all weights each."""
-    tally, copies = tally_of(objective), num_copies_of(w)
+    tally = tally_of(objective)
 
     def sums(w: Tree, batch: Batch) -> Any:
         return tally.measure(model, objective, w, batch, compute)
 
     measure = compiled(on_each(sums), compute)
-    while group := list(islice(batches, copies)):
-        rows = [*group, *group[:1] * (copies - len(group))]  # the last are computed in vain
-        found = jax.device_get(measure(w, stacked([batch_of(each) for each in rows])))
+    for group, filled in dealt(batches, num_copies_of(w)):
+        found = jax.device_get(measure(w, stacked([batch_of(each) for each in filled])))
         for number, each in enumerate(group):
             tally.add(each, jax.tree.map(lambda a, number=number: a[number], found))
     return tally.loss(source)

@@ -44,7 +44,7 @@ def _one_query(q: Array, k: Array, v: Array, mask: Array, *sinks: Array, scoring
         scores = jnp.einsum("bkgh,bskh->bkgs", grouped, keys.astype(jnp.float32))
         scores = jnp.where(seen[:, None, None], scoring.capped(scores), MASKED)
         new = jnp.maximum(largest, jnp.max(scores, axis=-1))
-        probs = jnp.where(seen[:, None, None], jnp.exp(scores - new[..., None]), 0.0)
+        probs = jnp.exp(scores - new[..., None])  # of a row that sees nothing: all alike, finite
         share = jnp.exp(largest - new)
         more = jnp.einsum("bkgs,bskh->bkgh", probs, values.astype(jnp.float32))
         return new, total * share + jnp.sum(probs, axis=-1), out * share[..., None] + more
