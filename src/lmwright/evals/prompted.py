@@ -34,48 +34,35 @@ from lmwright.models import cached
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Prompts as a model reads them, and how it continues them."""
+class Asking:
+    """A model that is asked, without its weights, and how."""
 
     model: Any
     tokenizer: TextTokenizer
-    prompts: list[list[int]]
-    settings: Sampling
-    end_ids: tuple[int, ...]
-    """Ids that end a text, beside the tokenizer's own."""
-    filling: Filling | None
-    """Settings of a model that fills in masks."""
-    compute: Compute
-
-    def texts(self, w: Tree, on_text: OnText | None = None) -> list[Generation]:
-        """The continuations; `w` are the weights as `weights_of` or `kept_weights` give them."""
-        return generate(
-            self.model, w, self.tokenizer, self.prompts, self.settings, self.compute, on_text,
-            prefix=(), end_ids=self.end_ids, filling=self.filling,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Asking:
-    """A model that is asked, and how."""
-
-    loaded: LoadedModel
+    prefix: tuple[int, ...]
+    """Ids that begin every prompt."""
     settings: Sampling
     end_ids: tuple[int, ...]
     """Ids that end a text, beside the tokenizer's own."""
     template: ChatTemplate | None
     """The template of a chat, in which prompts are messages."""
     filling: Filling | None
+    """Settings of a model that fills in masks."""
+    compute: Compute
     field: str
     """Name of the prompts in errors."""
 
     @classmethod
     def of(
-        cls, loaded: LoadedModel, settings: Sampling, chat: bool,
-        filling: Mapping[str, Any] | None, field: str,
+        cls, loaded: LoadedModel, settings: Sampling, num_tokens: int, *, chat: bool,
+        filling: Mapping[str, Any] | None, precision: str | None, kernels: Kernels, field: str,
     ) -> "Asking":  # fmt: skip
-        """Raises UserError for settings that do not fit the model."""
-        how = filling_for(loaded.model, Filling(**filling) if filling else None, settings)
+        """How a model is asked for `num_tokens` tokens, one after the other. Raises UserError for
+        settings that do not fit it."""
+        model = loaded.model
+        shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
+        compute = text_compute(model, shapes, num_tokens, precision, kernels)
+        how = filling_for(model, Filling(**filling) if filling else None, settings)
         end_ids, template = loaded.end_ids, None
         if chat:
             template = own_template(
@@ -85,24 +72,39 @@ class Asking:
             )
             settings, ends = ending_answers(settings, template, loaded.tokenizer)
             end_ids = (*end_ids, *ends)
-        return cls(loaded, settings, end_ids, template, how, field)
+        return cls(
+            model, loaded.tokenizer, loaded.prompt_prefix, settings, end_ids, template, how,
+            spread(compute, loaded.num_devices), field,
+        )  # fmt: skip
 
     def row(self, number: int, prompt: Chat) -> PromptRow:
         """A prompt with its ids. Raises UserError for one that does not fit the model,
         ContextFullError where it leaves no room."""
-        loaded, asked = self.loaded, prompt
+        asked: Any = prompt
         if self.template is not None:
-            (asked,) = encode_chats([prompt], self.template, loaded.tokenizer, self.field)
-        return row_of(
-            number, asked, loaded.model, loaded.tokenizer, self.settings, loaded.prompt_prefix
-        )
+            (asked,) = encode_chats([prompt], self.template, self.tokenizer, self.field)
+        return row_of(number, asked, self.model, self.tokenizer, self.settings, self.prefix)
 
-    def compute(self, num_tokens: int, precision: str | None, kernels: Kernels) -> Compute:
-        """Compute settings for so many tokens, one after the other."""
-        model = self.loaded.model
-        shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
-        compute = text_compute(model, shapes, num_tokens, precision, kernels)
-        return spread(compute, self.loaded.num_devices)
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts as a model reads them, and how it continues them."""
+
+    asking: Asking
+    prompts: list[list[int]]
+
+    @property
+    def compute(self) -> Compute:
+        """How it is computed."""
+        return self.asking.compute
+
+    def texts(self, w: Tree, on_text: OnText | None = None) -> list[Generation]:
+        """The continuations; `w` are the weights as `weights_of` or `kept_weights` give them."""
+        how = self.asking
+        return generate(
+            how.model, w, how.tokenizer, self.prompts, how.settings, how.compute, on_text,
+            prefix=(), end_ids=how.end_ids, filling=how.filling,
+        )  # fmt: skip
 
 
 def ask(
@@ -119,13 +121,11 @@ def ask(
     """Encodes prompts for a model, as messages of a user or conversations in a `chat`; `filling`
     are fields of `Filling`, `field` is the name of the prompts in messages. Raises UserError for
     prompts and settings that do not fit the model, ContextFullError for one that leaves no room."""
-    asking = Asking.of(loaded, settings, chat, filling, field)
-    compute = asking.compute(num_steps(prompts, settings), precision, kernels)
-    rows = [asking.row(number, prompt).ids for number, prompt in enumerate(prompts)]
-    return Asked(
-        loaded.model, loaded.tokenizer, rows, asking.settings, asking.end_ids, asking.filling,
-        compute,
+    asking = Asking.of(
+        loaded, settings, num_steps(prompts, settings), chat=chat, filling=filling,
+        precision=precision, kernels=kernels, field=field,
     )  # fmt: skip
+    return Asked(asking, [asking.row(number, each).ids for number, each in enumerate(prompts)])
 
 
 def generate_command(

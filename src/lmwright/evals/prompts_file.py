@@ -16,18 +16,17 @@ from typing import Any
 
 from lmwright.config.run import Source
 from lmwright.core.cards import refuse_lost_card
-from lmwright.core.compute import DTYPES, Compute
+from lmwright.core.compute import DTYPES
 from lmwright.core.copies import num_copies_of, num_sharing
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, ListRow, Row
-from lmwright.errors import UserError
 from lmwright.evals.chat_prompts import Chat, Message, RefusedError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import continued
 from lmwright.evals.prompt_rows import ContextFullError, PromptRow
 from lmwright.evals.prompted import Asking
 from lmwright.evals.sampling import Sampling
-from lmwright.evals.streamed import new_file, open_texts, write_lines
+from lmwright.evals.streamed import Texts, new_file, open_texts, write_lines
 from lmwright.formats.load import load_model
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.guard.terminal import visible
@@ -41,6 +40,7 @@ class Prompts(Source):
     """A source of prompts, which may be lists of messages."""
 
     takes_lists = True
+    option = "--prompt-column"
 
 
 class TextTally:
@@ -70,8 +70,8 @@ class TextTally:
 class Writer:
     """A model that writes, ready for the rows of a file."""
 
-    def __init__(self, asking: Asking, compute: Compute, w: Tree, tally: TextTally):
-        self._asking, self._compute, self._w, self._tally = asking, compute, w, tally
+    def __init__(self, asking: Asking, w: Tree, tally: TextTally):
+        self._asking, self._w, self._tally = asking, w, tally
 
     def lines(self, rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         """JSON lines of rows, one at a time, in their order."""
@@ -95,10 +95,10 @@ class Writer:
             yield [self._line(*waiting.popleft(), None)]
 
     def _continued(self, rows: Iterator[PromptRow]) -> Iterator[PromptRow]:
-        asking = self._asking
+        how = self._asking
         return continued(
-            asking.loaded.model, self._w, asking.loaded.tokenizer, rows, asking.settings,
-            self._compute, end_ids=asking.end_ids, batch_rows=None, filling=asking.filling,
+            how.model, self._w, how.tokenizer, rows, how.settings, how.compute,
+            end_ids=how.end_ids, filling=how.filling,
         )  # fmt: skip
 
     def _encoded(self, number: int, prompt: Chat) -> tuple[PromptRow | None, str]:
@@ -174,36 +174,38 @@ def write_texts_command(
     settings do not fit the model, or `out` exists."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     target = new_file(out, overwrite)
-    column = prompt_column or _column_of(file, id_column, chat)
-    texts = open_texts(file, column, id_column, kind=Prompts)
+    texts = _open_prompts(file, prompt_column, id_column, chat)
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter, num_devices=devices, copies=True)
     if loaded.model.fills_masks:  # in batches of its own
         loaded = replace(loaded, num_copies=1)
-    asking = Asking.of(loaded, settings, chat, filling, "--prompts")
-    compute = asking.compute(MANY * max_new_tokens, precision, kernels)
+    asking = Asking.of(
+        loaded, settings, MANY * max_new_tokens, chat=chat, filling=filling, precision=precision,
+        kernels=kernels, field="--prompts",
+    )  # fmt: skip
+    compute = asking.compute
     w = loaded.load(dtype=DTYPES[compute.precision])
+    del loaded  # what a run directory holds is float32
     tally = TextTally()
-    asked: dict[str, Any] = {**vars(settings), "column": column, "id_column": id_column}
-    asked |= {"chat": chat, **filling, "precision": compute.precision, "kernels": kernels}
+    asked: dict[str, Any] = {**vars(settings), "column": texts.source.text_column}
+    asked |= {"id_column": id_column, "chat": chat, **filling}
+    asked |= {"precision": compute.precision, "kernels": kernels}
     asked |= {"model": weights_hash(w)} if target else {}
     if compute.unroll:
-        w = cached.layers_apart(loaded.model, w, free=True)
+        w = cached.layers_apart(asking.model, w, free=True)
     began = time.monotonic()
-    lines = Writer(asking, compute, w, tally).lines
-    try:
-        write_lines(texts, lines, tally, target, asked, overwrite=overwrite)
-    except UserError as error:
-        raise UserError(str(error).replace("--text-column", "--prompt-column")) from None
+    write_lines(texts, Writer(asking, w, tally).lines, tally, target, asked, overwrite=overwrite)
     how = compute_text(compute, num_sharing(w), num_copies_of(w))
     stream = sys.stderr if out is None else sys.stdout
     print(tally.line(time.monotonic() - began, how), file=stream)
     return 0
 
 
-def _column_of(file: str, id_column: str | None, chat: bool) -> str:
-    """The column of prompts where none is named: `prompt`, or in a chat `messages` if it is
-    there."""
-    texts = open_texts(file, "prompt", id_column, kind=Prompts)
-    there = texts.columns if chat else ()
-    return CHAT_COLUMN if CHAT_COLUMN in there and "prompt" not in there else "prompt"
+def _open_prompts(file: str, column: str | None, id_column: str | None, chat: bool) -> Texts:
+    """The prompts of a file. Where no column is named they are in `prompt`, or in a chat in
+    `messages` if there is no `prompt`."""
+    texts = open_texts(file, column or "prompt", id_column, kind=Prompts)
+    there = texts.columns if chat and column is None else ()
+    if CHAT_COLUMN in there and "prompt" not in there:
+        return replace(texts, source=replace(texts.source, text_column=CHAT_COLUMN))
+    return texts

@@ -118,7 +118,7 @@ def open_texts(
     try:
         return Texts(source, tuple(find_files(source)))
     except UserError as error:
-        raise _own_words(error) from None
+        raise _own_words(error, source) from None
 
 
 def new_file(out: str | Path | None, overwrite: bool) -> Path | None:
@@ -173,7 +173,7 @@ def write_lines(
                 write("".join(each))
                 tell(len(each))
         except UserError as error:
-            raise _own_words(error) from None
+            raise _own_words(error, texts.source) from None
 
     if out is None:
         run(0, sys.stdout.write)
@@ -212,14 +212,18 @@ def _are_one(out: Path, path: str) -> bool:
     return out.exists() and os.path.exists(path) and os.path.samefile(out, path)
 
 
-def _own_words(error: UserError) -> UserError:
+def _own_words(error: UserError, source: Source) -> UserError:
     """The error of a reader, with the options of a command for the fields of a run, and without the
     cures that only a run has."""
     text = str(error).removeprefix("data.sources: ").replace(" or remove it from data.sources", "")
     text = re.sub(r"; change data\.sources\.split$", "; give one of its files", text)
     text = re.sub(r"; (set|change) data\.sources\.format\b.*", "", text)
-    for name in ("text_column", "id_column"):
-        text = text.replace(f"data.sources.{name}", f"--{name.replace('_', '-')}")
+    options = {
+        "text_column": getattr(source, "option", "--text-column"),
+        "id_column": "--id-column",
+    }
+    for name, option in options.items():
+        text = text.replace(f"data.sources.{name}", option)
     text = text.replace("data.sources.meta_columns", "--pair-column or --label-column")
     return UserError(text)
 
