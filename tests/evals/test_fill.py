@@ -11,6 +11,7 @@ from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
+from lmwright.core.copies import copies_shardings
 from lmwright.core.param import map_params
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
@@ -237,3 +238,5 @@ def test_prompts_of_a_file(weights, tokenizer, tmp_path):
     settings, filling = Sampling(NEW), Filling(block_tokens=4, steps=3)
     wanted = generate(MODEL, weights, tokenizer, texts, settings, Compute(), filling=filling)
     assert [json.loads(line)["text"] for line in lines] == [one.text for one in wanted]
+    whole = jax.device_put(weights, copies_shardings(MODEL.spec(), 3))  # as Python's load_model
+    assert generate(MODEL, whole, tokenizer, texts, settings, Compute(), filling=filling) == wanted

@@ -45,6 +45,11 @@ def num_copies_of(w: Tree) -> int:
     return 1 if (mesh := _mesh_of(w)) is None else mesh.size
 
 
+def one_copy(w: Tree) -> Tree:
+    """The weights on one of the devices that have all of them."""
+    return w if _mesh_of(w) is None else jax.tree.map(lambda a: a.addressable_data(0), w)
+
+
 def num_sharing(w: Tree) -> int:
     """Devices that hold a copy of the weights together."""
     return num_devices_of(w) if num_copies_of(w) == 1 else 1

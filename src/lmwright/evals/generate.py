@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from lmwright.core.compute import DTYPES, Compute
-from lmwright.core.copies import computing_with, num_copies_of, num_sharing
+from lmwright.core.copies import computing_with, num_copies_of, num_sharing, one_copy
 from lmwright.core.param import Tree
 from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.tokenizer import TextTokenizer
@@ -119,6 +119,8 @@ def continued(
 ) -> Iterator[PromptRow]:
     """Continues rows, at most `batch_rows` at a time on a device (None: as many as it has memory
     for), and yields each when it and all before it have ended."""
+    if filling is not None:
+        w = one_copy(w)  # batches of its own
     compute = spread(compute, num_sharing(w))
     ends = frozenset({*end_ids, *settings.ends(tokenizer)})
     # Rows need not divide over a mesh, so activations are left to the compiler here.
