@@ -65,11 +65,12 @@ def compiled(name, slice_name):
 
 
 def facts(program):
-    memory = program.memory_analysis()
+    memory, text = program.memory_analysis(), program.as_text()
     kept = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return {
         "bytes": kept - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
-        "sums": program.as_text().count("all-reduce"),
+        "sums": text.count("all-reduce"),
+        "kernels": text.count('custom_call_target="tpu_custom_call"'),
     }
 
 

@@ -6,12 +6,15 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.core import spread as module
+from lmwright.core.sharding import by_shard
 from lmwright.core.spread import computing, count_devices, num_devices_of, spread_shardings
 from lmwright.errors import UserError
 from lmwright.evals.compute import spread
 from lmwright.evals.decoding import decode, prefill, row_keys
 from lmwright.evals.likelihood import log_likelihoods
 from lmwright.evals.prompt_rows import pad_prompts
+from lmwright.nn import attention
+from lmwright.nn.attention import Scoring
 from tests.evals.test_likelihood import COMPUTE, DECODERS, ENCODERS, asked
 from tests.sharded.problem import fresh_weights
 
@@ -54,6 +57,41 @@ def test_four_devices_write_as_one(name):
     found = continued(model, spread_weights(model, w), spread(COMPUTE, 4), 4)
     np.testing.assert_array_equal(found[0], want[0])
     np.testing.assert_allclose(found[1], want[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, num_devices, own",  # heads, keys and values of a device
+    [
+        (8, 4, 4, (2, 1)),
+        (8, 2, 8, (1, 1)),
+        (12, 3, 8, (3, 3)),
+        (12, 6, 4, (3, 3)),
+        (5, 5, 4, (5, 5)),
+    ],
+)
+def test_a_kernel_computes_heads_of_its_own_on_each_device(heads, kv_heads, num_devices, own):
+    """Also where there are fewer keys and values than devices, and with more arrays along heads."""
+    dice, scoring = np.random.default_rng(0), Scoring(0.3)
+    q, k, v = (
+        dice.normal(size=(2, 16, n, 4)).astype(np.float32) for n in (heads, kv_heads, kv_heads)
+    )
+    ids = np.repeat([[1, 2]], 8, axis=1)[[0, 0]]
+    sinks, bias = dice.normal(size=heads), dice.normal(size=(2, 16, kv_heads))
+    seen = []
+
+    def local(q, k, v, ids, sinks, bias):
+        seen.append((q.shape[2], k.shape[2]))
+        return attention.causal_attention(q, k + bias[..., None], v, ids, scoring, sinks)
+
+    want = local(q, k, v, ids, sinks, bias)
+    there = jax.device_put((q, k, v, ids, sinks, bias), jax.devices()[0])
+    mesh = jax.make_mesh((num_devices,), ("any",))
+    there = jax.device_put(there, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    with computing(num_devices):
+        each = jax.jit(by_shard(local, "heads", "batch seq kv_heads"))
+        found = each(*there)
+    assert seen[-1] == own
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

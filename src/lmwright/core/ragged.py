@@ -24,7 +24,8 @@ from lmwright.core.compute import EARLY, LANES
 from lmwright.core.frozen import dropped
 from lmwright.core.leaves import Lora, Rounded, dequantize, merge
 from lmwright.core.rounded import met, widened
-from lmwright.core.sharding import by_platform, device_kind
+from lmwright.core.sharding import SEVERAL, by_platform, device_kind, platform
+from lmwright.core.spread import over_width
 from lmwright.core.weight import Weight, as_array, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step
@@ -85,6 +86,9 @@ def dot_ragged(
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
+    elif platform() == SEVERAL:
+        cut = eqn.split(",")[1].index("f")
+        out = over_width(ragged_product, x, as_array(w, x.dtype), sizes, cut)
     else:
         out = ragged_product(x, w if read else as_array(w, x.dtype), sizes, x.dtype, read)
     out = out.astype(x.dtype)

@@ -34,13 +34,15 @@ from jax.sharding import (
 )
 from jax.tree_util import DictKey, tree_map_with_path
 
+from lmwright.config.registry import Registry
 from lmwright.config.run import Mesh as MeshSizes
 from lmwright.core.param import Param, Tree, is_param, map_params
 from lmwright.errors import UserError
 
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # outermost first
 NO_MESH = AbstractMesh((), ())  # for what one device computes by itself
-
+SEVERAL = "several"  # the platform where the compiler spreads a program
+SPREAD = Registry("lmwright.core", {"over heads": "spread.over_heads"})
 PIECES = 8  # of a sum over devices, so that no copy of all of it exists
 
 Entry = None | str | tuple[str, ...]
@@ -284,7 +286,7 @@ def by_shard(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
     it holds of q [B, T, N, H], k, v [B, T, K, H], ids or intervals [B, T], and of axes `more`."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return local
+        return SPREAD["over heads"](local, *more) if platform() == SEVERAL else local
     spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
     heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
     return jax.shard_map(
@@ -325,10 +327,8 @@ def make_mesh(shape: dict[str, int], devices: Sequence[jax.Device]) -> Mesh:
     is a hundred times slower than the links within one.
     """
     sizes = tuple(shape[axis] for axis in AXES)
-    if devices[0].platform == "tpu":
-        array = _tpu_devices(shape, devices)
-    else:
-        array = np.asarray(devices, dtype=object).reshape(sizes)
+    in_order = np.asarray(devices, dtype=object).reshape(sizes)
+    array = _tpu_devices(shape, devices) if devices[0].platform == "tpu" else in_order
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -3,29 +3,92 @@
     weights cut along heads, mlp and vocab --> a program without a mesh of its own --> the compiler
     adds the sums over devices, and cuts keys and values along heads, too
 
-Nothing has to divide: what does not lies on each device. Kernels, which a compiler cannot cut, are
-left out (`SPREAD`).
+Nothing has to divide: what does not lies on each device. Kernels, which a compiler cannot cut,
+compute heads of their own on each device (`over_heads`), or a part of each expert (`over_width`);
+of others the plain twin is taken (`by_platform`).
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh, use_abstract_mesh
+from jax.sharding import PartitionSpec as P
 
 from lmwright.core.param import Tree, is_param
-from lmwright.core.sharding import AXES, NO_MESH, lenient_shardings
+from lmwright.core.sharding import AXES, NO_MESH, SEVERAL, lenient_shardings
 from lmwright.errors import UserError
 
-SPREAD = AbstractMesh((), (), abstract_device=AbstractDevice("several", None, "several"))
-"""Tells `by_platform` that several devices compute: it takes plain operations."""
+CUT, SAME = "cut", "same"
+"""Axes of the devices of a kernel: those that have parts of their own, and others with the same."""
+CUT_AXES = ("heads", "kv_heads")
 ROOM = 0.75  # of a device's memory, for weights; the rest is for caches and activations
 
 
 def computing(num_devices: int) -> Any:
     """A context in which a program is traced for one device, or to be spread over several."""
-    return use_abstract_mesh(SPREAD if num_devices > 1 else NO_MESH)
+    if num_devices == 1:
+        return use_abstract_mesh(NO_MESH)
+    several = AbstractDevice(SEVERAL, num_devices, SEVERAL)
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=several))
+
+
+def over_heads(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
+    """`core.sharding.by_shard` for a program that is spread: each device computes its part of the
+    heads, of all rows; of a count that does not divide over all devices, the same as others."""
+    heads, keys = "batch seq heads head_dim", "batch seq kv_heads head_dim"
+    names = [axes.split() for axes in (heads, keys, keys, "batch seq", *more)]
+    cut = lambda axes: P(*(CUT if name in CUT_AXES else None for name in axes))  # noqa: E731
+
+    def run(*arrays: Any) -> Array:
+        num_heads, num_kv_heads = (a.shape[2] for a in arrays[:2])
+        ways = _ways_of(num_heads)
+        times = math.lcm(num_kv_heads, ways) // num_kv_heads  # keys of few heads are repeated
+        arrays = tuple(
+            jnp.repeat(a, times, axes.index("kv_heads")) if "kv_heads" in axes else a
+            for axes, a in zip(names, arrays, strict=True)
+        )
+        return _by_each(ways, local, tuple(map(cut, names)), cut(names[0]))(*arrays)
+
+    return run
+
+
+def over_width(product: Callable[..., Array], x: Array, w: Array, sizes: Array, cut: int) -> Array:
+    """`core.ragged.ragged_product` of x [T, D] and w [E, D, F] in a program that is spread: of axis
+    `cut` of w, 1 or 2, each device has a part, and makes its part of the sums or of the outputs."""
+
+    def local(x: Array, w: Array, sizes: Array) -> Array:
+        if cut == 2:
+            return product(x, w, sizes, x.dtype)
+        return lax.psum(product(x, w, sizes), CUT).astype(x.dtype)
+
+    weights = P(*(CUT if axis == cut else None for axis in range(3)))
+    specs = P(None, weights[1]), weights, P()
+    return _by_each(_ways_of(w.shape[cut]), local, specs, P(None, weights[2]))(x, w, sizes)
+
+
+def _ways_of(size: int) -> int:
+    """Devices over which so many divide, of those that the program is spread over."""
+    return math.gcd(size, jax.sharding.get_abstract_mesh().abstract_device.num_cores)
+
+
+def _by_each(
+    ways: int, local: Callable[..., Array], in_specs: Any, out_specs: P
+) -> Callable[..., Array]:
+    """`local` as a program of one device, run by each with what it holds of arrays that are cut
+    along CUT in so many ways."""
+    num_devices = jax.sharding.get_abstract_mesh().abstract_device.num_cores
+
+    def alone(*arrays: Any) -> Array:
+        with use_abstract_mesh(NO_MESH):
+            return local(*arrays)
+
+    mesh = AbstractMesh((ways, num_devices // ways), (CUT, SAME))
+    return jax.shard_map(alone, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def num_devices_of(w: Tree) -> int:

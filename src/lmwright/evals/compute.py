@@ -75,9 +75,12 @@ def text_compute(
 
 
 def spread(compute: Compute, num_devices: int) -> Compute:
-    """The settings for several devices: without kernels, which are for one, and with layers in one
-    stack."""
-    return compute if num_devices == 1 else replace(compute, kernels="reference", unroll=False)
+    """The settings for several devices that share the weights: with layers in one stack, and
+    without the kernels of CPUs, which are for one."""
+    if num_devices == 1:
+        return compute
+    kernels = "reference" if compute.platform == "cpu" else compute.kernels
+    return replace(compute, kernels=kernels, unroll=False)
 
 
 def refuse_encoder(model: Model) -> None:

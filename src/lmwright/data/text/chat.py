@@ -147,7 +147,8 @@ def _has_prompt(
     if end[0]["role"] == "assistant":
         if not before:
             raise UnusableError(
-                f"there is no {columns['prompt']!r}, and an answer is no conversation that holds it"
+                f"there is no {columns['prompt']!r}, which columns.prompt names, and an answer is "
+                "no conversation that holds it"
             )
         return False
     said = [(m["role"], m["content"]) for m in end[:-1]]
