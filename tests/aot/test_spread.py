@@ -1,22 +1,24 @@
-"""Decoding that the TPU compiler spreads over the chips of a host: it compiles, experts included,
-and large models fit.
+"""Decoding that the TPU compiler spreads over the chips of a host: it compiles, kernels and experts
+included, and large models and long prompts fit.
 
 `generate` in training takes the same programs, with weights as the run's mesh has them.
 """
 
 import json
+import re
 import sys
 
 import pytest
 
 from tests.aot.slices import needs_libtpu, with_compiler
 
-ROWS, PROMPT, LENGTH = 1, 1024, 2048
+ROWS, MORE = 1, 1024
 GIB = 2**30
 
 
-def compiled(name, slice_name):
-    """Bytes of a chip that reading a prompt and decoding take, and the collectives in each."""
+def compiled(name, slice_name, prompt):
+    """Bytes of a chip that reading a prompt and decoding take, and the collectives and kernels in
+    each."""
     import jax
     import jax.numpy as jnp
     from jax.experimental import topologies
@@ -32,6 +34,7 @@ def compiled(name, slice_name):
     from lmwright.presets import of_section
 
     devices = topologies.get_topology_desc(**topology_request(parse_slice(slice_name))).devices
+    prompt, length = int(prompt), int(prompt) + MORE
     model = small_moe() if name == "small" else of_section("model")[name]()
     shardings = spread_shardings(model.spec(), devices)
     shape = jax.ShapeDtypeStruct
@@ -43,13 +46,13 @@ def compiled(name, slice_name):
     there = lambda a: shape(a.shape, a.dtype, sharding=whole)  # noqa: E731
     compute = spread(Compute(precision="bf16", kernels="tpu"), len(devices))
     with computing(len(devices)):
-        ids = there(shape((ROWS, PROMPT), jnp.int32))
-        real = there(shape((ROWS, PROMPT), bool))
-        reading = decoding.prefill.lower(model, compute, LENGTH, w, ids, real).compile()
+        ids = there(shape((ROWS, prompt), jnp.int32))
+        real = there(shape((ROWS, prompt), bool))
+        reading = decoding.prefill.lower(model, compute, length, w, ids, real).compile()
         _, places = reading.output_shardings
         cache = jax.tree.map(
             lambda a, sharding: shape(a.shape, a.dtype, sharding=sharding),
-            jax.eval_shape(lambda: cached.new_cache(model, ROWS, LENGTH, compute)), places,
+            jax.eval_shape(lambda: cached.new_cache(model, ROWS, length, compute)), places,
         )  # fmt: skip
         rest = (
             shape((), jnp.int32),
@@ -71,6 +74,7 @@ def facts(program):
         "bytes": kept - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
         "sums": text.count("all-reduce"),
         "kernels": text.count('custom_call_target="tpu_custom_call"'),
+        "layers of experts": len(re.findall(r"bf16\[1,16,\d+,\d+\]\S* dynamic-slice", text)),
     }
 
 
@@ -90,19 +94,24 @@ def found(*words):
 
 @needs_libtpu
 def test_a_model_with_experts():
-    for program in found("small", "v5e-4").values():
-        assert program["sums"] > 0
+    """A kernel for attention and one for each matrix, which it reads where it lies."""
+    programs = found("small", "v5e-4", "1024")
+    for program in programs.values():
+        assert program["sums"] > 0 and not program["layers of experts"]
+    assert [program["kernels"] for program in programs.values()] == [4, 3]
+
+
+LARGE = ["gemma3-27b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma4-26b-a4b", "qwen3.5-27b"]
 
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["gemma3-27b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma4-26b-a4b", "qwen3.5-27b"],
-)
-def test_too_large_for_a_chip_and_not_for_eight(name):
-    for program in found(name, "v5e-8").values():
+@pytest.mark.parametrize("name, prompt", [*((name, 1024) for name in LARGE), ("qwen3-32b", 32768)])
+def test_too_large_for_a_chip_and_not_for_eight(name, prompt):
+    programs = found(name, "v5e-8", str(prompt))
+    for program in programs.values():
         assert program["bytes"] < 15.75 * GIB and program["sums"] > 0
+    assert programs["prompt"]["kernels"]
 
 
 if __name__ == "__main__":

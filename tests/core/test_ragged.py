@@ -67,9 +67,9 @@ def test_the_gradient_of_a_weight_is_summed_in_its_own_dtype():
     np.testing.assert_array_equal(dw, 1 + 511 * 2**-8)
 
 
-@pytest.mark.parametrize("sizes", [[300, 0, 77, 500], [1, 2, 3, 0]])
-def test_the_kernel_equals_the_loop(sizes, monkeypatch):
-    """Megablox step by step on the CPU, with rows that are no whole tiles."""
+@pytest.fixture
+def kernels_step_by_step(monkeypatch):
+    """Megablox on the CPU."""
     import importlib
 
     from jax.experimental.pallas.ops.tpu.megablox import gmm as _  # noqa: F401
@@ -78,6 +78,11 @@ def test_the_kernel_equals_the_loop(sizes, monkeypatch):
     for name in ("gmm", "tgmm"):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, partial(real, interpret=True))
+
+
+@pytest.mark.parametrize("sizes", [[300, 0, 77, 500], [1, 2, 3, 0]])
+def test_the_kernel_equals_the_loop(sizes, kernels_step_by_step):
+    """Also with rows that are no whole tiles."""
     x, w, g = problem(900, 4)
     sizes = jnp.asarray(sizes, jnp.int32)
     ours = jnp.arange(900)[:, None] < jnp.sum(sizes)
@@ -91,3 +96,21 @@ def test_the_kernel_equals_the_loop(sizes, monkeypatch):
     want = ragged._gradient_by_blocks(x, g, sizes)
     found = ragged._gradient_by_kernel(*(jnp.where(ours, a, jnp.nan) for a in (x, g)), sizes)
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs, outputs", [(24, 40), (128, 40)])
+@pytest.mark.parametrize("sizes", [[3, 0, 0, 2, 1], [0, 300, 0, 200, 0]])
+def test_matrices_are_read_where_they_lie(inputs, outputs, sizes, kernels_step_by_step):
+    """Of the middle layer in a stack, by the kernel and by loops; those with whole vectors of
+    inputs and none of outputs are read the other way round."""
+    dice, num_rows = np.random.default_rng(1), sum(sizes) + 2
+    x = dice.standard_normal((num_rows, inputs)).astype("f4")
+    stack = dice.standard_normal((3, len(sizes), inputs, outputs)).astype("f4")
+    w, sizes = ragged.InStack(jnp.asarray(stack), jnp.int32(1)), jnp.asarray(sizes, jnp.int32)
+    want = plain(x, stack[1], np.asarray(sizes))[:-2]
+    by_kernel, by_loop = jax.jit(ragged._by_kernel)(x, w, sizes), ragged._by_blocks(x, w, sizes)
+    np.testing.assert_allclose(by_kernel[:-2], want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(by_loop[:-2], want, rtol=1e-4, atol=1e-5)
+    found = dot_ragged("td,edf->tf", jnp.asarray(x, jnp.bfloat16), w, sizes)  # another dtype
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found[:-2].astype("f4"), want, rtol=0.1, atol=0.5)

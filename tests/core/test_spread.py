@@ -5,9 +5,17 @@ import numpy as np
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.core import ragged
 from lmwright.core import spread as module
+from lmwright.core.ragged import InStack
 from lmwright.core.sharding import by_shard
-from lmwright.core.spread import computing, count_devices, num_devices_of, spread_shardings
+from lmwright.core.spread import (
+    computing,
+    count_devices,
+    num_devices_of,
+    over_width,
+    spread_shardings,
+)
 from lmwright.errors import UserError
 from lmwright.evals.compute import spread
 from lmwright.evals.decoding import decode, prefill, row_keys
@@ -92,6 +100,31 @@ def test_a_kernel_computes_heads_of_its_own_on_each_device(heads, kv_heads, num_
         found = each(*there)
     assert seen[-1] == own
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("width, own", [(16, 2), (12, 3), (5, 5)])
+def test_each_device_computes_a_part_of_every_expert(width, own, cut):
+    """Of matrices by themselves, and in a stack of layers."""
+    dice, seen = np.random.default_rng(0), []
+    shape = (4, width, 6) if cut == 1 else (4, 6, width)
+    x, stack = dice.normal(size=(9, shape[1])), dice.normal(size=(3, *shape))
+    x, stack, sizes = (jax.numpy.asarray(a, "f4") for a in (x, stack, [2, 0, 3, 4]))
+    sizes = sizes.astype("int32")
+    want = np.concatenate([x[:2] @ stack[1][0], x[2:5] @ stack[1][2], x[5:] @ stack[1][3]])
+
+    def product(x, w, sizes, dtype):
+        seen.append(w.stack.shape[cut + 1] if isinstance(w, InStack) else w.shape[cut])
+        return ragged._product(x, w, sizes, dtype)
+
+    mesh = jax.make_mesh((8,), ("any",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    x, stack, sizes = jax.device_put((x, stack, sizes), everywhere)
+    with computing(8):
+        for w in (stack[1], InStack(stack, jax.device_put(1, everywhere))):
+            found = jax.jit(over_width, static_argnums=(0, 4))(product, x, w, sizes, cut)
+            np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+    assert seen == [own, own]
 
 
 @pytest.mark.slow

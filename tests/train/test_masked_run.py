@@ -5,6 +5,7 @@ import json
 import os
 import signal
 
+import jax
 import numpy as np
 import pytest
 
@@ -79,7 +80,7 @@ def logged(path, kind):
 
 def test_a_run_that_stops_and_goes_on_hides_the_same_tokens(folder):
     run = load_run(folder / "run.toml", [f"dir={folder}/stopped"])
-    assert train(run, hooks=[Stop()]).step == 25
+    assert train(run, jax.devices()[:1], hooks=[Stop()]).step == 25
     assert main(["train", str(folder / "stopped")]) == 0
     names = ("step", "loss", "grad_norm", "target_tokens")
     whole, parts = (

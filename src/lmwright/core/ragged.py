@@ -12,6 +12,7 @@ reads its own matrix.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,12 +29,27 @@ from lmwright.core.sharding import SEVERAL, by_platform, device_kind, platform
 from lmwright.core.spread import over_width
 from lmwright.core.weight import Weight, as_array, name_of, name_result
 
-TILE = 512  # rows of a TPU kernel's step
+TILE = 512  # rows of a TPU kernel's step, at most
 WIDEST = 1024  # inputs or outputs of it
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
 
 Read = Callable[[Any], Array]
 """Makes the matrices of groups [E, D, F] of what a weight is kept as, e.g. gathers its parts."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class InStack:
+    """A layer's matrices [E, D, F] where they lie in the stack of all layers, for programs that
+    take no gradient. A kernel takes arrays, and a scan would copy a layer with all its experts,
+    of which few tokens read few."""
+
+    stack: Array  # [L, E, D, F]
+    layer: Array  # int32 []
+
+    def copied(self) -> Array:
+        """[E, D, F]."""
+        return lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)
 
 
 class Turned(NamedTuple):
@@ -56,7 +72,7 @@ class Parts(NamedTuple):
 def dot_ragged(
     eqn: str,
     x: Array,
-    w: Weight,
+    w: Weight | InStack,
     sizes: Array,
     *,
     name: str | None = None,
@@ -71,6 +87,8 @@ def dot_ragged(
     those of a `Lora`. Where factors of L of them lie side by side, `own` bool [T, L] says which one
     a row has.
     """
+    if isinstance(w, InStack) and w.stack.dtype != x.dtype:
+        w = w.copied()
     if isinstance(w, Lora) and w.magnitude is None:
         parts = read if isinstance(read, Parts) else Parts(None, None, None)
         base = lax.stop_gradient(w.base if parts.base else dequantize(w.base, x.dtype))
@@ -87,8 +105,10 @@ def dot_ragged(
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
     elif platform() == SEVERAL:
-        cut = eqn.split(",")[1].index("f")
-        out = over_width(ragged_product, x, as_array(w, x.dtype), sizes, cut)
+        whole = w if isinstance(w, InStack) else as_array(w, x.dtype).astype(x.dtype)
+        out = over_width(_product, x, whole, sizes, eqn.split(",")[1].index("f"))
+    elif isinstance(w, InStack):
+        out = _product(x, w, sizes, x.dtype)
     else:
         out = ragged_product(x, w if read else as_array(w, x.dtype), sizes, x.dtype, read)
     out = out.astype(x.dtype)
@@ -114,7 +134,9 @@ def ragged_product(
     return _product(x, whole, sizes, dtype, isinstance(read, Turned))
 
 
-def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: bool = False) -> Array:
+def _product(
+    x: Array, w: Array | InStack, sizes: Array, dtype: jnp.dtype, transposed: bool = False
+) -> Array:
     def plain(by: Callable[..., Array], *args: Array) -> Array:
         x, w, sizes = args
         return by(x, w.swapaxes(1, 2) if transposed else w, sizes).astype(dtype)
@@ -122,7 +144,8 @@ def _product(x: Array, w: Array, sizes: Array, dtype: jnp.dtype, transposed: boo
     branches = {"tpu": partial(_by_kernel, dtype=dtype, transposed=transposed)}
     if x.dtype == jnp.bfloat16:
         branches["gpu"] = partial(_on_gpu, dtype=dtype, transposed=transposed)
-    return by_platform(x, w, sizes, default=partial(plain, _by_blocks), **branches)
+    args: Any = x, w, sizes
+    return by_platform(*args, default=partial(plain, _by_blocks), **branches)
 
 
 def _fwd(
@@ -164,15 +187,16 @@ def _walk(
     return lax.fori_loop(0, count, lambda i, carry: body(carry, start + i * size), carry)
 
 
-def _by_rows(x: Array, w: Array, sizes: Array) -> Array:
-    own = w[jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(x.shape[0]), side="right")]
+def _by_rows(x: Array, w: Array | InStack, sizes: Array) -> Array:
+    group = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(x.shape[0]), side="right")
+    own = w.stack[w.layer, group] if isinstance(w, InStack) else w[group]
     return jnp.einsum("td,tdf->tf", *cpu.operands(x, own), preferred_element_type=jnp.float32)
 
 
-def _by_blocks(x: Array, w: Array, sizes: Array) -> Array:
-    if x.shape[0] <= w.shape[0]:  # a loop would read all matrices
+def _by_blocks(x: Array, w: Array | InStack, sizes: Array) -> Array:
+    if x.shape[0] <= sizes.shape[0]:  # a loop would read all matrices
         return _by_rows(x, w, sizes)
-    x, w = cpu.operands(x, w)
+    x, w = cpu.operands(x, _copied(w))
     num, size = x.shape[0], _block_of(x.shape[0], w.shape[0])
     ends = jnp.cumsum(sizes)
 
@@ -218,10 +242,16 @@ def _between(at: Array, size: int, first: Array, end: Array) -> Array:
     return (rows >= first) & (rows < end)
 
 
-def _on_gpu(x: Array, w: Array, sizes: Array, *, dtype: jnp.dtype, transposed: bool) -> Array:
+def _copied(w: Array | InStack) -> Array:
+    return w.copied() if isinstance(w, InStack) else w
+
+
+def _on_gpu(
+    x: Array, w: Array | InStack, sizes: Array, *, dtype: jnp.dtype, transposed: bool
+) -> Array:
     from lmwright.core import gpu_ragged
 
-    return gpu_ragged.product(x, w, sizes, dtype, transposed=transposed)
+    return gpu_ragged.product(x, _copied(w), sizes, dtype, transposed=transposed)
 
 
 def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
@@ -231,16 +261,27 @@ def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
 
 
 def _by_kernel(
-    x: Array, w: Array, sizes: Array, dtype: jnp.dtype = jnp.float32, transposed: bool = False
+    x: Array,
+    w: Array | InStack,
+    sizes: Array,
+    dtype: jnp.dtype = jnp.float32,
+    transposed: bool = False,
 ) -> Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
     if device_kind() in EARLY:
-        w = w.swapaxes(1, 2) if transposed else w
+        w = _copied(w).swapaxes(1, 2) if transposed else _copied(w)
         return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32).astype(dtype)
+    offset = None
+    if isinstance(w, InStack):  # the first group is one that many matrices are before
+        offset = -sizes.shape[0] * w.layer
+        w = w.stack.reshape(-1, *w.stack.shape[2:])
+        if _filled_up(w.shape[2]) > _filled_up(w.shape[1]):  # in memory inputs are innermost
+            w, transposed = w.swapaxes(1, 2), True
     num, outputs = x.shape[0], w.shape[1 if transposed else 2]
     x = _whole_tiles(x)
-    return gmm(x, w, sizes, dtype, _tiling(x.shape[1], outputs), transpose_rhs=transposed)[:num]
+    tiling = _tiling(x, outputs)
+    return gmm(x, w, sizes, dtype, tiling, offset, transpose_rhs=transposed)[:num]
 
 
 def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
@@ -249,19 +290,26 @@ def _gradient_by_kernel(x: Array, g: Array, sizes: Array) -> Array:
     if device_kind() in EARLY:
         return _gradient_by_blocks(x, g, sizes)
     x, g = _whole_tiles(x), _whole_tiles(g)
-    tiling = _tiling(x.shape[1], g.shape[1], MOST_GRADIENTS)
+    tiling = _tiling(x, g.shape[1], MOST_GRADIENTS)
     return tgmm(x.T, g, sizes, jnp.float32, tiling)
 
 
 def _whole_tiles(rows: Array) -> Array:
     """Rows filled up with zeros to whole tiles."""
-    return jnp.pad(rows, [(0, -rows.shape[0] % TILE), (0, 0)])
+    step = TILE if rows.shape[0] > TILE else LANES
+    return jnp.pad(rows, [(0, -rows.shape[0] % step), (0, 0)])
 
 
-def _tiling(inputs: int, outputs: int, most: int = WIDEST**2) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of the kernel's steps, at most `most` inputs times outputs."""
-    first = _tile(inputs, WIDEST)
-    return TILE, first, _tile(outputs, min(WIDEST, most // first))
+def _tiling(x: Array, outputs: int, most: int = WIDEST**2) -> tuple[int, int, int]:
+    """Rows, inputs and outputs of the kernel's steps for rows x, at most `most` inputs times
+    outputs."""
+    first = _tile(x.shape[1], WIDEST)
+    return min(TILE, x.shape[0]), first, _tile(outputs, min(WIDEST, most // first))
+
+
+def _filled_up(size: int) -> float:
+    """Numbers in memory for each of an innermost axis of this size."""
+    return -(-size // LANES) * LANES / size
 
 
 def _tile(size: int, most: int) -> int:

@@ -57,18 +57,23 @@ def over_heads(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
     return run
 
 
-def over_width(product: Callable[..., Array], x: Array, w: Array, sizes: Array, cut: int) -> Array:
-    """`core.ragged.ragged_product` of x [T, D] and w [E, D, F] in a program that is spread: of axis
-    `cut` of w, 1 or 2, each device has a part, and makes its part of the sums or of the outputs."""
+def over_width(product: Callable[..., Array], x: Array, w: Any, sizes: Array, cut: int) -> Array:
+    """`product(x, w, sizes, dtype)` of x [T, D] and w [E, D, F] in a program that is spread: of
+    axis `cut` of w, 1 or 2, each device has a part, and makes its part of the sums or of the
+    outputs. Or w is a tree, with axes before these."""
 
-    def local(x: Array, w: Array, sizes: Array) -> Array:
+    def local(x: Array, w: Any, sizes: Array) -> Array:
         if cut == 2:
             return product(x, w, sizes, x.dtype)
-        return lax.psum(product(x, w, sizes), CUT).astype(x.dtype)
+        return lax.psum(product(x, w, sizes, jnp.float32), CUT).astype(x.dtype)
 
-    weights = P(*(CUT if axis == cut else None for axis in range(3)))
-    specs = P(None, weights[1]), weights, P()
-    return _by_each(_ways_of(w.shape[cut]), local, specs, P(None, weights[2]))(x, w, sizes)
+    def spec(a: Array) -> P:
+        return P(*(CUT if axis == cut else None for axis in range(3 - a.ndim, 3)))
+
+    width = max(jax.tree.leaves(w), key=jnp.ndim).shape[cut - 3]
+    specs = P(None, CUT if cut == 1 else None), jax.tree.map(spec, w), P()
+    out = P(None, CUT if cut == 2 else None)
+    return _by_each(_ways_of(width), local, specs, out)(x, w, sizes)
 
 
 def _ways_of(size: int) -> int:

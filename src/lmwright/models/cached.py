@@ -10,17 +10,20 @@ weights. No step of training needs this module.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.tree_util import DictKey
 
 from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
+from lmwright.core.ragged import InStack
 from lmwright.core.stack import Span
 from lmwright.kernels import select
 from lmwright.models.decoder import Decoder
+from lmwright.models.experts import EXPERT
 from lmwright.models.layers import Attend, Layer, LayerKind, Spans, by_place
 from lmwright.nn.attention import Scoring
 from lmwright.nn.cached_attention import cached_attention
@@ -180,7 +183,7 @@ def run_stack_cached(
     cache: Tree,
 ) -> tuple[Array, Tree]:
     """Runs the stack with a cache laid out like the weights, read and rewritten layer by layer.
-    Both are unrolled or scanned together."""
+    Both are unrolled or scanned together; matrices of experts are read where they lie."""
     if isinstance(layers, list):
         slots = []
         for w, slot in zip(layers, cache, strict=True):
@@ -188,10 +191,23 @@ def run_stack_cached(
             slots.append(new)
         return x, slots
 
-    def body(carry: Array, slot: tuple[Tree, Tree]) -> tuple[Array, Tree]:
-        return _through(blocks, slot[0], carry, slot[1])
+    leaves, tree = jax.tree.flatten_with_path(layers)
+    stay = {i: a for i, (path, a) in enumerate(leaves) if _of_experts(path, a)}
+    move = [None if i in stay else a for i, (_, a) in enumerate(leaves)]
 
-    return jax.lax.scan(body, x, (layers, cache))
+    def body(carry: Array, slot: tuple[Array, list[Array | None], Tree]) -> tuple[Array, Tree]:
+        number, own, state = slot
+        here = [InStack(stay[i], number) if i in stay else a for i, a in enumerate(own)]
+        return _through(blocks, jax.tree.unflatten(tree, here), carry, state)
+
+    return jax.lax.scan(body, x, (jnp.arange(len(leaves[0][1])), move, cache))
+
+
+def _of_experts(path: tuple[Any, ...], leaf: Array) -> bool:
+    """True for matrices [L, E, D, F] of experts in a program of one device, or that is spread."""
+    mesh = jax.sharding.get_abstract_mesh()
+    named = isinstance(path[-1], DictKey) and str(path[-1].key).startswith(EXPERT)
+    return named and leaf.ndim == 4 and (mesh.empty or mesh.size == 1)
 
 
 def _through(
