@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmwright.core import ragged
+from lmwright.core.in_stack import InStack
 from lmwright.core.ragged import dot_ragged
 
 D, F = 12, 20
@@ -106,7 +107,7 @@ def test_matrices_are_read_where_they_lie(inputs, outputs, sizes, kernels_step_b
     dice, num_rows = np.random.default_rng(1), sum(sizes) + 2
     x = dice.standard_normal((num_rows, inputs)).astype("f4")
     stack = dice.standard_normal((3, len(sizes), inputs, outputs)).astype("f4")
-    w, sizes = ragged.InStack(jnp.asarray(stack), jnp.int32(1)), jnp.asarray(sizes, jnp.int32)
+    w, sizes = InStack(jnp.asarray(stack), jnp.int32(1)), jnp.asarray(sizes, jnp.int32)
     want = plain(x, stack[1], np.asarray(sizes))[:-2]
     by_kernel, by_loop = jax.jit(ragged._by_kernel)(x, w, sizes), ragged._by_blocks(x, w, sizes)
     np.testing.assert_allclose(by_kernel[:-2], want, rtol=1e-4, atol=1e-5)

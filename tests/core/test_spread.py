@@ -7,7 +7,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.core import ragged
 from lmwright.core import spread as module
-from lmwright.core.ragged import InStack
+from lmwright.core.in_stack import InStack
 from lmwright.core.sharding import by_shard
 from lmwright.core.spread import (
     computing,

@@ -12,7 +12,6 @@ reads its own matrix.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from jax import Array, lax
 from lmwright.core import cpu
 from lmwright.core.compute import EARLY, LANES
 from lmwright.core.frozen import dropped
+from lmwright.core.in_stack import InStack, as_copied
 from lmwright.core.leaves import Lora, Rounded, dequantize, merge
 from lmwright.core.rounded import met, widened
 from lmwright.core.sharding import SEVERAL, by_platform, device_kind, platform
@@ -35,21 +35,6 @@ MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 
 
 Read = Callable[[Any], Array]
 """Makes the matrices of groups [E, D, F] of what a weight is kept as, e.g. gathers its parts."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class InStack:
-    """A layer's matrices [E, D, F] where they lie in the stack of all layers, for programs that
-    take no gradient. A kernel takes arrays, and a scan would copy a layer with all its experts,
-    of which few tokens read few."""
-
-    stack: Array  # [L, E, D, F]
-    layer: Array  # int32 []
-
-    def copied(self) -> Array:
-        """[E, D, F]."""
-        return lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)
 
 
 class Turned(NamedTuple):
@@ -196,7 +181,7 @@ def _by_rows(x: Array, w: Array | InStack, sizes: Array) -> Array:
 def _by_blocks(x: Array, w: Array | InStack, sizes: Array) -> Array:
     if x.shape[0] <= sizes.shape[0]:  # a loop would read all matrices
         return _by_rows(x, w, sizes)
-    x, w = cpu.operands(x, _copied(w))
+    x, w = cpu.operands(x, as_copied(w))
     num, size = x.shape[0], _block_of(x.shape[0], w.shape[0])
     ends = jnp.cumsum(sizes)
 
@@ -242,16 +227,12 @@ def _between(at: Array, size: int, first: Array, end: Array) -> Array:
     return (rows >= first) & (rows < end)
 
 
-def _copied(w: Array | InStack) -> Array:
-    return w.copied() if isinstance(w, InStack) else w
-
-
 def _on_gpu(
     x: Array, w: Array | InStack, sizes: Array, *, dtype: jnp.dtype, transposed: bool
 ) -> Array:
     from lmwright.core import gpu_ragged
 
-    return gpu_ragged.product(x, _copied(w), sizes, dtype, transposed=transposed)
+    return gpu_ragged.product(x, as_copied(w), sizes, dtype, transposed=transposed)
 
 
 def _gradient_on_gpu(x: Array, g: Array, sizes: Array) -> Array:
@@ -270,7 +251,7 @@ def _by_kernel(
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
     if device_kind() in EARLY:
-        w = _copied(w).swapaxes(1, 2) if transposed else _copied(w)
+        w = as_copied(w).swapaxes(1, 2) if transposed else as_copied(w)
         return lax.ragged_dot(x, w, sizes, preferred_element_type=jnp.float32).astype(dtype)
     offset = None
     if isinstance(w, InStack):  # the first group is one that many matrices are before

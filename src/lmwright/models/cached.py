@@ -18,8 +18,8 @@ from jax import Array
 from jax.tree_util import DictKey
 
 from lmwright.core.compute import Compute
+from lmwright.core.in_stack import InStack, as_copied
 from lmwright.core.param import Tree
-from lmwright.core.ragged import InStack
 from lmwright.core.stack import Span
 from lmwright.kernels import select
 from lmwright.models.decoder import Decoder
@@ -147,14 +147,12 @@ def extend_layers(
         new: list[Tree] = []
 
         def attend(q: Array, k: Array, v: Array, scoring: Scoring, *sinks: Array) -> Array:
-            at = (0, start, 0, 0)  # [B, S, K, H]
-            put = jax.lax.dynamic_update_slice
             if state:
-                after = {"k": put(state["k"], k, at)}
+                after = {"k": _put(state["k"], k, start)}
                 if "v" in state:  # not where keys are the values, too
-                    after["v"] = put(state["v"], v, at)
+                    after["v"] = _put(state["v"], v, start)
                 new.append(after)
-                every = after["k"], after.get("v", after["k"])
+                every = as_copied(after["k"]), as_copied(after.get("v", after["k"]))
             else:  # those of another layer, all of them
                 new.append({})
                 every = k, v
@@ -183,24 +181,46 @@ def run_stack_cached(
     cache: Tree,
 ) -> tuple[Array, Tree]:
     """Runs the stack with a cache laid out like the weights, read and rewritten layer by layer.
-    Both are unrolled or scanned together; matrices of experts are read where they lie."""
+    Both are unrolled or scanned together. A scan leaves keys and values, and matrices of experts,
+    where they lie: of the first it writes those of new tokens alone."""
     if isinstance(layers, list):
         slots = []
         for w, slot in zip(layers, cache, strict=True):
             x, new = _through(blocks, w, x, slot)
             slots.append(new)
         return x, slots
+    experts, w = _divided(layers, _of_experts)
+    kept, rest = _divided(cache, _of_attention)
 
-    leaves, tree = jax.tree.flatten_with_path(layers)
-    stay = {i: a for i, (path, a) in enumerate(leaves) if _of_experts(path, a)}
-    move = [None if i in stay else a for i, (_, a) in enumerate(leaves)]
+    def body(carry: tuple[Array, _Leaves], slot: tuple[Array, Tree, Tree]) -> tuple[Tree, Tree]:
+        (x, kept), (layer, w, rest) = carry, slot
+        x, new = _through(blocks, _joined(w, experts, layer), x, _joined(rest, kept, layer))
+        after, new = _divided(new, lambda _, a: isinstance(a, InStack))
+        return (x, {i: a.stack for i, a in after.items()}), new
 
-    def body(carry: Array, slot: tuple[Array, list[Array | None], Tree]) -> tuple[Array, Tree]:
-        number, own, state = slot
-        here = [InStack(stay[i], number) if i in stay else a for i, a in enumerate(own)]
-        return _through(blocks, jax.tree.unflatten(tree, here), carry, state)
+    num_layers = len(jax.tree.leaves(layers)[0])
+    (x, kept), rest = jax.lax.scan(body, (x, kept), (jnp.arange(num_layers), w, rest))
+    return x, _joined(rest, kept)
 
-    return jax.lax.scan(body, x, (jnp.arange(len(leaves[0][1])), move, cache))
+
+_Leaves = dict[int, Any]
+
+
+def _divided(tree: Tree, stays: Callable[[Any, Any], bool]) -> tuple[_Leaves, Tree]:
+    """Leaves of which `stays(path, leaf)` is true, by their number, and the tree with None in place
+    of them."""
+    leaves, kind = jax.tree.flatten_with_path(tree, is_leaf=lambda a: isinstance(a, InStack))
+    apart = {i: a for i, (path, a) in enumerate(leaves) if stays(path, a)}
+    return apart, jax.tree.unflatten(
+        kind, [None if i in apart else a for i, (_, a) in enumerate(leaves)]
+    )
+
+
+def _joined(tree: Tree, apart: _Leaves, layer: Array | None = None) -> Tree:
+    """The tree that was `_divided`, with the leaves apart as they are, or as those of a layer."""
+    leaves, kind = jax.tree.flatten(tree, is_leaf=lambda a: a is None)
+    put = {i: a if layer is None else InStack(a, layer) for i, a in apart.items()}
+    return jax.tree.unflatten(kind, [put.get(i, a) for i, a in enumerate(leaves)])
 
 
 def _of_experts(path: tuple[Any, ...], leaf: Array) -> bool:
@@ -208,6 +228,19 @@ def _of_experts(path: tuple[Any, ...], leaf: Array) -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     named = isinstance(path[-1], DictKey) and str(path[-1].key).startswith(EXPERT)
     return named and leaf.ndim == 4 and (mesh.empty or mesh.size == 1)
+
+
+def _of_attention(path: tuple[Any, ...], leaf: Array) -> bool:
+    """True for keys and values [L, B, S, K, H]."""
+    return isinstance(path[-1], DictKey) and path[-1].key in ("k", "v")
+
+
+def _put(cache: Array | InStack, new: Array, start: Array) -> Array | InStack:
+    """Keys or values [B, S, K, H] with `new` ones [B, T, K, H] from `start` on."""
+    at = (0, start, 0, 0)
+    if isinstance(cache, InStack):
+        return cache.put(new, at)
+    return jax.lax.dynamic_update_slice(cache, new, at)
 
 
 def _through(

@@ -25,8 +25,9 @@ from jax.sharding import PartitionSpec
 
 from lmwright.core.compute import GATE, LANES
 from lmwright.core.frozen import drawn_for, in_lanes
+from lmwright.core.in_stack import as_copied
 from lmwright.core.leaves import Int4, Lora, Quantized, Rounded, dequantize, has_adapters
-from lmwright.core.ragged import InStack, Parts, Read, Turned, dot_ragged
+from lmwright.core.ragged import Parts, Read, Turned, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
 from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
@@ -149,7 +150,7 @@ def _local(
         w = w | {"down_bias": w["down_bias"] / tensor}
     by = _by_rows
     if dispatch.capacity_factor is not None:
-        by, w = _by_capacity, {n: a.copied() if isinstance(a, InStack) else a for n, a in w.items()}
+        by, w = _by_capacity, {name: as_copied(a) for name, a in w.items()}
     y, dropped = by(x, experts, shares, real, w, dispatch, ways)
     if tensor > 1:  # each has summed over its part of the width
         y = lax.psum_scatter(y, TENSOR, scatter_dimension=1, tiled=True)
