@@ -16,7 +16,7 @@ ROWS, MORE = 1, 1024
 GIB = 2**30
 
 
-def compiled(name, slice_name, prompt):
+def compiled(name, slice_name, prompt="1024"):
     """Bytes of a chip that reading a prompt and decoding take, and the collectives and kernels in
     each."""
     import jax

@@ -73,7 +73,7 @@ def dot(
     `narrow_products`.
     """
     name = name or name_of(eqn)
-    if not isinstance(w, TYPED) and (flat := _heads_as_one(eqn)):
+    if not isinstance(w, TYPED) and x.shape[1] > 1 and (flat := _heads_as_one(eqn)):
         out = dot(flat, x, w.reshape(w.shape[0], -1), out_dtype=out_dtype, name=name)
         return out.reshape(*out.shape[:-1], *w.shape[1:])
     if isinstance(w, TYPED):
@@ -88,8 +88,8 @@ def _cast(w: Array, dtype: jnp.dtype) -> Array:
 
 
 def _heads_as_one(eqn: str) -> str | None:
-    """`eqn` for a weight [D, N, H] as a matrix, if that is what it takes: with heads of their own
-    TPUs store, gather and add up the weight padded to 128, and transpose it for the product."""
+    """`eqn` for a weight [D, N, H] as a matrix, if that is what it takes: else TPUs store, gather
+    and add it up padded to 128, and turn it for the product. One token's reads it as it is."""
     x_letters, w_letters, out = letters(eqn)
     inner, outer = w_letters[0], w_letters[1:]
     if len(outer) < 2 or x_letters[-1] != inner or out != x_letters[:-1] + outer:
