@@ -16,9 +16,9 @@ ROWS, MORE = 1, 1024
 GIB = 2**30
 
 
-def compiled(name, slice_name, prompt="1024"):
+def compiled(name, slice_name, prompt="1024", num_devices=None):
     """Bytes of a chip that reading a prompt and decoding take, and the collectives and kernels in
-    each."""
+    each; on all devices of the slice, or so many."""
     import jax
     import jax.numpy as jnp
     from jax.experimental import topologies
@@ -30,10 +30,13 @@ def compiled(name, slice_name, prompt="1024"):
     from lmwright.evals import decoding, generate
     from lmwright.evals.compute import spread
     from lmwright.hardware.slices import parse_slice, topology_request
+    from lmwright.kernels.select import kernels_for
     from lmwright.models import cached
     from lmwright.presets import of_section
 
     devices = topologies.get_topology_desc(**topology_request(parse_slice(slice_name))).devices
+    devices = devices[: int(num_devices or len(devices))]
+    kind = devices[0].device_kind
     prompt, length = int(prompt), int(prompt) + MORE
     model = small_moe() if name == "small" else of_section("model")[name]()
     shardings = spread_shardings(model.spec(), devices)
@@ -44,8 +47,9 @@ def compiled(name, slice_name, prompt="1024"):
     )  # fmt: skip
     whole = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
     there = lambda a: shape(a.shape, a.dtype, sharding=whole)  # noqa: E731
-    compute = spread(Compute(precision="bf16", kernels="tpu"), len(devices))
-    with computing(len(devices)):
+    kernels = kernels_for("tpu", 1, kind)
+    compute = spread(Compute(precision="bf16", kernels=kernels), len(devices))
+    with computing(len(devices), kind):
         ids = there(shape((ROWS, prompt), jnp.int32))
         real = there(shape((ROWS, prompt), bool))
         reading = decoding.prefill.lower(model, compute, length, w, ids, real).compile()
@@ -104,6 +108,14 @@ def test_a_model_with_experts():
         assert program["sums"] > 0
         assert program["layers of experts"] == program["layers of keys"] == 0
     assert [program["kernels"] for program in programs.values()] == [4, 3]
+
+
+@needs_libtpu
+@pytest.mark.parametrize("num_devices", ["1", "8"])
+def test_chips_whose_kernels_cannot_multiply_bfloat16(num_devices):
+    """Mosaic refuses such kernels there: that the programs compile is what is asked."""
+    for program in found("small", "v3-8", "1024", num_devices).values():
+        assert (program["sums"] > 0) == (num_devices == "8")
 
 
 LARGE = ["gemma3-27b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma4-26b-a4b", "qwen3.5-27b"]

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
+from lmwright.core.compute import EARLY
 from lmwright.core.param import Tree, is_param
 from lmwright.core.sharding import AXES, NO_MESH, SEVERAL, lenient_shardings
 from lmwright.errors import UserError
@@ -29,12 +30,22 @@ CUT_AXES = ("heads", "kv_heads")
 ROOM = 0.75  # of a device's memory, for weights; the rest is for caches and activations
 
 
-def computing(num_devices: int) -> Any:
-    """A context in which a program is traced for one device, or to be spread over several."""
+def computing(num_devices: int, device_kind: str | None = None) -> Any:
+    """A context in which a program is traced for one device, or to be spread over several; of this
+    machine, or of kind `device_kind`."""
+    kind = device_kind or jax.devices()[0].device_kind
     if num_devices == 1:
-        return use_abstract_mesh(NO_MESH)
-    several = AbstractDevice(SEVERAL, num_devices, SEVERAL)
+        return use_abstract_mesh(_one_device(kind))
+    several = AbstractDevice(kind, num_devices, SEVERAL)
     return use_abstract_mesh(AbstractMesh((), (), abstract_device=several))
+
+
+def _one_device(kind: str) -> AbstractMesh:
+    """For a program of one device, whose compiler chooses by platform. Kinds that lack some kernels
+    are named, since it does not know them."""
+    if kind not in EARLY:
+        return NO_MESH
+    return AbstractMesh((), (), abstract_device=AbstractDevice(kind, 1, ""))
 
 
 def over_heads(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
@@ -86,13 +97,13 @@ def _by_each(
 ) -> Callable[..., Array]:
     """`local` as a program of one device, run by each with what it holds of arrays that are cut
     along CUT in so many ways."""
-    num_devices = jax.sharding.get_abstract_mesh().abstract_device.num_cores
+    devices = jax.sharding.get_abstract_mesh().abstract_device
 
     def alone(*arrays: Any) -> Array:
-        with use_abstract_mesh(NO_MESH):
+        with use_abstract_mesh(_one_device(devices.device_kind)):
             return local(*arrays)
 
-    mesh = AbstractMesh((ways, num_devices // ways), (CUT, SAME))
+    mesh = AbstractMesh((ways, devices.num_cores // ways), (CUT, SAME))
     return jax.shard_map(alone, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 

@@ -364,7 +364,7 @@ class _Walk:
         read = [holder.by_name[o].nbytes for o in step.operands if o in holder.by_name]
         moved = sum(read) + step.nbytes
         if step.opcode == "dynamic-update-slice":  # what is put in, and nothing of the rest
-            moved = 2 * read[1]
+            moved = 2 * sum(read[1:2])
         if moved < SCALAR_BYTES or step.opcode == "custom-call":
             return "memory", 0.0
         return "memory", moved / self.rates.hbm_bytes_per_s
