@@ -361,10 +361,8 @@ class _Walk:
         if step.cycles is not None:
             written = self.written_bytes(step) / self.rates.hbm_bytes_per_s
             return "vector", max(written, by_cycles / share)
-        read = [holder.by_name[o].nbytes for o in step.operands if o in holder.by_name]
-        moved = sum(read) + step.nbytes
-        if step.opcode == "dynamic-update-slice":  # what is put in, and nothing of the rest
-            moved = 2 * sum(read[1:2])
+        read = sum(holder.by_name[o].nbytes for o in step.operands if o in holder.by_name)
+        moved = read + step.nbytes
         if moved < SCALAR_BYTES or step.opcode == "custom-call":
             return "memory", 0.0
         return "memory", moved / self.rates.hbm_bytes_per_s
