@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from lmwright.cli.main import main
 from lmwright.core import ragged
@@ -93,7 +94,7 @@ def test_a_kernel_computes_heads_of_its_own_on_each_device(heads, kv_heads, num_
 
     want = local(q, k, v, ids, sinks, bias)
     there = jax.device_put((q, k, v, ids, sinks, bias), jax.devices()[0])
-    mesh = jax.make_mesh((num_devices,), ("any",))
+    mesh = jax.make_mesh((num_devices,), ("any",), axis_types=(AxisType.Auto,))
     there = jax.device_put(there, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     with computing(num_devices):
         each = jax.jit(by_shard(local, "heads", "batch seq kv_heads"))
@@ -117,7 +118,7 @@ def test_each_device_computes_a_part_of_every_expert(width, own, cut):
         seen.append(w.stack.shape[cut + 1] if isinstance(w, InStack) else w.shape[cut])
         return ragged._product(x, w, sizes, dtype)
 
-    mesh = jax.make_mesh((8,), ("any",))
+    mesh = jax.make_mesh((8,), ("any",), axis_types=(AxisType.Auto,))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     x, stack, sizes = jax.device_put((x, stack, sizes), everywhere)
     with computing(8):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import AbstractDevice, AbstractMesh, Mesh, use_abstract_mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
 from lmwright.core.compute import EARLY
@@ -103,7 +103,8 @@ def _by_each(
         with use_abstract_mesh(_one_device(devices.device_kind)):
             return local(*arrays)
 
-    mesh = AbstractMesh((ways, devices.num_cores // ways), (CUT, SAME))
+    sizes, auto = (ways, devices.num_cores // ways), (AxisType.Auto,) * 2
+    mesh = AbstractMesh(sizes, (CUT, SAME), axis_types=auto)
     return jax.shard_map(alone, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
