@@ -72,7 +72,7 @@ def dot_ragged(
     those of a `Lora`. Where factors of L of them lie side by side, `own` bool [T, L] says which one
     a row has.
     """
-    if isinstance(w, InStack) and w.stack.dtype != x.dtype:
+    if isinstance(w, InStack) and w.stack.dtype != x.dtype:  # a kernel would need both alike
         w = w.copied()
     if isinstance(w, Lora) and w.magnitude is None:
         parts = read if isinstance(read, Parts) else Parts(None, None, None)

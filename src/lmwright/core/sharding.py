@@ -284,18 +284,14 @@ class TokenShards:
 def by_shard(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
     """Attention `local(q, k, v, seen)`, run by every device of the mesh, if it has several, on what
     it holds of q [B, T, N, H], k, v [B, T, K, H], ids or intervals [B, T], and of axes `more`."""
+    heads, kv_heads = "batch seq heads head_dim", "batch seq kv_heads head_dim"
+    arrays = (heads, kv_heads, kv_heads, "batch seq", *more)
+    axes = [tuple(names.split()) for names in arrays]
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return SPREAD["over heads"](local, *more) if platform() == SEVERAL else local
-    spec = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
-    heads, kv_heads = spec("batch seq heads head_dim"), spec("batch seq kv_heads head_dim")
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(heads, kv_heads, kv_heads, spec("batch seq"), *map(spec, more)),
-        out_specs=heads,
-        check_vma=False,
-    )
+        return SPREAD["over heads"](local, axes) if platform() == SEVERAL else local
+    specs = tuple(partition(names, ACTIVATIONS) for names in axes)
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
 
 
 def mesh_shape(mesh: MeshSizes, num_devices: int, num_slices: int = 1) -> dict[str, int]:
@@ -327,8 +323,10 @@ def make_mesh(shape: dict[str, int], devices: Sequence[jax.Device]) -> Mesh:
     is a hundred times slower than the links within one.
     """
     sizes = tuple(shape[axis] for axis in AXES)
-    in_order = np.asarray(devices, dtype=object).reshape(sizes)
-    array = _tpu_devices(shape, devices) if devices[0].platform == "tpu" else in_order
+    if devices[0].platform == "tpu":
+        array = _tpu_devices(shape, devices)
+    else:
+        array = np.asarray(devices, dtype=object).reshape(sizes)
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -9,7 +9,7 @@ of others the plain twin is taken (`by_platform`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,22 +48,23 @@ def _one_device(kind: str) -> AbstractMesh:
     return AbstractMesh((), (), abstract_device=AbstractDevice(kind, 1, ""))
 
 
-def over_heads(local: Callable[..., Array], *more: str) -> Callable[..., Array]:
-    """`core.sharding.by_shard` for a program that is spread: each device computes its part of the
-    heads, of all rows; of a count that does not divide over all devices, the same as others."""
-    heads, keys = "batch seq heads head_dim", "batch seq kv_heads head_dim"
-    names = [axes.split() for axes in (heads, keys, keys, "batch seq", *more)]
-    cut = lambda axes: P(*(CUT if name in CUT_AXES else None for name in axes))  # noqa: E731
+def over_heads(
+    local: Callable[..., Array], axes: Sequence[tuple[str, ...]]
+) -> Callable[..., Array]:
+    """`core.sharding.by_shard` of arrays with these axes in a program that is spread: each device
+    computes its part of the heads, of all rows; of a count that does not divide over all devices,
+    the same as others."""
+    specs = tuple(P(*(CUT if name in CUT_AXES else None for name in names)) for names in axes)
 
     def run(*arrays: Any) -> Array:
         num_heads, num_kv_heads = (a.shape[2] for a in arrays[:2])
         ways = _ways_of(num_heads)
         times = math.lcm(num_kv_heads, ways) // num_kv_heads  # keys of few heads are repeated
         arrays = tuple(
-            jnp.repeat(a, times, axes.index("kv_heads")) if "kv_heads" in axes else a
-            for axes, a in zip(names, arrays, strict=True)
+            jnp.repeat(a, times, names.index("kv_heads")) if "kv_heads" in names else a
+            for names, a in zip(axes, arrays, strict=True)
         )
-        return _by_each(ways, local, tuple(map(cut, names)), cut(names[0]))(*arrays)
+        return _by_each(ways, local, specs, specs[0])(*arrays)
 
     return run
 

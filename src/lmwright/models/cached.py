@@ -192,35 +192,37 @@ def run_stack_cached(
     experts, w = _divided(layers, _of_experts)
     kept, rest = _divided(cache, _of_attention)
 
-    def body(carry: tuple[Array, _Leaves], slot: tuple[Array, Tree, Tree]) -> tuple[Tree, Tree]:
+    def body(carry: tuple[Array, Tree], slot: tuple[Array, Tree, Tree]) -> tuple[Tree, Tree]:
         (x, kept), (layer, w, rest) = carry, slot
-        x, new = _through(blocks, _joined(w, experts, layer), x, _joined(rest, kept, layer))
-        after, new = _divided(new, lambda _, a: isinstance(a, InStack))
-        return (x, {i: a.stack for i, a in after.items()}), new
+        w, state = (
+            _joined(jax.tree.map(lambda a: InStack(a, layer), stacks), others)
+            for stacks, others in ((experts, w), (kept, rest))
+        )
+        x, new = _through(blocks, w, x, state)
+        after, new = _divided(new, lambda _, a: _is_in_stack(a))
+        return (x, jax.tree.map(lambda a: a.stack, after, is_leaf=_is_in_stack)), new
 
     num_layers = len(jax.tree.leaves(layers)[0])
     (x, kept), rest = jax.lax.scan(body, (x, kept), (jnp.arange(num_layers), w, rest))
-    return x, _joined(rest, kept)
+    return x, _joined(kept, rest)
 
 
-_Leaves = dict[int, Any]
+def _is_in_stack(a: Any) -> bool:
+    return isinstance(a, InStack)
 
 
-def _divided(tree: Tree, stays: Callable[[Any, Any], bool]) -> tuple[_Leaves, Tree]:
-    """Leaves of which `stays(path, leaf)` is true, by their number, and the tree with None in place
-    of them."""
-    leaves, kind = jax.tree.flatten_with_path(tree, is_leaf=lambda a: isinstance(a, InStack))
-    apart = {i: a for i, (path, a) in enumerate(leaves) if stays(path, a)}
-    return apart, jax.tree.unflatten(
-        kind, [None if i in apart else a for i, (_, a) in enumerate(leaves)]
-    )
+def _divided(tree: Tree, stays: Callable[[Any, Any], bool]) -> tuple[Tree, Tree]:
+    """The tree with None in place of all leaves but those of which `stays(path, leaf)` is true, and
+    in place of these."""
+    chosen = jax.tree.map_with_path(stays, tree, is_leaf=_is_in_stack)
+    kept = jax.tree.map(lambda stay, a: a if stay else None, chosen, tree)
+    return kept, jax.tree.map(lambda stay, a: None if stay else a, chosen, tree)
 
 
-def _joined(tree: Tree, apart: _Leaves, layer: Array | None = None) -> Tree:
-    """The tree that was `_divided`, with the leaves apart as they are, or as those of a layer."""
-    leaves, kind = jax.tree.flatten(tree, is_leaf=lambda a: a is None)
-    put = {i: a if layer is None else InStack(a, layer) for i, a in apart.items()}
-    return jax.tree.unflatten(kind, [put.get(i, a) for i, a in enumerate(leaves)])
+def _joined(kept: Tree, rest: Tree) -> Tree:
+    """The tree that was `_divided`."""
+    is_leaf = lambda a: a is None or _is_in_stack(a)  # noqa: E731
+    return jax.tree.map(lambda a, b: b if a is None else a, kept, rest, is_leaf=is_leaf)
 
 
 def _of_experts(path: tuple[Any, ...], leaf: Array) -> bool:
