@@ -1,5 +1,7 @@
 """Inference that the compiler spreads over several devices, against one device."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from lmwright.core.spread import (
     computing,
     count_devices,
     num_devices_of,
-    over_width,
     spread_shardings,
 )
 from lmwright.errors import UserError
@@ -24,6 +25,9 @@ from lmwright.evals.likelihood import log_likelihoods
 from lmwright.evals.prompt_rows import pad_prompts
 from lmwright.nn import attention
 from lmwright.nn.attention import Scoring
+from lmwright.nn.mlp import activate
+from lmwright.nn.moe import Dispatch, mixture
+from lmwright.nn.swiglu_oai import swiglu_oai
 from tests.evals.test_likelihood import COMPUTE, DECODERS, ENCODERS, asked
 from tests.sharded.problem import fresh_weights
 
@@ -103,29 +107,52 @@ def test_a_kernel_computes_heads_of_its_own_on_each_device(heads, kv_heads, num_
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("kind", ["swiglu_oai", "gelu"])
 @pytest.mark.parametrize("width, own", [(16, 2), (12, 3), (5, 5)])
-def test_each_device_computes_a_part_of_every_expert(width, own, cut):
-    """Of matrices by themselves, and in a stack of layers."""
+def test_each_device_computes_a_part_of_every_expert(width, own, kind, monkeypatch):
+    """Of matrices by themselves and in a stack of layers, with biases; the sums are written out."""
     dice, seen = np.random.default_rng(0), []
-    shape = (4, width, 6) if cut == 1 else (4, 6, width)
-    x, stack = dice.normal(size=(9, shape[1])), dice.normal(size=(3, *shape))
-    x, stack, sizes = (jax.numpy.asarray(a, "f4") for a in (x, stack, [2, 0, 3, 4]))
-    sizes = sizes.astype("int32")
-    want = np.concatenate([x[:2] @ stack[1][0], x[2:5] @ stack[1][2], x[5:] @ stack[1][3]])
+    draw = lambda *shape: jax.numpy.asarray(dice.normal(size=shape), "f4")  # noqa: E731
+    shapes = {
+        "up": (4, 6, width),
+        "down": (4, width, 6),
+        "up_bias": (4, width),
+        "down_bias": (4, 6),
+    }
+    if kind == "swiglu_oai":
+        shapes |= {"gate": (4, 6, width), "gate_bias": (4, width)}
+    w = {name: draw(*shape) for name, shape in shapes.items()}
+    x, shares, real = draw(2, 3, 6), draw(2, 3, 2), np.array([[True] * 3, [True, True, False]])
+    chosen = np.array([[[0, 2], [2, 3], [3, 0]], [[2, 0], [3, 2], [0, 2]]], np.int32)
+    want = np.zeros(x.shape)
+    for at in zip(*real.nonzero(), strict=True):
+        for share, e in zip(shares[at], chosen[at], strict=True):
+            up = x[at] @ w["up"][e] + w["up_bias"][e]
+            if kind == "swiglu_oai":
+                h = swiglu_oai(x[at] @ w["gate"][e] + w["gate_bias"][e], up)
+            else:
+                h = activate(kind, up)
+            want[at] += share * (h @ w["down"][e] + w["down_bias"][e])
+    plain = ragged._product
 
-    def product(x, w, sizes, dtype):
-        seen.append(w.stack.shape[cut + 1] if isinstance(w, InStack) else w.shape[cut])
-        return ragged._product(x, w, sizes, dtype)
+    def product(x, w, *args):
+        seen.append((w.stack if isinstance(w, InStack) else w).shape[-2:])
+        return plain(x, w, *args)
 
+    monkeypatch.setattr(ragged, "_product", product)
     mesh = jax.make_mesh((8,), ("any",), axis_types=(AxisType.Auto,))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    x, stack, sizes = jax.device_put((x, stack, sizes), everywhere)
+    there = jax.device_put((x, chosen, shares, real, w), everywhere)
+    in_stack = lambda a: InStack(jax.numpy.stack([0 * a, a]), jax.device_put(1, everywhere))  # noqa: E731
+    stacked = {n: a if "bias" in n else in_stack(a) for n, a in there[-1].items()}
     with computing(8):
-        for w in (stack[1], InStack(stack, jax.device_put(1, everywhere))):
-            found = jax.jit(over_width, static_argnums=(0, 4))(product, x, w, sizes, cut)
-            np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
-    assert seen == [own, own]
+        for leaves in (there[-1], stacked):
+            found, dropped = jax.jit(partial(mixture, dispatch=Dispatch(4, kind)))(
+                *there[:-1], leaves
+            )
+            np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+            assert not dropped.any()
+    assert set(seen) == {(6, own), (own, 6)}
 
 
 @pytest.mark.slow

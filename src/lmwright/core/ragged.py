@@ -25,8 +25,7 @@ from lmwright.core.frozen import dropped
 from lmwright.core.in_stack import InStack, as_copied
 from lmwright.core.leaves import Lora, Rounded, dequantize, merge
 from lmwright.core.rounded import met, widened
-from lmwright.core.sharding import SEVERAL, by_platform, device_kind, platform
-from lmwright.core.spread import over_width
+from lmwright.core.sharding import by_platform, device_kind
 from lmwright.core.weight import Weight, as_array, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step, at most
@@ -89,9 +88,6 @@ def dot_ragged(
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
-    elif platform() == SEVERAL:
-        whole = w if isinstance(w, InStack) else as_array(w, x.dtype).astype(x.dtype)
-        out = over_width(_product, x, whole, sizes, eqn.split(",")[1].index("f"))
     elif isinstance(w, InStack):
         out = _product(x, w, sizes, x.dtype)
     else:

@@ -4,12 +4,13 @@
     adds the sums over devices, and cuts keys and values along heads, too
 
 Nothing has to divide: what does not lies on each device. Kernels, which a compiler cannot cut,
-compute heads of their own on each device (`over_heads`), or a part of each expert (`over_width`);
-of others the plain twin is taken (`by_platform`).
+compute heads of their own on each device (`over_heads`), or with a part of each expert
+(`over_parts`); of others the plain twin is taken (`by_platform`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -69,23 +70,24 @@ def over_heads(
     return run
 
 
-def over_width(product: Callable[..., Array], x: Array, w: Any, sizes: Array, cut: int) -> Array:
-    """`product(x, w, sizes, dtype)` of x [T, D] and w [E, D, F] in a program that is spread: of
-    axis `cut` of w, 1 or 2, each device has a part, and makes its part of the sums or of the
-    outputs. Or w is a tree, with axes before these."""
+def over_parts(
+    local: Callable[..., Array], w: dict[str, Any], axes: Mapping[str, int], *arrays: Array
+) -> Array:
+    """Sum over devices of `local(w, *arrays, ways=)` in a program that is spread. Each device has
+    a part of the trees in w that are named in `axes`, along an axis counted from the last one, and
+    all else whole. `ways` is the number of parts: what each of them would add is divided by it."""
 
-    def local(x: Array, w: Any, sizes: Array) -> Array:
-        if cut == 2:
-            return product(x, w, sizes, x.dtype)
-        return lax.psum(product(x, w, sizes, jnp.float32), CUT).astype(x.dtype)
+    def spec(a: Array, axis: int | None) -> P:
+        return P(*(CUT if axis == i else None for i in range(-a.ndim, 0)))
 
-    def spec(a: Array) -> P:
-        return P(*(CUT if axis == cut else None for axis in range(3 - a.ndim, 3)))
+    (size,) = {a.shape[axes[name]] for name in axes for a in jax.tree.leaves(w[name]) if a.ndim}
+    ways = _ways_of(size)
+    own = {name: jax.tree.map(partial(spec, axis=axes.get(name)), leaf) for name, leaf in w.items()}
 
-    width = max(jax.tree.leaves(w), key=jnp.ndim).shape[cut - 3]
-    specs = P(None, CUT if cut == 1 else None), jax.tree.map(spec, w), P()
-    out = P(None, CUT if cut == 2 else None)
-    return _by_each(_ways_of(width), local, specs, out)(x, w, sizes)
+    def summed(w: dict[str, Any], *arrays: Array) -> Array:
+        return lax.psum(local(w, *arrays, ways=ways), CUT)
+
+    return _by_each(ways, summed, (own, *(P() for _ in arrays)), P())(w, *arrays)
 
 
 def _ways_of(size: int) -> int:

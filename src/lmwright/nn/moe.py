@@ -23,31 +23,32 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from lmwright.core.compute import GATE, LANES
+from lmwright.core.compute import GATE
 from lmwright.core.frozen import drawn_for, in_lanes
-from lmwright.core.in_stack import as_copied
-from lmwright.core.leaves import Int4, Lora, Quantized, Rounded, dequantize, has_adapters
-from lmwright.core.ragged import Parts, Read, Turned, dot_ragged
+from lmwright.core.in_stack import InStack, as_copied
+from lmwright.core.leaves import Int4, Lora, Quantized, Rounded, has_adapters
+from lmwright.core.ragged import Parts, Read, dot_ragged
 from lmwright.core.rounded import met
 from lmwright.core.rounding import int8_shifted
-from lmwright.core.sharding import ACTIVATIONS, WEIGHTS, partition
+from lmwright.core.sharding import ACTIVATIONS, SEVERAL, WEIGHTS, partition, platform
+from lmwright.core.spread import over_parts
 from lmwright.core.weight import Weight, as_array, dot
 from lmwright.nn.exchange import apply_experts, moved
+from lmwright.nn.expert_parts import SHARDS, reads_of_rows, whole
 from lmwright.nn.lanes import all_at_once, groups, numbered
 from lmwright.nn.mlp import GATED, Mlp, activate, gated
 from lmwright.nn.swiglu_oai import SwigluOai, swiglu_oai
 
 EXPERT, TENSOR = "expert", "tensor"
 ROWS = ("data", "fsdp", "expert", "context")  # whose devices have rows of their own
-SHARDS = ("fsdp", "context")  # over which the rest of an expert's weights is cut
 
 Experts = dict[str, Any]
 """up and, for gated MLPs, gate [E, D, F]; down [E, F, D]. Where they add biases, up_bias and
 gate_bias [E, F], down_bias [E, D]."""
 ExpertMlp = Mlp | SwigluOai
 TWO_INPUTS = (*GATED, "swiglu_oai")
-CUT = {"up": 1, "gate": 1, "down": 2}
-"""Their axis that is cut over `SHARDS`."""
+WIDTH = {"up": -1, "gate": -1, "down": -2, "up_bias": -1, "gate_bias": -1}
+"""Their axis of the experts' width."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ def _mixture(
 ) -> tuple[Array, Array]:
     dispatch = replace(dispatch, lanes=lanes)
     mesh = jax.sharding.get_abstract_mesh()
+    if platform() == SEVERAL and dispatch.capacity_factor is None:
+        if not any(isinstance(leaf, Lora | Rounded) for leaf in w.values()):
+            return _spread(x, experts, shares, real, w, dispatch)
     if mesh.empty or mesh.size == 1:
         return _local(x, experts, shares, real, w, dispatch=dispatch, ways=1, tensor=1)
     act = lambda axes: partition(tuple(axes.split()), ACTIVATIONS)  # noqa: E731
@@ -97,6 +101,22 @@ def _mixture(
         out_specs=(act("batch stream embed"), tokens),
         check_vma=False,
     )(x, experts, shares, real, w)
+
+
+def _spread(
+    x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch
+) -> tuple[Array, Array]:
+    """The mixture in a program that is spread over devices: each has a part of every expert's
+    width, and a token's sum goes over them once, not that of each choice."""
+    w = {n: a if isinstance(a, InStack) else as_array(a, x.dtype) for n, a in w.items()}
+
+    def local(w: Experts, *arrays: Array, ways: int) -> Array:
+        if "down_bias" in w:
+            w = w | {"down_bias": w["down_bias"] / ways}
+        return _by_rows(*arrays, w, dispatch, 1)[0]
+
+    y = over_parts(local, w, {n: a for n, a in WIDTH.items() if n in w}, x, experts, shares, real)
+    return y.astype(x.dtype), jnp.zeros(experts.shape[:2], jnp.float32)
 
 
 def _plain(x: Array, w: Experts) -> tuple[Array, Experts, bool]:
@@ -166,64 +186,6 @@ def _dropping_here(w: Experts) -> Experts:
     return w | {"down": drawn_for(lax.axis_index(TENSOR), w["down"])}
 
 
-def _reads(w: Experts, dtype: jnp.dtype) -> dict[str, Read | Parts]:
-    """How products get whole matrices in `dtype` of a device's parts; nothing on one device."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return {}
-    reads: dict[str, Read | Parts] = {}
-    for name, axis in CUT.items():
-        read, leaf = partial(_gathered, axis=axis, dtype=dtype), w.get(name)
-        base = partial(_gathered_integers, axis=axis, dtype=dtype) if _has_integers(leaf) else read
-        reads[name] = base
-        if isinstance(leaf, Lora):  # one of its factors has the axis that is cut
-            reads[name] = Parts(base, *((read, None) if axis == 1 else (None, read)))
-    return reads
-
-
-def _has_integers(leaf: Weight) -> bool:
-    return isinstance(leaf.base if isinstance(leaf, Lora) else leaf, Quantized)
-
-
-def _gathered_integers(w: Quantized, axis: int, dtype: jnp.dtype) -> Array:
-    """The matrices in `dtype` of which devices hold parts of the integers."""
-    values = lax.all_gather(w.values, SHARDS, axis=axis, tiled=True)
-    return dequantize(replace(w, values=values), dtype)
-
-
-def _whole(w: Experts, dtype: jnp.dtype) -> Experts:
-    reads = _reads(w, dtype)
-    return {name: _read_whole(leaf, reads.get(name)) for name, leaf in w.items()}
-
-
-def _read_whole(leaf: Weight, read: Read | Parts | None) -> Weight:
-    if not isinstance(read, Parts):
-        return read(leaf) if read else leaf
-    base, a, b = (
-        part(factor) if part else factor
-        for part, factor in zip(read, (lax.stop_gradient(leaf.base), leaf.a, leaf.b), strict=True)
-    )
-    return replace(leaf, base=base, a=a, b=b)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gathered(w: Array, axis: int, dtype: jnp.dtype) -> Array:
-    """float32 numbers of `dtype`: a product reads them as they came, and gives float32 back."""
-    return lax.all_gather(w.astype(dtype), SHARDS, axis=axis, tiled=True).astype(jnp.float32)
-
-
-def _gathered_fwd(w: Array, axis: int, dtype: jnp.dtype) -> tuple[Array, Array]:
-    return _gathered(w, axis, dtype), jnp.zeros(0, w.dtype)
-
-
-def _gathered_bwd(axis: int, dtype: jnp.dtype, empty: Array, g: Array) -> tuple[Array]:
-    summed = lax.psum_scatter(g, SHARDS, scatter_dimension=axis, tiled=True)
-    return (summed.astype(empty.dtype),)
-
-
-_gathered.defvjp(_gathered_fwd, _gathered_bwd)
-
-
 def _by_rows(
     x: Array, experts: Array, shares: Array, real: Array, w: Experts, dispatch: Dispatch, ways: int
 ) -> tuple[Array, Array]:
@@ -231,31 +193,11 @@ def _by_rows(
     num, ids = dispatch.num_experts * dispatch.lanes, numbered(experts, dispatch.lanes)
     ids = jnp.where(real.reshape(-1, 1), ids.reshape(b * t, k), num)
     # the backward pass gathers matrices again: no layer keeps them
-    mlp = partial(_mlp_of_rows, dispatch, _reads_of_rows(w, x) if ways == 1 else {})
+    mlp = partial(_mlp_of_rows, dispatch, reads_of_rows(w, x) if ways == 1 else {})
     rows = x.reshape(b * t, -1), ids, shares.reshape(b * t, k)
-    read = partial(_whole, dtype=x.dtype)
+    read = partial(whole, dtype=x.dtype)
     y = apply_experts(mlp, *rows, w, num, ways, read)
     return y.reshape(x.shape), jnp.zeros((b, t), jnp.float32)
-
-
-def _reads_of_rows(w: Experts, x: Array) -> dict[str, Read | Parts]:
-    """`_reads` for products of rows x. TPUs write parts that are gathered within their vectors once
-    more unless they fill whole ones: these are turned before, which is a fraction of the work."""
-    if not (reads := _reads(w, x.dtype)):
-        return {}
-    down = reads["down"]
-    if _has_integers(w["down"]):
-        return reads
-    base = w["down"].base if isinstance(down, Parts) else w["down"]
-    if (part := base.shape[2]) < x.shape[-1] and part % LANES:
-        turned = Turned(partial(_gathered_turned, dtype=x.dtype))
-        reads["down"] = down._replace(base=turned) if isinstance(down, Parts) else turned
-    return reads
-
-
-def _gathered_turned(w: Array, dtype: jnp.dtype) -> Array:
-    """[E, D, F] of parts [E, F, D / ways]."""
-    return _gathered(w.swapaxes(1, 2), 1, dtype)
 
 
 def _mlp_of_rows(
@@ -368,7 +310,7 @@ def _by_capacity(
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 0, 1, tiled=True)  # [E here, b of all, C, D]
     there = rows.shape
-    w = _whole(w, x.dtype)
+    w = whole(w, x.dtype)
     rows = _mlp_of_slots(rows.reshape(there[0], -1, there[-1]), w, dispatch).reshape(there)
     if ways > 1:
         rows = lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)
