@@ -73,6 +73,31 @@ def test_the_written_folder_computes_what_the_float8_folder_does(tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_scale_for_the_whole(shape, tmp_path):
+    """As Ministral 3 and Devstral Small 2 are released, with scales for inputs beside them."""
+    torch.manual_seed(0)
+    sizes = {k: v for k, v in SIZES.items() if k in transformers.Ministral3Config().to_dict()}
+    model = transformers.Ministral3ForCausalLM(transformers.Ministral3Config(**sizes)).float()
+    model.save_pretrained(tmp_path / "float8")
+    file = tmp_path / "float8" / "model.safetensors"
+    tensors = load_file(file)
+    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+        codes, scale = quantized(tensors[name], *tensors[name].shape)
+        tensors |= {name: codes, f"{name}_scale_inv": scale.reshape(shape)}
+        tensors[name.replace("weight", "activation_scale")] = torch.tensor(0.7)
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "float8" / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
+        "modules_to_not_convert": ["lm_head"],
+    }  # fmt: skip
+    (tmp_path / "float8" / "config.json").write_text(json.dumps(config))
+    assert main(["import", str(tmp_path / "float8"), str(tmp_path / "out"), "--dtype", "fp32"]) == 0
+    found, wanted = logits(tmp_path / "out"), logits(tmp_path / "float8")
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_blocks_that_are_cut_off_at_the_ends(tmp_path):
     """As those of `kv_a_proj_with_mqa`, of 576 rows in blocks of 128; bit for bit."""
     values = folder(tmp_path, rows=20, columns=12)
@@ -85,8 +110,9 @@ def test_blocks_that_are_cut_off_at_the_ends(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight_block_size": None}, "a scale for each block of weight_block_size"),
+        ({"weight_block_size": [8]}, "a scale for each block of weight_block_size"),
         ({"fmt": "e5m2"}, "a scale for each block of weight_block_size"),
+        ({"weight_block_size": None}, r"_scale_inv do not agree; download the folder again"),
         ({"weight_block_size": [8, 4]}, r"_scale_inv do not agree; download the folder again"),
     ],
 )

@@ -85,6 +85,13 @@ FAMILIES = {
         "num_hidden_layers": 6, "tie_word_embeddings": True, "rope_parameters": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
             "rope_theta": 5003.0}},
+    **{
+        f"Ministral3ForCausalLM{name}": {"rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12,
+            "rope_theta": 5003.0, "llama_4_scaling_beta": 0.37, **more}}
+        for name, more in {
+            "": {"mscale": 1.0, "mscale_all_dim": 1.0},
+            " uneven": {"mscale": 1.0, "mscale_all_dim": 0.6}}.items()},
     "Phi3ForCausalLM": {"head_dim": 16, "sliding_window": None, "rope_parameters": {
         "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.75}},
     "GPTNeoXForCausalLM": NEOX | {"rotary_pct": 0.5},

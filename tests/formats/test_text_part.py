@@ -346,3 +346,32 @@ def test_the_text_of_a_gemma4_without_towers(tmp_path, capsys):
     theirs = gemma4_whole(transformers, config, tmp_path / "source")
     assert_text_is_taken(theirs, tmp_path / "source", tmp_path / "out")
     assert "not taken: " in capsys.readouterr().out
+
+
+MISTRAL3 = {
+    "mistral": {"sliding_window": None, "rope_theta": 5003.0},
+    "ministral3": {"tie_word_embeddings": True, "rope_parameters": {
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 12,
+        "rope_theta": 5003.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", MISTRAL3)
+def test_the_text_of_a_mistral3_is_taken_as_released(model_type, tmp_path, capsys):
+    """Of both kinds of text model that stand there."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    text = {k: v for k, v in TEXT.items() if k not in ("layer_types", "query_pre_attn_scalar")}
+    text |= {"sliding_window": None, "model_type": model_type} | MISTRAL3[model_type]
+    tied = text.get("tie_word_embeddings", False)
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config=SIGHT | {"model_type": "pixtral"}, tie_word_embeddings=tied
+    )
+    theirs = transformers.Mistral3ForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path / "source")
+    assert_text_is_taken(theirs, tmp_path / "source", tmp_path / "out")
+    assert "not taken: projector of the vision tower" in capsys.readouterr().out
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    same = "llama" if model_type == "mistral" else model_type  # what it is without a window
+    assert written["model_type"] == same and written["tie_word_embeddings"] == tied

@@ -37,6 +37,7 @@ SHARED = EXPERTS | {"shared_dim": 40}
 BIASED = {"dense_layers": [0], "experts": SHARED | {
     "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}}  # fmt: skip
 LATENT = {"num_kv_heads": 4, "qk_rope_head_dim": 4, "v_head_dim": 10, "kv_lora_rank": 16}
+GROWING = {"rope_scaling": {"kind": "yarn", "factor": 4.0, "original_seq_len": 24}}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
 GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
@@ -46,7 +47,7 @@ MODELS = {
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
     "gemma4": GEMMA4, "gemma4-moe": GEMMA4 | {"experts": EXPERTS}, "qwen3-5": DENSE | HYBRID,
     "olmo2": DENSE, "bitnet": DENSE, "fanformer": DENSE, "eurobert": DENSE,
-    "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]},
+    "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]}, "ministral3": DENSE | GROWING,
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
@@ -183,15 +184,8 @@ def tags_of(words: Sequence[str]) -> list[str]:
 ROWS = {"text": "text", "masked": "text", "sft": "prompt", "pairs": "preference", "rated": "rated",
         "labeled": "labeled", "several": "labeled", "scored": "labeled", "numbered": "labeled",
         "related": "related", "tagged": "tagged", "answered": "answered"}  # fmt: skip
-PLAIN = (
-    "labeled",
-    "several",
-    "scored",
-    "numbered",
-    "related",
-    "tagged",
-    "answered",
-)  # whose objective alone learns from them; no chats
+PLAIN = ("labeled", "several", "scored", "numbered", "related", "tagged", "answered")
+"""Whose objective alone learns from them; no chats."""
 
 
 def run_of(folder: Path, name: str) -> Path:

@@ -253,6 +253,21 @@ ROWS = {
         {"rope_parameters": None, "attention_bias": True},
         gradients=False,
     ),
+    "ministral3": Row(  # rows longer than the context before, so that queries grow
+        "Ministral3ForCausalLM",
+        {
+            "rope_parameters": rope(
+                "yarn",
+                factor=6.0,
+                mscale=0.7,
+                mscale_all_dim=1.3,
+                llama_4_scaling_beta=0.37,
+                **OLD,
+            ),
+            "tie_word_embeddings": False,
+        },
+        generates=True,
+    ),
     "granite": Row(
         "GraniteForCausalLM",
         {

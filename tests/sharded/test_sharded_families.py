@@ -17,6 +17,7 @@ from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.llama import Llama
+from lmwright.models.ministral3 import Ministral3
 from lmwright.models.modernbert import ModernBert
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
@@ -59,6 +60,9 @@ MODELS = {
         rope_scaling=YARN,
     ),
     "smollm3": SmolLm3(**SIZES, rope_pattern=("rope", "nope"), bias="mlp"),
+    "ministral3": Ministral3(
+        **SIZES, query_growth=0.7, rope_scaling=YarnRope(factor=3.0, original_seq_len=9),
+    ),
     "granite": Granite(
         **SIZES, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_scaling=2.0, bias="all",

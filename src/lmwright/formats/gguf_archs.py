@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_mistral3
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
@@ -80,6 +80,9 @@ ARCHS = {
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
     "smollm3": Arch("SmolLM3ForCausalLM", "smollm3", rotated=True, fixed={"hidden_act": "silu"}),
+    gguf_mistral3.NAME: Arch(
+        "Ministral3ForCausalLM", "ministral3", rotated=True, fixed={"hidden_act": "silu"}
+    ),
     "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
     "gptneox": Arch(
         "GPTNeoXForCausalLM", "gpt_neox", partial=True, biases=True, by_part=True,

@@ -14,7 +14,7 @@ import numpy as np
 
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_mistral3
 from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
@@ -124,7 +124,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
         config["query_pre_attn_scalar"] = width if largest else config["head_dim"]
-    meta, weights = gguf_deepseek.plain(meta, name)
+    plain = gguf_mistral3.plain if name == gguf_mistral3.NAME else gguf_deepseek.plain
+    meta, weights = plain(meta, name)
     scale_rope(config, meta, name, where)
     if config["rope_parameters"]["rope_type"] == "yarn":
         for rope in (config["rope_parameters"], config["rope_scaling"]):
@@ -173,6 +174,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_hybrid.metadata(config, where)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
+    meta |= gguf_mistral3.metadata(rope, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
         raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")

@@ -169,6 +169,8 @@ def _class_for(architecture: str, body: bool = False) -> Any:
         return transformers.AutoModelForQuestionAnswering
     if architecture in EMBEDDER.encoders():
         return transformers.AutoModel
+    if architecture.endswith("ForConditionalGeneration"):  # of which a text model is a part
+        return transformers.AutoModelForImageTextToText
     masked = architecture.endswith("ForMaskedLM")
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 

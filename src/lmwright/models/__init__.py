@@ -11,6 +11,7 @@ CLASSES = {
     "gemma4-moe": "gemma4.Gemma4Moe",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3",
+    "ministral3": "ministral3.Ministral3",
     "granite": "granite.Granite",
     "qwen3-5": "qwen3_5.Qwen35",
     "qwen3-5-moe": "qwen3_5.Qwen35Moe",

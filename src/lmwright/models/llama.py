@@ -15,7 +15,6 @@ from jax import Array
 from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
-from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
 from lmwright.errors import UserError
 from lmwright.models.block import (
@@ -29,7 +28,7 @@ from lmwright.models.block import (
     qk_normed,
 )
 from lmwright.models.decoder import Decoder, Head, LayerReach
-from lmwright.models.layers import Attend
+from lmwright.models.layers import Attend, LayerResult
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
@@ -47,7 +46,7 @@ class PreNorm(Decoder):
         """Weights of a layer's feed-forward."""
         return mlp_spec(self, self.mlp_dim, self.bias)
 
-    def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
+    def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> LayerResult:
         """[B, T, D] of h [B, T, D], and sums over real tokens."""
         return feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens), {}
 
@@ -69,12 +68,14 @@ class PreNorm(Decoder):
         """Queries, keys and values before the rotation."""
         return *qk_normed(self.qk_norm, w, q, k, self.norm_eps), v
 
-    def layer(
-        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
-    ) -> tuple[Array, Aux]:
+    def rotated(self, q: Array, k: Array, tables: Tree) -> tuple[Array, Array]:
+        """Queries and keys after the rotation."""
+        return apply_rope(q, tables), apply_rope(k, tables)
+
+    def layer(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
         """x [B, T, D] after attention and feed-forward."""
         q, k, v = self.normed(w, *project(w, self.attention_input(w, x)))
-        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
+        q, k = map(name_result, self.rotated(q, k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
         x = constrain(x + output(w, h), "batch stream embed")
         y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)

@@ -32,6 +32,13 @@ class TextPart:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of the names of its modules in transformers' class of the whole, by what they are
     in the text model alone."""
+    by_type: Mapping[str, str] = field(default_factory=dict)
+    """Architectures of other text models that stand there, by their `model_type`."""
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Architecture of each text model that may stand there."""
+        return self.architecture, *self.by_type.values()
 
 
 GEMMA4 = "Gemma4ForCausalLM"
@@ -67,18 +74,29 @@ TEXT_PARTS = MappingProxyType(
             )
             for name in ("Gemma4", "Gemma4Unified")
         },
-        "Gemma3ForConditionalGeneration": TextPart(
-            "Gemma3ForCausalLM",
-            # the second forms are those within transformers, which some tools write
-            {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
-            {
-                "vision_tower.": "vision tower",
-                "model.vision_tower.": "vision tower",
-                "multi_modal_projector.": "projector of the vision tower",
-                "model.multi_modal_projector.": "projector of the vision tower",
-            },
-            modules={"model.": "model.language_model."},
-        ),
+        **{
+            whole: TextPart(
+                text,
+                # the second forms are those within transformers, which some tools write
+                {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
+                {
+                    "vision_tower.": "vision tower",
+                    "model.vision_tower.": "vision tower",
+                    "multi_modal_projector.": "projector of the vision tower",
+                    "model.multi_modal_projector.": "projector of the vision tower",
+                },
+                modules={"model.": "model.language_model."},
+                by_type=others,
+            )
+            for whole, text, others in (
+                ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM", {}),
+                (
+                    "Mistral3ForConditionalGeneration",
+                    "MistralForCausalLM",
+                    {"ministral3": "Ministral3ForCausalLM"},
+                ),
+            )
+        },
     }
 )
 
@@ -213,4 +231,5 @@ def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
         )
     outer = ("quantization_config", "tie_word_embeddings")
     own = {name: config[name] for name in outer if name in config}
-    return {**inner, **own, "architectures": [part.architecture]}
+    architecture = part.by_type.get(str(inner.get("model_type")), part.architecture)
+    return {**inner, **own, "architectures": [architecture]}

@@ -79,6 +79,19 @@ def _smollm3(shape: Shape) -> Any:
     )
 
 
+def _mistral_small(shape: Shape, seq_len: int) -> Any:
+    return llama(
+        shape, vocab_size=131_072, head_dim=128, seq_len=seq_len, rope_theta=1e9, head="untied"
+    )
+
+
+def _ministral3(shape: Shape, **fields: Any) -> Any:
+    from lmwright.models.ministral3 import Ministral3
+
+    usual = {"vocab_size": 131_072, "head_dim": 128, "seq_len": 262_144}
+    return Ministral3(**sizes(shape), **(usual | fields))
+
+
 def _qwen35(shape: Shape, values: int, head: Literal["tied", "untied"]) -> Any:
     from lmwright.models.qwen3_5 import Qwen35
 
@@ -133,6 +146,19 @@ PRESETS = {
     "mistral-7b": row("7.24 B: Mistral 7B v0.1 with its window (https://arxiv.org/abs/2310.06825)",
         llama, (4096, 14_336, 32, 32, 8), vocab_size=32_000, seq_len=32_768, window=4096,
         head="untied"),
+    "mistral-small-3.2-24b": row(
+        "23.6 B: the text of Mistral Small 3.1 and 3.2, Magistral and Devstral Small 1 "
+        "(https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506)",
+        _mistral_small, (5120, 32_768, 40, 32, 8), seq_len=131_072),
+    "ministral-3-3b": row("3.43 B: the text of Ministral 3 3B "
+        "(https://huggingface.co/mistralai/Ministral-3-3B-Base-2512)",
+        _ministral3, (3072, 9216, 26, 32, 8), head="tied"),
+    "ministral-3-8b": row("8.49 B: the text of Ministral 3 8B "
+        "(https://huggingface.co/mistralai/Ministral-3-8B-Base-2512)",
+        _ministral3, (4096, 14_336, 34, 32, 8)),
+    "ministral-3-14b": row("13.5 B: the text of Ministral 3 14B "
+        "(https://huggingface.co/mistralai/Ministral-3-14B-Base-2512)",
+        _ministral3, (5120, 16_384, 40, 32, 8), rope_theta=1e9),
     "qwen2.5-0.5b": row("0.494 B: Qwen2.5 0.5B (https://arxiv.org/abs/2412.15115)", _qwen,
         (896, 4864, 24, 14, 2), head_dim=64, bias="qkv"),
     "qwen2.5-1.5b": row("1.54 B: Qwen2.5 1.5B (https://arxiv.org/abs/2412.15115)", _qwen,

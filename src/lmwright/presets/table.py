@@ -53,7 +53,7 @@ def table_rows() -> Iterator[tuple[str, str, str, str]]:
         architectures += [
             f"the text of `{whole}`"
             for whole, part in TEXT_PARTS.items()
-            if part.architecture in family.hf.architectures
+            if {*part.architectures} & {*family.hf.architectures}
         ]
         features = [text for name, text in FEATURES.items() if name in has]
         cells = (architectures, features, by_kind.get(kind, ()))
