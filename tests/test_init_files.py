@@ -33,3 +33,10 @@ def test_one_object_around_its_rows(here):
     (here / "a.json").write_text(json.dumps({"messages": chat}))  # a row, as before
     assert main(["init", "my.toml", "a.json", *words]) == 0
     assert load_run("my.toml").data.sources[0].rows == "messages"
+
+
+def test_a_csv_file_with_semicolons_is_no_text(here, capsys):
+    (here / "a.csv").write_text("text;label\nDas Essen war gut;pos\nNie wieder;neg\n")
+    assert main(["init", "my.toml", "a.csv", "--model", "decoder"]) == 2
+    assert "a.csv: its cells are parted by semicolons: save it with" in capsys.readouterr().err
+    assert not (here / "my.toml").exists()

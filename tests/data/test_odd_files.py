@@ -48,3 +48,26 @@ def test_names_of_files_need_not_be_text(tmp_path):
         file.write(b"tea")
     (row,) = read(Source(path=str(tmp_path)))
     assert (row.text, row.id.encode()) == ("tea", rb"caf\xe9.txt")
+
+
+def test_lines_that_a_stray_quote_swallows_are_bad_rows(tmp_path):
+    """They count, so that a file is not lost without a word."""
+    lines = [f"{i},line {i}\n" for i in range(20)]
+    lines[4], lines[9] = '4,"line 4\n', '9,"line 9\n'
+    (tmp_path / "a.csv").write_text("id,text\n" + "".join(lines))
+    rows = read(Source(path=str(tmp_path / "a.csv")))
+    bad = {row.number: row.reason for row in rows if not hasattr(row, "text")}
+    assert set(bad) == set(range(6, 12)) and len(rows) == 20
+    assert all("is a quote never closed?" in reason for reason in bad.values())
+    lines[9] = "9,line 9\n"
+    (tmp_path / "a.csv").write_text("id,text\n" + "".join(lines))
+    assert texts_of(read(Source(path=str(tmp_path / "a.csv")))[:4]) == [
+        f"line {i}" for i in range(4)
+    ]
+    assert len(read(Source(path=str(tmp_path / "a.csv")))) == 20
+
+
+def test_cells_that_are_parted_otherwise_are_told(tmp_path):
+    (tmp_path / "a.csv").write_text("id;text\n1;a\n")
+    with pytest.raises(UserError, match="parted by semicolons: save it with commas, or with tabs"):
+        read(Source(path=str(tmp_path / "a.csv")))

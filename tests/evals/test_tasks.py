@@ -120,6 +120,9 @@ def test_the_command(harness_folder, files, tmp_path, capsys):
     assert len(samples) == 5 and samples[0]["doc"]["choices"]
     assert main(["eval", str(harness_folder), *words]) == 2
     assert "exists; give --out another name" in capsys.readouterr().err
+    words[words.index(str(out))] = str(tmp_path / "none" / "out.json")
+    assert main(["eval", str(harness_folder), *words]) == 2  # before any question
+    assert "none is no folder; make it, or choose another" in capsys.readouterr().err
 
 
 def test_a_figure_that_nothing_can_draw_is_not_kept():

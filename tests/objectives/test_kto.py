@@ -14,8 +14,10 @@ from lmwright.core.contract import Batch
 from lmwright.core.leaves import Lora, has_adapters
 from lmwright.core.sharding import make_mesh, mesh_shape
 from lmwright.errors import UserError
-from lmwright.nn.logps import segment_sums
-from lmwright.objectives.kto import Kto, rotate
+from lmwright.evals.held_out import HeldOut
+from lmwright.evals.loss import SourceLoss, tally_of
+from lmwright.objectives.answers import Predictions
+from lmwright.objectives.kto import Kto, log_ratios, rotate
 from tests.objectives.answers_problem import gradients_of, logits, loss_of, weights
 
 # (tokens of the prompt, of the answer, liked) of each conversation, row by row
@@ -172,12 +174,11 @@ def test_an_answer_alone_in_its_row_says_nothing_of_the_reference_point():
 
 def test_each_microbatch_of_a_pipeline_has_its_own_reference_point(monkeypatch):
     def told(model, w, batch, compute):
-        """Stands for what a model says: sums of tokens."""
-        learned, ids = batch.loss_weight * (batch.positions > 0), batch.segment_ids
-        logps = segment_sums(0.01 * has_adapters(w) * batch.tokens * learned, ids)
-        return logps, segment_sums(learned, ids), {}
+        """Stands for what a model says: its tokens."""
+        learned = batch.loss_weight * (batch.positions > 0)
+        return Predictions(0.01 * has_adapters(w) * batch.tokens, learned, learned, {})
 
-    monkeypatch.setattr("lmwright.objectives.kto.answer_logps", told)
+    monkeypatch.setattr("lmwright.objectives.kto.predict_answers", told)
     _, w = weights()
     rows = conversations((*ROWS, *ROWS[::-1]))
     one, other = (run(Kto(beta=2.0), w, rows[i::2]) for i in (0, 1))
@@ -187,3 +188,39 @@ def test_each_microbatch_of_a_pipeline_has_its_own_reference_point(monkeypatch):
         both = loss_of(Kto(beta=2.0), w, packed(rows), Compute(num_microbatches=2))
     for got, *parts in zip(*map(jax.tree.leaves, (both, one, other)), strict=True):
         np.testing.assert_allclose(got, sum(parts), rtol=1e-5)
+
+
+def test_held_out_accuracy_is_that_of_all_answers():
+    """The loss is that of liked answers alone, which are fewer."""
+    _, w = weights()
+    metrics = run(Kto(), w, conversations()).metrics
+    tally = tally_of(Kto())
+    for _ in range(2):
+        tally.add({"loss_weight": np.ones(3), "text_bytes": np.ones(3)}, metrics)
+    right, judged = metrics["accuracy"]
+    assert float(judged) > float(metrics["nll"][1])
+    assert tally.loss("x").accuracy == pytest.approx(float(right / judged))
+
+
+def test_log_ratios_of_long_answers_keep_their_digits(monkeypatch):
+    """A sum of 4,000 log probabilities is rounded by more than what one step changes."""
+    dice = np.random.default_rng(0)
+    before = -dice.exponential(2.5, (1, 4000)).astype("f4")
+    after = before + (1e-4 * dice.standard_normal(before.shape)).astype("f4")
+    one = jnp.ones_like(before)
+    told = Predictions(jnp.asarray(before), one, one, {})
+    monkeypatch.setattr("lmwright.objectives.kto.predict_answers", lambda *_: told)
+    batch = Batch(one, one.astype(int), one, one)
+    found = log_ratios(jnp.asarray(after), one, None, None, batch, Compute())[0, 1]
+    want = (after.astype("f8") - before.astype("f8")).sum()
+    assert float(found) == pytest.approx(want, rel=1e-5)
+
+
+def test_a_source_without_liked_answers_has_no_loss(monkeypatch, capsys):
+    held_out = object.__new__(HeldOut)
+    held_out._store, held_out._told = SimpleNamespace(eval_sources=("bad", "good")), set()
+    losses = {"bad": SourceLoss("bad", 0.0, 0.0, 0), "good": SourceLoss("good", 2.0, 0.5, 7)}
+    monkeypatch.setattr(HeldOut, "_loss", lambda self, _, source: losses[source])
+    for _ in range(2):
+        assert held_out.losses({}) == [losses["good"]]
+    assert capsys.readouterr().err.count("held out from bad: nothing that a loss is") == 1

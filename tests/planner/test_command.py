@@ -212,6 +212,8 @@ def test_options_of_the_compiler_are_beyond_the_arithmetic(plan, capsys):
         (["--on", "v4-32", "--quick", "mesh.fsdp=3"], "mesh"),
         (["--on", "v4-32", "--quick", "train.global_batch_size=24"], "multiple of"),
         (["--on", "v4-32", "--quick", "--hours", "-1"], "hours"),
+        (["--on", "v4-32", "--quick", "--hours", "inf"], "--hours inf: is no number from 0 on"),
+        (["--on", "v4-32", "--quick", "--out", "/dev/null"], "--out /dev/null: is no folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(plan, capsys, words, says):

@@ -1,5 +1,6 @@
 """Adapters on one frozen base: each as if it trained alone, resumed bit for bit, come and gone."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,18 @@ def test_an_adapter_trains_as_if_alone(runs, together, name):
 
 
 @pytest.mark.slow
+def test_each_adapter_has_metrics_of_its_own_to_its_end(together):
+    """Also of steps that it trains alone, after the others."""
+    run, _ = together
+    lines = [
+        json.loads(line) for line in (Path(run.dir) / "metrics.jsonl").read_text().splitlines()
+    ]
+    trained = [line for line in lines if line["kind"] == "train"]
+    for name, last in (("a", 12), ("b", 8)):
+        steps = [line["step"] for line in trained if f"loss/{name}" in line]
+        assert steps[-1] == last and "grad_norm/" + name in trained[0]
+
+
 def test_adapters_inside_the_rounding_train_as_if_alone(runs):
     """With [qat] each has scales of its own; merged, it is what its integers say."""
     found = {}

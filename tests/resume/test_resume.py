@@ -253,6 +253,17 @@ def test_a_run_file_beside_no_run_keeps_its_dir(small_run, tmp_path):
     assert load_run(tmp_path).dir == str(tmp_path / "run")
 
 
+def test_the_users_own_run_file_is_not_replaced(small_run, one_device, tmp_path, capsys):
+    """It has the name that a run directory's has."""
+    text = "# my comment\n" + dump_toml(in_dir(small_run, tmp_path))
+    (tmp_path / "run.toml").write_text(text)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert main(["train", str(tmp_path / "run.toml")]) == 2
+    assert "run.toml would be replaced by the settings of this run" in capsys.readouterr().err
+    assert (tmp_path / "run.toml").read_text() == text
+    assert {path.name for path in tmp_path.iterdir()} - before <= {".lock"}
+
+
 def test_it_goes_on_with_another_mesh(small_run, uninterrupted, tmp_path):
     run = in_dir(small_run, tmp_path / "run")
     assert train(run, jax.devices()[:1], hooks=[Signal(5, signal.SIGTERM)]).exit_code == 42

@@ -20,7 +20,7 @@ from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, T
 from lmwright.config.run import Source
 from lmwright.config.text import literal
 from lmwright.data.sources.class_names import class_names
-from lmwright.data.sources.columns import Bad, NoColumnError, Row
+from lmwright.data.sources.columns import Bad, NoColumnError, Row, separator_cure
 from lmwright.data.sources.file import File, Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
@@ -100,6 +100,8 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
         _refuse_no_text(source, files)
         return Found(source)
     there = _columns(source, files)
+    if cure := separator_cure(there, files[0]):
+        raise UserError(f"{path}: {cure}")
     plain = {} if rows is None else {"rows": rows}  # whose error names the columns that are there
     alone = [{"text_column": there[0]}] if rows in (None, "text") and len(there) == 1 else []
     why = ""

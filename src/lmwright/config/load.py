@@ -107,7 +107,7 @@ class RunFiles:
         values = {key: value for key, value in values.items() if key not in left_out}
         moved = _find_moved(path, values.get("dir"))
         values = self._found_again(path, values)
-        if _is_kept(path) and isinstance(values.get("seed"), int):
+        if is_kept(path) and isinstance(values.get("seed"), int):
             values["seed"] %= 2**32  # earlier versions took larger ones, for the same run
         if "sweep" in values:
             raise UserError(
@@ -320,7 +320,7 @@ def _adapter(kinds: Frozen, *, described: bool = False) -> TypeAdapter:
 def _find_moved(path: Path, written: Any) -> str | None:
     """Run directory that contains a run file, if it was moved or copied since the file was written;
     None for any other run file."""
-    if not _is_kept(path) or not isinstance(written, str):
+    if not is_kept(path) or not isinstance(written, str):
         return None
     folder = path.parent
     here = shown(folder)
@@ -330,7 +330,7 @@ def _find_moved(path: Path, written: Any) -> str | None:
 def _made_in(path: Path, written: Any) -> Path | None:
     """Folder to which the paths in a run directory's run file are relative, told by the end that
     its own path has; None where it is not known."""
-    if not _is_kept(path) or not isinstance(written, str) or "://" in written:
+    if not is_kept(path) or not isinstance(written, str) or "://" in written:
         return None
     own, here = Path(os.path.normpath(written)).parts, Path(os.path.abspath(path.parent)).parts
     if os.path.isabs(written) or here[-len(own) :] != own:
@@ -339,7 +339,7 @@ def _made_in(path: Path, written: Any) -> Path | None:
     return folder if path.is_absolute() else Path(os.path.relpath(folder))
 
 
-def _is_kept(path: Path) -> bool:
+def is_kept(path: Path) -> bool:
     """True for the run file in a run directory."""
     beside = any((path.parent / name).exists() for name in OF_RUN_DIRECTORY)
     return path.name == "run.toml" and beside
@@ -386,7 +386,7 @@ def _find_named(name: Any, known: Mapping[str, Any], field: str, where: str) -> 
 def _provenance(run: Run, path: Path, origin: Provenance) -> Provenance:
     """The origin of each leaf. In the complete file that a run directory has, what equals its
     default counts as one."""
-    if _is_kept(path):
+    if is_kept(path):
         set_at = {keys for keys, _ in leaves(to_plain(run, defaults="omit"))}
         origin = {k: at for k, at in origin.items() if k in set_at or at == COMMAND_LINE}
     return {keys: origin.get(keys, DEFAULT) for keys, _ in leaves(to_plain(run))}

@@ -1,5 +1,6 @@
 """HeldOut: the evaluation of a run while it trains, compiled once."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class HeldOut:
 
     def __init__(self, plan: Plan, store: TokenStore):
         self._plan, self._store = plan, store
+        self._told: set[str] = set()
         rows = plan.run.train.global_batch_size // plan.run.train.num_microbatches
         self._rows = max(rows, batch_ways(plan.mesh))
         self._asked = (
@@ -41,8 +43,17 @@ class HeldOut:
         )
 
     def losses(self, weights: Tree) -> list[SourceLoss]:
-        """One SourceLoss per source; empty if nothing is held out."""
-        return [self._loss(weights, source) for source in self._store.eval_sources]
+        """One SourceLoss per source of which tokens are measured; empty if nothing is held out."""
+        found = [self._loss(weights, source) for source in self._store.eval_sources]
+        for loss in found:
+            if not loss.tokens and loss.source not in self._told:
+                self._told.add(loss.source)
+                print(
+                    f"held out from {loss.source}: nothing that a loss is measured on, such as "
+                    "liked answers; raise data.holdout_fraction",
+                    file=sys.stderr,
+                )
+        return [loss for loss in found if loss.tokens]
 
     def positions(self, weights: Tree) -> list[PositionLoss]:
         """One PositionLoss per source, over the rows of `losses`. Raises UserError for answers,

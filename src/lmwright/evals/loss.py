@@ -53,9 +53,7 @@ class SourceLoss:
     @property
     def rows_text(self) -> str:
         """Text such as "128 of 352 rows"; empty without rows."""
-        if not self.of_rows:
-            return ""
-        return f"{self.rows:,} of {self.of_rows:,} rows"
+        return f"{self.rows:,} of {self.of_rows:,} rows" if self.of_rows else ""
 
     @property
     def perplexity(self) -> float | None:
@@ -111,7 +109,7 @@ class RowTally:
 
     def __init__(self, objective: Any):
         self.objective = objective
-        self.total = self.count = self.right = 0.0
+        self.total = self.count = self.right = self.judged = 0.0
 
     def batches(self, run: Run, store: "TokenStore", source: str, num_rows: int) -> Iterable[Rows]:
         """Held-out rows of a source in batches of `num_rows`, at most `eval.max_rows`."""
@@ -127,13 +125,14 @@ class RowTally:
         total, count = map(float, sums[self.mean])
         self.total += total
         self.count += count
-        self.right += float(sums["accuracy"][0]) if "accuracy" in sums else 0.0
+        right, judged = map(float, sums.get("accuracy", (0.0, 0.0)))
+        self.right, self.judged = self.right + right, self.judged + judged
 
     @property
     def means(self) -> tuple[float, float, int]:
         """The mean loss, the accuracy, and the number of tokens, texts or words."""
         count = max(self.count, 1.0)
-        return self.total / count, self.right / count, round(self.count)
+        return self.total / count, self.right / max(self.judged, 1.0), round(self.count)
 
     def loss(self, source: str) -> SourceLoss:
         """The scores of the source."""

@@ -47,6 +47,8 @@ def eval_tasks_command(
         raise UserError("--tasks: names no task; give for example --tasks arc_easy")
     if out is not None and Path(out).exists():
         raise UserError(f"{out}: exists; give --out another name")
+    if out is not None and not Path(out).parent.is_dir():
+        raise UserError(f"{out}: {Path(out).parent} is no folder; make it, or choose another name")
     loaded = load_model(path, adapter, num_devices=devices, copies=True)
     shown = Console(file=sys.stderr)
     with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:

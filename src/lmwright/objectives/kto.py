@@ -19,7 +19,6 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import microbatches, num_stages
-from lmwright.core.stack import Aux
 from lmwright.nn.logps import segment_sums
 from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
 from lmwright.objectives.clm import with_penalties
@@ -71,22 +70,26 @@ class Kto(Objective):
         """Sums over the batch's answers; the reference point is the mean of a microbatch. Raises
         UserError for weights without adapters."""
         base = reference_of(w, self.kind)
-        logps, tokens, aux = answer_logps(model, w, batch, compute)
-        ratio = logps - answer_logps(model, base, batch, compute)[0]  # [B, T + 1]
+        logps, learned, _, aux = predict_answers(model, w, batch, compute)
+        ratio = log_ratios(logps, learned, model, base, batch, compute)  # [B, T + 1]
+        ids = batch.segment_ids
+        answers = segment_sums(logps * learned, ids), segment_sums(learned, ids)
+        tokens = answers[1]
         there = (tokens > 0).astype(jnp.float32)
         point = jnp.zeros(())
         if self.loss_kind == "kto":
             point = self._point(model, lax.stop_gradient(w), base, batch, compute)
         liked = liked_answers(batch)
-        return with_penalties(self.of(ratio, liked, there, point, (logps, tokens)), model, aux)
+        return with_penalties(self.of(ratio, liked, there, point, answers), model, aux)
 
     def _point(self, model: Model, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
         """Mean log ratio of answers with other prompts in the same microbatch, at least 0, for
         each row [B, 1]. An answer that is alone in its row has no other prompt, and does not
         count."""
         rotated = rotate(batch)
-        moved, tokens, _ = answer_logps(model, w, rotated, compute)
-        moved -= answer_logps(model, base, rotated, compute)[0]
+        logps, learned, _, _ = predict_answers(model, w, rotated, compute)
+        moved = log_ratios(logps, learned, model, base, rotated, compute)
+        tokens = segment_sums(learned, rotated.segment_ids)
         several = jnp.max(rotated.segment_ids, axis=1, keepdims=True) > 1  # [B, 1]
         counted = ((tokens > 0) & several).astype(jnp.float32)
         total = lambda a: jnp.sum(microbatches(a, self.pieces(compute)), (1, 2))  # noqa: E731
@@ -125,12 +128,14 @@ class _HeldOut(Kto):
         return 1
 
 
-def answer_logps(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Array, Array, Aux]:
-    """Log probability of each segment's answer, and its tokens, both float32 [B, T + 1]; and what
-    the layers return beside them."""
-    logps, learned, _, aux = predict_answers(model, w, batch, compute)
-    ids = batch.segment_ids
-    return segment_sums(logps * learned, ids), segment_sums(learned, ids), aux
+def log_ratios(
+    logps: Array, learned: Array, model: Model, base: Tree, batch: Batch, compute: Compute
+) -> Array:
+    """Log ratio of each segment's answer, float32 [B, T + 1]: of log probabilities float32 [B, T]
+    of tokens, and whether these are learned, to those under the reference's weights. Ratios of
+    tokens are summed: sums of long answers differ by less than they are rounded by."""
+    before = lax.stop_gradient(predict_answers(model, base, batch, compute)[0])
+    return segment_sums((logps - before) * learned, batch.segment_ids)
 
 
 def liked_answers(batch: Batch) -> Array:

@@ -45,19 +45,27 @@ class Answers(NamedTuple):
         return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
 
 
-def answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> tuple[Answers, Aux]:
-    """The answers of a batch under these weights, and what the layers return beside them."""
+def answers(
+    model: Model, w: Tree, batch: Batch, compute: Compute
+) -> tuple[Answers, Array, Array, Aux]:
+    """The answers of a batch under these weights, the log probability of each token and whether it
+    is learned, float32 [B, T], and what the layers return beside them."""
     logps, learned, whole, aux = predict_answers(model, w, batch, compute)
     ids = batch.segment_ids
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
-    pairs = ids.shape[1] // 2
-    chosen, rejected = slice(1, 2 * pairs, 2), slice(2, 2 * pairs + 1, 2)
+    chosen, rejected = _sides(ids)
     total, tokens, all_total, all_tokens = sums
     found = Answers(
         total[:, chosen], total[:, rejected], tokens[:, chosen], tokens[:, rejected],
         all_total[:, chosen], all_tokens[:, chosen],
     )  # fmt: skip
-    return found, aux
+    return found, logps, learned, aux
+
+
+def _sides(segment_ids: Array) -> tuple[slice, slice]:
+    """Segments that are chosen answers, and those that are rejected ones."""
+    pairs = segment_ids.shape[1] // 2
+    return slice(1, 2 * pairs, 2), slice(2, 2 * pairs + 1, 2)
 
 
 @section
@@ -96,15 +104,16 @@ class Dpo(Objective):
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
         reference = reference_of(w, self.kind)
-        policy, aux = answers(model, w, batch, compute)
-        base, _ = answers(model, reference, batch, compute)
-        return with_penalties(self.of(policy, base), model, aux)
+        policy, logps, learned, aux = answers(model, w, batch, compute)
+        base = lax.stop_gradient(predict_answers(model, reference, batch, compute)[0])
+        # of each token: sums of long answers differ by less than they are rounded by
+        ratios = segment_sums((logps - base) * learned, batch.segment_ids)
+        chosen, rejected = (ratios[:, side] for side in _sides(batch.segment_ids))
+        return with_penalties(self.of(policy, chosen, rejected), model, aux)
 
-    def of(self, policy: Answers, base: Answers) -> Loss:
-        """The loss of answers, given the reference's."""
-        base = lax.stop_gradient(base)
-        chosen = self.beta * (policy.chosen - base.chosen)
-        rejected = self.beta * (policy.rejected - base.rejected)
+    def of(self, policy: Answers, chosen: Array, rejected: Array) -> Loss:
+        """The loss of answers, given the log ratios float32 [B, P] of both of each pair."""
+        chosen, rejected = self.beta * chosen, self.beta * rejected
         margin = chosen - rejected
         if self.loss_kind == "sigmoid":
             share = self.label_smoothing
@@ -132,7 +141,7 @@ class Orpo(Objective):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs."""
-        policy, aux = answers(model, w, batch, compute)
+        policy, _, _, aux = answers(model, w, batch, compute)
         return with_penalties(self.of(policy), model, aux)
 
     def of(self, policy: Answers) -> Loss:

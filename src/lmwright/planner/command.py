@@ -161,6 +161,8 @@ def _refuse(wanted: Wanted) -> None:
         raise UserError(
             "--finalists: only applies to --search or --longest without --quick; remove it"
         )
+    if wanted.out is not None and Path(wanted.out).exists() and not Path(wanted.out).is_dir():
+        raise UserError(f"--out {wanted.out}: is no folder; name another")
     if not wanted.longest:
         return
     others = {"--search": wanted.search, "--hours": wanted.hours, "--price": wanted.price}

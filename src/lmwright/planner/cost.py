@@ -143,8 +143,8 @@ def cost_of(
     """Cost of the whole run at this speed; `price` in USD per chip-hour goes before
     `plan.prices`, and that before the list. Raises UserError for a price or time below zero."""
     for name, value in (("--price", price), ("--hours", hours)):
-        if value is not None and not value >= 0:
-            raise UserError(f"{name} {value:g}: must not be negative")
+        if value is not None and not 0 <= value < math.inf:
+            raise UserError(f"{name} {value:g}: is no number from 0 on; correct it")
     steps, chips = run.train.steps, machine.num_chips
     run_hours = steps * step_s / 3600
     usd, spot, source = _price(run, machine.kind, price)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmwright.config.run import Run
+from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
@@ -251,7 +252,12 @@ def buffer_lines(buffers: list[Buffer]) -> list[str]:
 
 def write_plan(text: str, folder: Path) -> Path:
     """Writes plan.json below `folder`; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {folder}: cannot be made ({error.strerror}); name another"
+        ) from None
     path = folder / "plan.json"
     write_whole(path, text)
     return path

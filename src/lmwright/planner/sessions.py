@@ -26,6 +26,7 @@ from lmwright.report.goodput import read_sessions
 from lmwright.report.ledger import DEVICES, SPENT, usual_save_s
 from lmwright.storage.mirror import mirror_folder
 
+MOST_STEPS = 10**15  # of a session, however long
 ASSUMED_START_S = 180.0
 """Start-up time that a plan assumes: imports, compilation, restoring."""
 ASSUMED_SAVE_BYTES_PER_S = 5e8
@@ -70,7 +71,7 @@ def steps_that_fit(pace: Pace, limit_s: float) -> int:
     if room < pace.step_s:
         return 0
     # seconds are not added up one by one, so a hair is forgiven
-    return math.floor(room / pace.step_s * (1 + 1e-12))
+    return math.floor(min(room / pace.step_s * (1 + 1e-12), MOST_STEPS))
 
 
 def course(pace: Pace, steps: int, session_s: float, total_s: float = math.inf) -> Course:

@@ -116,7 +116,7 @@ def train_step(
         )
         metrics.append(values)
     new = {"step": state["step"] + 1, "frozen": state["frozen"], "trained": trained}
-    values = metrics[0] if len(active) == 1 else _together(active, metrics)
+    values = _together(active, metrics) if len(plan.training.trainees) > 1 else metrics[0]
     return new, {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from lmwright.checkpoint.files import root_of
 from lmwright.config.fields import without
-from lmwright.config.load import dump_toml, same_folder
+from lmwright.config.load import dump_toml, is_kept, same_folder
 from lmwright.config.run import FREE, UNCHOSEN, Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk
@@ -158,12 +158,23 @@ def _take(run: Run, plan: Plan, folder: RunFolder, lock: int, stack: ExitStack) 
 
 
 def _describe(run: Run, plan: Plan, folder: RunFolder) -> None:
+    _refuse_own_file(folder.path)
     refuse_other_run(run, folder.path)
     refuse_lost_checkpoints(run, folder.path)
     _note_move(run, folder.path)
     remove_leftovers(folder.path)
     if not (folder.path / "run.toml").exists():
         _write_down(run, plan, folder)
+
+
+def _refuse_own_file(folder: Path) -> None:
+    """Raises UserError where the user's own run file has the name that the run's has."""
+    file = folder / "run.toml"
+    if file.exists() and not is_kept(file):
+        raise UserError(
+            f"dir: {file} would be replaced by the settings of this run; choose another dir, or "
+            "give that file another name"
+        )
 
 
 def describe(run: Run, plan: Plan, folder: RunFolder) -> None:
@@ -175,11 +186,11 @@ def describe(run: Run, plan: Plan, folder: RunFolder) -> None:
 
 def _write_down(run: Run, plan: Plan, folder: RunFolder) -> None:
     text, file = dump_toml(run), folder.path / "run.toml"
-    write_whole(file, text)
-    if MARK in text:  # a URL may hold more than was known to be a credential
-        file.chmod(0o600)
     write_whole(folder.path / "plan.json", _plan_json(run, plan))
     write_env(folder.path)
+    write_whole(file, text)  # last, so that it is never alone, as a user's own
+    if MARK in text:  # a URL may hold more than was known to be a credential
+        file.chmod(0o600)
     folder.described = True
 
 

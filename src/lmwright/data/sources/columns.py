@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,9 @@ class Bad:
     """True if a column that every row needs is not there at all."""
     there: tuple[str, ...] = ()
     """Columns that are there, where one is not."""
+
+
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 class NoColumnError(UserError):
@@ -240,9 +243,21 @@ def check_header(header: list[str], file: File, source: Source) -> list[str]:
                     "all but one in the file"
                 )
             if column not in header:
+                cure = separator_cure(header, file) or f"change data.sources.{key}"
                 raise NoColumnError(
                     f"{file.path} has no column {column!r}, only "
-                    f"{names_of(header)}{_as_in(header, source)}; change data.sources.{key}",
+                    f"{names_of(header)}{_as_in(header, source)}; {cure}",
                     header,
                 )
     return header
+
+
+def separator_cure(header: Sequence[str], file: File) -> str:
+    """Cure for a csv file whose cells are parted by something else than commas; empty for
+    others."""
+    found = [
+        name for each, name in SEPARATORS.items() if file.format == "csv" and each in header[0]
+    ]
+    if len(header) != 1 or not found:
+        return ""
+    return f"its cells are parted by {found[0]}: save it with commas, or with tabs as .tsv"

@@ -290,7 +290,10 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
                 ) from None
             if header is None:
                 raise UserError(f"{file.path}: its first line is not {file.format}: {e}") from None
-            yield Bad(number, f"invalid {file.format}: {e}")
+            # a stray quote takes the lines to the next one into its cell, which are lost, too
+            quote = "; is a quote never closed?" if reader.line_num > number else ""
+            for line in range(number, reader.line_num + 1):
+                yield Bad(line, f"invalid {file.format}: {e}{quote}")
             continue
         if not cells:
             continue
