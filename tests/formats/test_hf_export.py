@@ -160,6 +160,13 @@ def test_overwrite_replaces_only_an_export(tmp_path, without_transformers):
     with pytest.raises(UserError, match="was not written by lmwright"):
         export_hf(MODEL, weights_of(MODEL), None, mine, overwrite=True)
     assert leftovers(tmp_path) == ["mine", "out"] and leftovers(mine) == ["thesis.txt"]
+    for name in ("NOTES.md", "runs/a/metrics.jsonl"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+        with pytest.raises(UserError, match=f"out: holds {name[:4]}.*, which no export wrote"):
+            export_hf(MODEL, weights_of(MODEL), None, out, overwrite=True)
+        assert (out / name).read_text() == "mine"
+        (out / name).unlink()
 
 
 def spoil_not_finite(w):

@@ -6,6 +6,7 @@ all in a hidden folder beside `out`, which is renamed when everything holds
 """
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ from lmwright.guard.folders import exchange
 from lmwright.models.embedder import Embedder
 
 GENERATION = "generation_config.json"
+ENDINGS = (".safetensors", ".json", ".jinja", ".model")
+NAMES = r"README|LICEN[SC]E|NOTICE|USE_POLICY|vocab\.txt|merges\.txt|\.DS_Store|\.gitattributes"
+"""Beginnings of the names of other files in an export."""
 MAX_SHARD_BYTES = 5_000_000_000
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -119,6 +123,11 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 def _refuse_existing(out: Path, overwrite: bool) -> None:
     if out.is_dir():
         exported = (out / CONVERT).exists()
+        if overwrite and exported and (own := _not_exported(out)):
+            raise UserError(
+                f"{out}: holds {own}, which no export wrote and --overwrite would remove; move it "
+                "away, or choose another folder"
+            )
         if not any(out.iterdir()) or (overwrite and exported):
             return
         if exported:
@@ -130,6 +139,19 @@ def _refuse_existing(out: Path, overwrite: bool) -> None:
         )
     if out.exists() or out.is_symlink():
         raise UserError(f"{out}: is not a folder; choose another name")
+
+
+def _not_exported(out: Path) -> str | None:
+    """The first name in an earlier export that no export has; None without one."""
+    for path in sorted(out.rglob("*")):
+        place = path.relative_to(out)
+        if path.is_dir():
+            known = re.fullmatch(r"\d+_[A-Z]\w*", str(place))  # a module of sentence-transformers
+        else:
+            known = path.suffix in ENDINGS or re.match(NAMES, path.name)
+        if not known:
+            return str(place)
+    return None
 
 
 def _take_name(temporary: Path, out: Path) -> None:
