@@ -71,3 +71,10 @@ def test_cells_that_are_parted_otherwise_are_told(tmp_path):
     (tmp_path / "a.csv").write_text("id;text\n1;a\n")
     with pytest.raises(UserError, match="parted by semicolons: save it with commas, or with tabs"):
         read(Source(path=str(tmp_path / "a.csv")))
+
+
+def test_a_link_to_nothing_is_told(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "none.txt")
+    with pytest.raises(UserError, match=r"b\.txt is a link to nothing; repair or remove it"):
+        read(Source(path=str(tmp_path)))

@@ -195,5 +195,8 @@ def test_what_is_refused(harness_folder, tmp_path, capsys):
     assert "has no chat template; continue texts by `lmwright generate` without --chat" in says(
         "--prompts", str(file), "--chat"
     )
+    lines = tmp_path / "lines.txt"
+    lines.write_text("the man\n")
+    assert "no effect on" in says("--prompts", str(lines), "--prompt-column", "text")
     assert "--top-k, --top-p: have no effect" in says("--prompts", str(file), "--top-k", "3")
     assert not list(tmp_path.glob("*.part*"))

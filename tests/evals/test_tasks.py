@@ -166,3 +166,10 @@ def test_bad_questions(line, harness_folder, tmp_path, capsys):
 def test_other_mistakes(words, says, harness_folder, capsys):
     assert main(["eval", str(harness_folder), *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_more_shots_than_questions(harness_folder, tmp_path, capsys):
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"query": "A", "choices": ["x", "y"], "gold": 0}) + "\n")
+    assert main(["eval", str(harness_folder), "--tasks", str(path), "--shots", "5"]) == 2
+    assert "--shots: more examples than a task has" in capsys.readouterr().err

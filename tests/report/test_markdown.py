@@ -124,3 +124,11 @@ def test_the_command(tmp_path, capsys):
     assert both.read_text().count("\n## Results\n") == 2
     assert main(["report", str(tmp_path / "none"), "--markdown"]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_another_file_is_not_replaced(tmp_path, capsys):
+    folder, mine = write_run(tmp_path / "run"), tmp_path / "base.toml"
+    mine.write_text("mine")
+    assert main(["report", str(folder), "--markdown", "-o", str(mine)]) == 2
+    assert "exists and is no page (.html, .md); choose" in capsys.readouterr().err
+    assert mine.read_text() == "mine"

@@ -172,6 +172,8 @@ def _is_file(name: str) -> bool:
 
 def _refusal(error: Exception, tasks: Sequence[str]) -> UserError:
     cause = " ".join(str(error).split())
+    if "larger than population" in cause:
+        return UserError("--shots: more examples than a task has to take them from; give fewer")
     said = f"--tasks {','.join(tasks)}: {type(error).__name__}: {cause[:300]}"
     if all(map(_is_file, tasks)):
         return UserError(said)

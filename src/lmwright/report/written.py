@@ -14,10 +14,15 @@ def usual_file(dirs: Sequence[str | Path], name: str) -> str | Path:
     return place_in(dirs[0], name) if len(dirs) == 1 else name
 
 
+PAGES = (".html", ".md")
+
+
 def write_page(text: str, out: str | Path) -> Path:
     """Writes a page; returns its path on this machine. Raises UserError where it cannot."""
     local, page = mirror_folder(out), text.encode(errors="replace")
     place = Path(os.path.realpath(local))  # a link, such as /dev/stdout, stays
+    if place.is_file() and place.suffix not in PAGES:
+        raise UserError(f"{out}: exists and is no page ({', '.join(PAGES)}); choose another name")
     try:
         if place.exists() and not place.is_file():  # a pipe or a device; a folder is refused
             place.write_bytes(page)

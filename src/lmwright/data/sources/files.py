@@ -143,8 +143,11 @@ def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
             continue
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f != "__pycache__")
         for name in sorted(files):
-            if not name.startswith(".") and os.path.isfile(os.path.join(here, name)):
-                yield Path(here, name)
+            path = Path(here, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
+            elif not name.startswith(".") and path.is_symlink() and not path.exists():
+                raise UserError(f"data.sources: {path} is a link to nothing; repair or remove it")
 
 
 def _remote(source: Source) -> list[File]:
