@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lmwright.config.run import Source
+from lmwright.data.sources.files import find_files
 from lmwright.errors import UserError
 from tests.data.test_sources import read, texts_of
 
@@ -78,3 +79,13 @@ def test_a_link_to_nothing_is_told(tmp_path):
     (tmp_path / "b.txt").symlink_to(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"b\.txt is a link to nothing; repair or remove it"):
         read(Source(path=str(tmp_path)))
+
+
+def test_what_is_packed_otherwise_and_what_lies_in_the_store_are_told(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    source = Source(path=str(tmp_path))
+    with pytest.raises(UserError, match=r"lie in data\.dir, .*; choose another data\.dir"):
+        find_files(source, tmp_path)
+    (tmp_path / "a.txt").rename(tmp_path / "a.txt.xz")
+    with pytest.raises(UserError, match=r"is packed as \.xz, which is not read; unpack it"):
+        find_files(source)

@@ -46,7 +46,7 @@ class HeldOut:
         """One SourceLoss per source of which tokens are measured; empty if nothing is held out."""
         found = [self._loss(weights, source) for source in self._store.eval_sources]
         for loss in found:
-            if not loss.tokens and loss.source not in self._told:
+            if not loss.tokens and loss.source not in self._told and jax.process_index() == 0:
                 self._told.add(loss.source)
                 print(
                     f"held out from {loss.source}: nothing that a loss is measured on, such as "

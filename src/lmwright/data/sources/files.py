@@ -19,31 +19,12 @@ import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
 from lmwright.data.json_text import parse_json
+from lmwright.data.sources.endings import COMPRESSION, ENDINGS, PACKED, PLAIN
 from lmwright.data.sources.file import File, Slice, local_stamp, open_binary, open_filesystem
 from lmwright.errors import UserError, first_line
 from lmwright.guard.urls import was_redacted, without_secrets
 from lmwright.storage.kaggle import Dataset, find_dataset, is_kaggle_name
 
-ENDINGS = {
-    "txt": (".txt", ".text"),
-    "jsonl": (".jsonl", ".ndjson", ".jsonlines"),
-    "csv": (".csv",),
-    "tsv": (".tsv",),
-    "parquet": (".parquet", ".pq"),
-    "tfrecord": (".tfrecord", ".tfrecords", ".tfrec"),
-    "arrayrecord": (".array_record", ".arrayrecord"),
-}
-# What counts as text in a folder once a source says format = "txt".
-PLAIN = tuple(
-    """
-    .adoc .bash .bib .c .cc .cfg .clj .cmake .conf .cpp .cs .css .cu .cxx .dart .el .ex .exs
-    .f90 .go .h .hh .hpp .hs .html .hxx .ini .java .jl .js .jsx .kt .lean .lisp .log .lua .m
-    .markdown .md .ml .mli .nim .org .php .pl .pm .proto .ps1 .py .pyi .pyx .r .rb .rs .rst
-    .sass .scala .scss .sh .sql .svelte .swift .tcl .tex .toml .ts .tsx .v .vhdl .vim .vue
-    .xml .yaml .yml .zig
-    """.split()
-)
-COMPRESSION = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 STAMPS = (
     *("ETag", "etag", "blob_id", "md5Hash", "Content-MD5", "generation"),
     *("mtime", "LastModified", "Last-Modified", "created"),
@@ -103,6 +84,11 @@ def find_files(source: Source, exclude: str | os.PathLike | None = None) -> list
             "give the whole URL again, or keep them in fsspec's configuration (docs/prepare.md)"
         )
     files = _remote(source) if "://" in path else _local(source, exclude)
+    if not files and exclude and "://" not in path and find_files(source):
+        raise UserError(
+            f"data.sources: all files of {path} lie in data.dir, {exclude}, and would be taken for "
+            "its own; choose another data.dir"
+        )
     if not files:
         raise UserError(f"data.sources: {path} matches no file; check the path")
     return files
@@ -241,6 +227,11 @@ def _refuse(source: Source, others: list[str], single: bool) -> None:
     known = ", ".join(e for es in ENDINGS.values() for e in es)
     lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
     hint = f" ({lists})" if ".json" in endings else ""
+    if packed := [each for each in endings if each.endswith(PACKED)]:
+        raise UserError(
+            f"data.sources: {source.path} is packed as {packed[0]}, which is not read; unpack it, "
+            "or pack it as .gz or .zst"
+        )
     raise UserError(
         f"data.sources: {source.path} {'is' if single else 'holds only files'} of an unknown "
         f"format ({shown}); supported are {known}, each also .gz and .zst; set "

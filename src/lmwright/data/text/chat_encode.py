@@ -119,7 +119,12 @@ class ChatEncoder:
         window = slice(size - T, None) if self.chat.too_long == "cut-left" else slice(0, T)
         learned = example.learned[window]
         if not learned[1:].any():
-            raise UnusableError(f"none of its {size} tokens would be learned after truncation")
+            cure = "raise data.pack.seq_len"
+            if self.chat.too_long == "cut-right":
+                cure += ' or set data.chat.too_long = "cut-left"'
+            raise UnusableError(
+                f"none of its {size} tokens would be learned after truncation to {T}; {cure}"
+            )
         # bytes are not known token by token
         share = int(learned.sum()) / max(1, int(example.learned.sum()))
         size = round(example.text_bytes * share)
