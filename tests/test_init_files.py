@@ -40,3 +40,10 @@ def test_a_csv_file_with_semicolons_is_no_text(here, capsys):
     assert main(["init", "my.toml", "a.csv", "--model", "decoder"]) == 2
     assert "a.csv: its cells are parted by semicolons: save it with" in capsys.readouterr().err
     assert not (here / "my.toml").exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_a_csv_file_without_a_header_is_one_sentence(here, capsys, text):
+    (here / "a.csv").write_text(text)
+    assert main(["init", "my.toml", "a.csv", "--model", "decoder"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -142,6 +142,11 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
         )
     if out.exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    refuse_no_folder(out)
+
+
+def refuse_no_folder(out: Path) -> None:
+    """Raises UserError for a file in a folder that is not there."""
     if not out.parent.is_dir():
         raise UserError(f"{out}: {out.parent} is no folder; make it, or choose another name")
 

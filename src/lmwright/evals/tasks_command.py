@@ -18,6 +18,7 @@ from lmwright.evals.answers import read_answers
 from lmwright.evals.compare_answers import compare_answers, difference_table
 from lmwright.evals.compute import compute_text
 from lmwright.evals.kept import kept_in_run
+from lmwright.evals.streamed import refuse_no_folder
 from lmwright.evals.tables import table_of
 from lmwright.evals.tasks import Score, TaskScores, task_scores
 from lmwright.formats.load import load_model
@@ -47,8 +48,8 @@ def eval_tasks_command(
         raise UserError("--tasks: names no task; give for example --tasks arc_easy")
     if out is not None and Path(out).exists():
         raise UserError(f"{out}: exists; give --out another name")
-    if out is not None and not Path(out).parent.is_dir():
-        raise UserError(f"{out}: {Path(out).parent} is no folder; make it, or choose another name")
+    if out is not None:
+        refuse_no_folder(Path(out))
     loaded = load_model(path, adapter, num_devices=devices, copies=True)
     shown = Console(file=sys.stderr)
     with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:

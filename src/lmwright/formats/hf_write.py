@@ -123,12 +123,14 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 def _refuse_existing(out: Path, overwrite: bool) -> None:
     if out.is_dir():
         exported = (out / CONVERT).exists()
-        if overwrite and exported and (own := _not_exported(out)):
-            raise UserError(
-                f"{out}: holds {own}, which no export wrote and --overwrite would remove; move it "
-                "away, or choose another folder"
-            )
-        if not any(out.iterdir()) or (overwrite and exported):
+        if not any(out.iterdir()):
+            return
+        if overwrite and exported:
+            if own := _not_exported(out):
+                raise UserError(
+                    f"{out}: holds {own}, which no export wrote and --overwrite would remove; move "
+                    "it away, or choose another folder"
+                )
             return
         if exported:
             raise UserError(f"{out}: holds an earlier export; replace it with --overwrite")

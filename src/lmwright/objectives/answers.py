@@ -13,7 +13,7 @@ from lmwright.core.leaves import has_adapters, without_adapters
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
-from lmwright.nn.logps import token_logps
+from lmwright.nn.logps import segment_sums, token_logps
 from lmwright.objectives.clm import next_tokens
 
 
@@ -39,6 +39,13 @@ def predict_answers(model: Model, w: Tree, batch: Batch, compute: Compute) -> Pr
     )
     learned = (learned > 0) & inside
     return Predictions(logps, learned.astype(jnp.float32), inside.astype(jnp.float32), aux)
+
+
+def log_ratios(policy: Predictions, base: Predictions, segment_ids: Array) -> Array:
+    """Log ratio of each segment's answer to that of the reference, float32 [B, T + 1]. Ratios of
+    tokens are summed: sums of long answers differ by less than they are rounded by."""
+    ratios = (policy.logps - lax.stop_gradient(base.logps)) * policy.learned
+    return segment_sums(ratios, segment_ids)
 
 
 def refuse_alone(run: Run) -> None:

@@ -20,7 +20,7 @@ from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import microbatches, num_stages
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
+from lmwright.objectives.answers import log_ratios, predict_answers, reference_of, refuse_alone
 from lmwright.objectives.clm import with_penalties
 
 
@@ -70,26 +70,26 @@ class Kto(Objective):
         """Sums over the batch's answers; the reference point is the mean of a microbatch. Raises
         UserError for weights without adapters."""
         base = reference_of(w, self.kind)
-        logps, learned, _, aux = predict_answers(model, w, batch, compute)
-        ratio = log_ratios(logps, learned, model, base, batch, compute)  # [B, T + 1]
-        ids = batch.segment_ids
-        answers = segment_sums(logps * learned, ids), segment_sums(learned, ids)
-        tokens = answers[1]
+        found, ids = predict_answers(model, w, batch, compute), batch.segment_ids
+        ratio = log_ratios(found, predict_answers(model, base, batch, compute), ids)  # [B, T + 1]
+        logps, tokens = (segment_sums(a, ids) for a in (found.logps * found.learned, found.learned))
         there = (tokens > 0).astype(jnp.float32)
         point = jnp.zeros(())
         if self.loss_kind == "kto":
             point = self._point(model, lax.stop_gradient(w), base, batch, compute)
         liked = liked_answers(batch)
-        return with_penalties(self.of(ratio, liked, there, point, answers), model, aux)
+        return with_penalties(
+            self.of(ratio, liked, there, point, (logps, tokens)), model, found.aux
+        )
 
     def _point(self, model: Model, w: Tree, base: Tree, batch: Batch, compute: Compute) -> Array:
         """Mean log ratio of answers with other prompts in the same microbatch, at least 0, for
         each row [B, 1]. An answer that is alone in its row has no other prompt, and does not
         count."""
         rotated = rotate(batch)
-        logps, learned, _, _ = predict_answers(model, w, rotated, compute)
-        moved = log_ratios(logps, learned, model, base, rotated, compute)
-        tokens = segment_sums(learned, rotated.segment_ids)
+        found, ids = predict_answers(model, w, rotated, compute), rotated.segment_ids
+        moved = log_ratios(found, predict_answers(model, base, rotated, compute), ids)
+        tokens = segment_sums(found.learned, ids)
         several = jnp.max(rotated.segment_ids, axis=1, keepdims=True) > 1  # [B, 1]
         counted = ((tokens > 0) & several).astype(jnp.float32)
         total = lambda a: jnp.sum(microbatches(a, self.pieces(compute)), (1, 2))  # noqa: E731
@@ -126,16 +126,6 @@ class _HeldOut(Kto):
     def pieces(self, compute: Compute) -> int:
         """One: a batch is a microbatch."""
         return 1
-
-
-def log_ratios(
-    logps: Array, learned: Array, model: Model, base: Tree, batch: Batch, compute: Compute
-) -> Array:
-    """Log ratio of each segment's answer, float32 [B, T + 1]: of log probabilities float32 [B, T]
-    of tokens, and whether these are learned, to those under the reference's weights. Ratios of
-    tokens are summed: sums of long answers differ by less than they are rounded by."""
-    before = lax.stop_gradient(predict_answers(model, base, batch, compute)[0])
-    return segment_sums((logps - before) * learned, batch.segment_ids)
 
 
 def liked_answers(batch: Batch) -> Array:

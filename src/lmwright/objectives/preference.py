@@ -19,10 +19,15 @@ from lmwright.config.run import Positive, Run, section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model, Objective
 from lmwright.core.param import Tree
-from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.nn.logps import segment_sums
-from lmwright.objectives.answers import predict_answers, reference_of, refuse_alone
+from lmwright.objectives.answers import (
+    Predictions,
+    log_ratios,
+    predict_answers,
+    reference_of,
+    refuse_alone,
+)
 from lmwright.objectives.clm import with_penalties
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
@@ -45,21 +50,16 @@ class Answers(NamedTuple):
         return (self.chosen_tokens * self.rejected_tokens > 0).astype(jnp.float32)
 
 
-def answers(
-    model: Model, w: Tree, batch: Batch, compute: Compute
-) -> tuple[Answers, Array, Array, Aux]:
-    """The answers of a batch under these weights, the log probability of each token and whether it
-    is learned, float32 [B, T], and what the layers return beside them."""
-    logps, learned, whole, aux = predict_answers(model, w, batch, compute)
-    ids = batch.segment_ids
+def answers(found: Predictions, ids: Array) -> Answers:
+    """The answers in predictions of a batch with these segment ids."""
+    logps, learned, whole, _ = found
     sums = [segment_sums(a, ids) for a in (logps * learned, learned, logps * whole, whole)]
     chosen, rejected = _sides(ids)
     total, tokens, all_total, all_tokens = sums
-    found = Answers(
+    return Answers(
         total[:, chosen], total[:, rejected], tokens[:, chosen], tokens[:, rejected],
         all_total[:, chosen], all_tokens[:, chosen],
     )  # fmt: skip
-    return found, logps, learned, aux
 
 
 def _sides(segment_ids: Array) -> tuple[slice, slice]:
@@ -104,12 +104,10 @@ class Dpo(Objective):
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs. Raises UserError for weights without adapters."""
         reference = reference_of(w, self.kind)
-        policy, logps, learned, aux = answers(model, w, batch, compute)
-        base = lax.stop_gradient(predict_answers(model, reference, batch, compute)[0])
-        # of each token: sums of long answers differ by less than they are rounded by
-        ratios = segment_sums((logps - base) * learned, batch.segment_ids)
-        chosen, rejected = (ratios[:, side] for side in _sides(batch.segment_ids))
-        return with_penalties(self.of(policy, chosen, rejected), model, aux)
+        found, ids = predict_answers(model, w, batch, compute), batch.segment_ids
+        ratios = log_ratios(found, predict_answers(model, reference, batch, compute), ids)
+        chosen, rejected = (ratios[:, side] for side in _sides(ids))
+        return with_penalties(self.of(answers(found, ids), chosen, rejected), model, found.aux)
 
     def of(self, policy: Answers, chosen: Array, rejected: Array) -> Loss:
         """The loss of answers, given the log ratios float32 [B, P] of both of each pair."""
@@ -141,8 +139,8 @@ class Orpo(Objective):
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Sums over the batch's pairs."""
-        policy, _, _, aux = answers(model, w, batch, compute)
-        return with_penalties(self.of(policy), model, aux)
+        found = predict_answers(model, w, batch, compute)
+        return with_penalties(self.of(answers(found, batch.segment_ids)), model, found.aux)
 
     def of(self, policy: Answers) -> Loss:
         """The loss of answers."""

@@ -79,12 +79,6 @@ def _smollm3(shape: Shape) -> Any:
     )
 
 
-def _mistral_small(shape: Shape, seq_len: int) -> Any:
-    return llama(
-        shape, vocab_size=131_072, head_dim=128, seq_len=seq_len, rope_theta=1e9, head="untied"
-    )
-
-
 def _ministral3(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.ministral3 import Ministral3
 
@@ -149,7 +143,8 @@ PRESETS = {
     "mistral-small-3.2-24b": row(
         "23.6 B: the text of Mistral Small 3.1 and 3.2, Magistral and Devstral Small 1 "
         "(https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506)",
-        _mistral_small, (5120, 32_768, 40, 32, 8), seq_len=131_072),
+        llama, (5120, 32_768, 40, 32, 8), vocab_size=131_072, seq_len=131_072, rope_theta=1e9,
+        head="untied"),
     "ministral-3-3b": row("3.43 B: the text of Ministral 3 3B "
         "(https://huggingface.co/mistralai/Ministral-3-3B-Base-2512)",
         _ministral3, (3072, 9216, 26, 32, 8), head="tied"),

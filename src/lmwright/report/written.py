@@ -8,13 +8,12 @@ from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.storage.mirror import mirror_folder, place_in, send_file
 
+PAGES = (".html", ".md")
+
 
 def usual_file(dirs: Sequence[str | Path], name: str) -> str | Path:
     """The file `name` in the run directory, or in the current folder for several runs."""
     return place_in(dirs[0], name) if len(dirs) == 1 else name
-
-
-PAGES = (".html", ".md")
 
 
 def write_page(text: str, out: str | Path) -> Path:

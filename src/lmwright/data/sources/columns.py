@@ -21,6 +21,7 @@ from lmwright.data.text.tagged import tagged_words
 from lmwright.errors import UserError
 
 # A column that none of this many first rows has is a wrong name, not bad data.
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 LOOK_ROWS = 1000
 MADE: dict[str, Callable[[Any, Source], Any]] = {
     LABELED: labeled_text, RELATED: related_texts, TAGGED: tagged_words,
@@ -57,9 +58,6 @@ class Bad:
     """True if a column that every row needs is not there at all."""
     there: tuple[str, ...] = ()
     """Columns that are there, where one is not."""
-
-
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 class NoColumnError(UserError):
@@ -255,9 +253,8 @@ def check_header(header: list[str], file: File, source: Source) -> list[str]:
 def separator_cure(header: Sequence[str], file: File) -> str:
     """Cure for a csv file whose cells are parted by something else than commas; empty for
     others."""
-    found = [
-        name for each, name in SEPARATORS.items() if file.format == "csv" and each in header[0]
-    ]
-    if len(header) != 1 or not found:
-        return ""
-    return f"its cells are parted by {found[0]}: save it with commas, or with tabs as .tsv"
+    alone = header[0] if file.format == "csv" and len(header) == 1 else ""
+    for each, name in SEPARATORS.items():
+        if each in alone:
+            return f"its cells are parted by {name}: save it with commas, or with tabs as .tsv"
+    return ""
