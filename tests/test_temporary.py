@@ -98,3 +98,13 @@ def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
         write_whole(tmp_path / "run.toml", "text")
     assert caught.value.filename == str(tmp_path / "run.toml")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_told_by_the_name_of_the_file(tmp_path, monkeypatch):
+    def refuse(path, flags, mode):
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError) as caught:
+        write_whole(tmp_path / "run.toml", "text")
+    assert caught.value.filename == str(tmp_path / "run.toml")

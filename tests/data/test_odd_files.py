@@ -89,3 +89,25 @@ def test_what_is_packed_otherwise_and_what_lies_in_the_store_are_told(tmp_path):
     (tmp_path / "a.txt").rename(tmp_path / "a.txt.xz")
     with pytest.raises(UserError, match=r"is packed as \.xz, which is not read; unpack it"):
         find_files(source)
+
+
+@pytest.mark.parametrize("mark", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.tsv", "a.json"])
+def test_files_in_utf16_are_told_with_their_cure(name, mark, tmp_path):
+    (tmp_path / name).write_text('\ufeff{"text": "tea"}\n', mark)
+    cure = f"is UTF-16; .* `iconv -f UTF-16 -t UTF-8 .*/{name} > utf8"
+    with pytest.raises(UserError, match=cure):
+        read(Source(path=str(tmp_path / name), format="json" if name == "a.json" else "auto"))
+
+
+def test_a_list_in_place_of_lines_is_told(tmp_path):
+    (tmp_path / "a.jsonl").write_text('[\n {"text": "tea"},\n {"text": "cake"}\n]\n')
+    with pytest.raises(UserError, match=r"a JSON list, .* set data.sources.format = 'json'"):
+        read(Source(path=str(tmp_path / "a.jsonl")))
+    assert texts_of(read(Source(path=str(tmp_path / "a.jsonl"), format="json"))) == ["tea", "cake"]
+
+
+def test_ends_of_lines_of_old_macs_are_told(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"text\rtea\rcake\r")
+    with pytest.raises(UserError, match=r"end with CR alone, .* `tr '\\r' '\\n' < "):
+        read(Source(path=str(tmp_path / "a.csv")))

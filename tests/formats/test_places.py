@@ -178,6 +178,28 @@ def test_a_killed_command_is_cleaned_up_after(out, model, tmp_path):
     assert hidden(tmp_path) == []
 
 
+def test_a_command_that_is_told_to_end_puts_away_what_it_wrote(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        with places.being_written(tmp_path / "out", ".tmp") as path:
+            path.mkdir()
+            (path / "model.safetensors").write_bytes(bytes(10))
+            signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143 and not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_an_export_that_is_told_to_end(out, model, tmp_path):
+    before = set(tmp_path.iterdir())
+    words = [sys.executable, "-m", "lmwright", "export", str(model), str(tmp_path / out)]
+    child = subprocess.Popen(words)
+    while child.poll() is None and not hidden(tmp_path):
+        time.sleep(0.005)
+    child.terminate()
+    assert child.wait() == 143 and set(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     "name, says",
     [

@@ -119,12 +119,18 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
             if (rows, tried.rows) == (None, "text"):
                 return Found(tried, of_texts(there))
             return _with_labels(tried, files)
-        reason = f"{path}:{bad[0].number}: {bad[0].reason}" if bad else f"{path}: holds no row"
-        why = why or f"Read as {tried.rows}: {reason}"
+        why = why or f"Read as {tried.rows}: {_first_bad(tried, files) or f'{path}: holds no row'}"
     raise UserError(
         f"{path}: its rows are of no kind that is known; name their columns in a run file "
         f"(docs/prepare.md, docs/conversations.md). {why}"
     )
+
+
+def _first_bad(source: Source, files: list[File]) -> str | None:
+    """Place and reason of the first row of files that cannot be used, if there is one."""
+    rows = ((file, row) for file in files for row in first_rows(source, [file], LOOK_ROWS))
+    bad = ((file, row) for file, row in rows if isinstance(row, Bad))
+    return next((f"{file.path}:{row.number}: {row.reason}" for file, row in bad), None)
 
 
 def _refuse_no_text(source: Source, files: list[File]) -> None:

@@ -11,6 +11,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from types import ModuleType
 from typing import Any
 
+from lmwright.guard.terminated import terminated_by_exit
+
 
 @contextlib.contextmanager
 def worker_pool(count: int) -> Iterator[Callable[..., Future]]:
@@ -26,7 +28,7 @@ def worker_pool(count: int) -> Iterator[Callable[..., Future]]:
             return pool.submit(work, *arguments)
 
     try:
-        with _terminated_by_exit():
+        with terminated_by_exit():  # the semaphores of a pool are removed
             yield submit
             pool.shutdown()
     finally:
@@ -45,25 +47,6 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _terminated_by_exit() -> Iterator[None]:
-    """Lets SIGTERM end this process by SystemExit where it would kill it, so that the semaphores
-    of a pool are removed."""
-
-    def end(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

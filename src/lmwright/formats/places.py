@@ -17,6 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from lmwright.errors import UserError
+from lmwright.guard.terminated import terminated_by_exit
 
 HOST = re.sub(r"\W", "_", socket.gethostname())[:40] or "host"
 MARK = r"(?:(?P<host>\w+)-)?(?P<pid>\d+)(?P<ending>\.tmp|\.old|\.gguf)"
@@ -51,12 +52,13 @@ def new_place(out: str | os.PathLike) -> Path:
 @contextmanager
 def being_written(out: Path, ending: str) -> Iterator[Path]:
     """Hidden path beside `out` for what is being written, which goes at the end unless it has taken
-    its name. Disk trouble becomes a UserError."""
+    its name, also when SIGTERM ends the process. Disk trouble becomes a UserError."""
     temporary = unfinished(out, ending)
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         _remove(temporary)
-        yield temporary
+        with terminated_by_exit():
+            yield temporary
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(

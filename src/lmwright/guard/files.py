@@ -24,7 +24,8 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a write does not know its file
+        # a write does not know its file, and the hidden one is of no use to the user
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
     sync(path.parent)

@@ -30,6 +30,7 @@ def write_page(text: str, out: str | Path) -> Path:
         send_file(local, out)
     except OSError as error:
         raise UserError(
-            f"{out}: cannot be written: {error.strerror}; choose another file with -o"
+            f"{out}: cannot be written: {error.strerror}; another file is chosen with "
+            "`lmwright report RUN -o FILE`"
         ) from error
     return local

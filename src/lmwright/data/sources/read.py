@@ -8,6 +8,8 @@ A bad row is reported and skipped; a file that cannot be read to its end raises.
 import contextlib
 import csv
 import json
+import os
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +38,8 @@ from lmwright.errors import UserError, first_line
 LINE_BYTES = 1 << 28
 CELL_CHARS = 1 << 26
 BLANK_LINES = 1 << 20
+UTF_8 = b"\xef\xbb\xbf"
+UTF_16 = b"\xff\xfe", b"\xfe\xff"  # which no UTF-8 begins with
 
 
 def read_rows(piece: Slice, source: Source) -> Iterator[Row | Bad]:
@@ -122,7 +126,7 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
 
 
 def _lines(piece: Slice) -> Iterator[bytes]:
-    """Lines of a slice with their ends; a byte order mark is dropped."""
+    """Lines of a slice with their ends."""
     rest: list[bytes] = []
     size = blanks = 0
     first = piece.start == 0
@@ -134,7 +138,7 @@ def _lines(piece: Slice) -> Iterator[bytes]:
                 f"really {piece.file.format}?"
             )
         if first:
-            block, first = block.removeprefix(b"\xef\xbb\xbf"), False
+            block, first = _unmarked(block, piece.file), False
         head, end, tail = block.rpartition(b"\n")
         if not end:
             rest.append(block)
@@ -152,11 +156,28 @@ def _lines(piece: Slice) -> Iterator[bytes]:
         yield last
 
 
+def _unmarked(block: bytes, file: File) -> bytes:
+    """The first block of a text without its byte order mark. Raises UserError for UTF-16, of which
+    no row could be read."""
+    if block.startswith(UTF_16):
+        new = shlex.quote(f"utf8-{os.path.basename(file.path)}")
+        raise UserError(
+            f"{file.path}: is UTF-16; write it as UTF-8, for example by `iconv -f UTF-16 -t UTF-8 "
+            f"{shlex.quote(file.path)} > {new}`"
+        )
+    return block.removeprefix(UTF_8)
+
+
 def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
     chosen = None if piece.start else Chosen(piece.file, source)
     for number, line in enumerate(_lines(piece), piece.first_row + 1):
         if not line.strip():
             continue
+        if number == 1 and line.lstrip().startswith(b"["):
+            raise UserError(
+                f"{piece.file.path}: is a JSON list, not one object a line; set "
+                "data.sources.format = 'json' (for `lmwright init`, name it .json)"
+            )
         try:
             value = json.loads(line.decode())
             if chosen:
@@ -255,14 +276,14 @@ def _document(raw: bytes, number: int, file: File) -> Row | Bad:
 
 
 def _whole(file: File, too_long: str) -> bytes:
-    """Content of a file without a byte order mark. Raises UserError(too_long)."""
+    """Content of a text without its byte order mark. Raises UserError(too_long)."""
     blocks, size = [], 0
     for block in stream(file):
         blocks.append(block)
         size += len(block)
         if size > DOCUMENT_BYTES:
             raise UserError(too_long)
-    return b"".join(blocks).removeprefix(b"\xef\xbb\xbf")
+    return _unmarked(b"".join(blocks), file)
 
 
 def _table(file: File, source: Source) -> Iterator[Row | Bad]:
@@ -289,7 +310,7 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
                     f"characters; {cure}"
                 ) from None
             if header is None:
-                raise UserError(f"{file.path}: its first line is not {file.format}: {e}") from None
+                raise UserError(_of_first_line(e, file)) from None
             # a stray quote takes the lines to the next one into its cell, which are lost, too
             quote = "; is a quote never closed?" if reader.line_num > number else ""
             for line in range(number, reader.line_num + 1):
@@ -303,6 +324,16 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
             yield Bad(number, f"{len(cells)} cells instead of {len(header)}")
         else:
             yield _table_row(dict(zip(header, cells, strict=True)), number, file, source)
+
+
+def _of_first_line(error: csv.Error, file: File) -> str:
+    if "new-line character" in str(error):
+        path = shlex.quote(file.path)
+        return (
+            f"{file.path}: its lines end with CR alone, as on old Macs; convert it, for example by "
+            f"`tr '\\r' '\\n' < {path} > NEW`"
+        )
+    return f"{file.path}: its first line is not {file.format}: {error}"
 
 
 def _table_row(cells: dict[str, str], number: int, file: File, source: Source) -> Row | Bad:
