@@ -23,6 +23,7 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
     "qwen3-next-80b-a3b": (79_674_391_296, 3.87e9),  # as transformers counts its config.json
+    "lfm2-8b-a1b": (8_339_930_560, 1.56e9),  # with 704 numbers that are no parameters there
     "gemma4-26b-a4b": (25_233_141_790, 3.82e9),  # with 30 numbers that are no parameters there
     "deepseek-v2-lite": (15_706_484_224, 2.66e9),
     "deepseek-v3": (671_026_419_200, 37.6e9),
@@ -52,6 +53,32 @@ GPT_OSS = {  # config.json of the release
     "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201_088,
 }  # fmt: skip
 
+C, F = "conv", "full_attention"
+LFM2 = {  # as released
+    "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 1024,
+    "block_ff_dim": 6656, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0,
+    "block_multiple_of": 256, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+    "block_use_swiglu": True, "block_use_xavier_init": True, "bos_token_id": 1, "conv_L_cache": 3,
+    "conv_bias": False, "conv_dim": 1024, "conv_dim_out": 1024, "conv_use_xavier_init": True,
+    "eos_token_id": 7, "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 6656,
+    "layer_types": [C, C, F, C, C, F, C, C, F, C, F, C, F, C, F, C],
+    "max_position_embeddings": 128_000, "model_type": "lfm2", "norm_eps": 1e-5,
+    "num_attention_heads": 16, "num_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pad_token_id": 0, "rope_theta": 1_000_000.0, "use_cache": True, "use_pos_enc": True,
+    "vocab_size": 65_536,
+}  # fmt: skip
+LFM2_MOE = {
+    "architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3,
+    "conv_bias": False, "eos_token_id": 7, "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 7168,
+    "layer_types": [C, C, F, C, C, C, F, C, C, C, F, C, C, C, F, C, C, C, F, C, C, F, C, C],
+    "max_position_embeddings": 128_000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792,
+    "norm_eps": 1e-5, "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2,
+    "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "pad_token_id": 0, "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"},
+    "routed_scaling_factor": 1.0, "tie_word_embeddings": True, "use_expert_bias": True,
+    "vocab_size": 65_536,
+}  # fmt: skip
 QWEN3_NEXT = {  # as released
     "architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151_643,
     "decoder_sparse_step": 1, "eos_token_id": 151_645, "full_attention_interval": 4,
@@ -123,7 +150,7 @@ def test_models_with_experts(name):
         theirs = cls(cls.config_class(**config))
     theirs.tie_weights()
     count, (published, active) = count_params(model.spec()), WITH_EXPERTS[name]
-    beside = ("layer_scalar", "correction_bias")
+    beside = ("layer_scalar", "correction_bias", "expert_bias")
     fixed = sum(a.numel() for n, a in theirs.named_buffers() if n.endswith(beside))
     assert count == theirs.num_parameters() + fixed == (published or count)
     assert count_active(model) == pytest.approx(active, rel=0.03)
@@ -151,7 +178,13 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
 
 
 @pytest.mark.parametrize(
-    ("name", "config"), [("gpt-oss-20b", GPT_OSS), ("qwen3-next-80b-a3b", QWEN3_NEXT)]
+    ("name", "config"),
+    [
+        ("gpt-oss-20b", GPT_OSS),
+        ("qwen3-next-80b-a3b", QWEN3_NEXT),
+        ("lfm2-350m", LFM2),
+        ("lfm2-8b-a1b", LFM2_MOE),
+    ],
 )
 def test_what_a_release_says_is_the_preset(name, config):
     assert ALL[name]() == model_from_config(config, "config.json")

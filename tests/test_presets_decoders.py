@@ -47,6 +47,9 @@ PUBLISHED = {
     "olmo3-7b": 7_298_011_136,
     "smollm3-3b": 3_075_098_624,
     # as `transformers` counts Qwen3_5ForCausalLM of the released config.json
+    "lfm2-350m": 354_483_968,
+    "lfm2-700m": 742_489_344,
+    "lfm2-1-2b": 1_170_340_608,
     "qwen3-5-0-8b": 752_393_024,
     "qwen3-5-2b": 1_881_825_088,
     "qwen3-5-4b": 4_205_751_296,
@@ -135,6 +138,9 @@ def test_windows_are_counted(name):
         k, h = model.key_dim, model.head_dim
         each = 2 * (k * h + k * h + model.chunk_tokens / 2 * (k + h))
         attention = 3 * each * model.num_layers * model.num_heads
+    if model.kind == "lfm2":  # a filter, and two gates
+        count = model.num_layers - len(model.windows)
+        attention += 3 * 2 * count * (model.conv_tokens + 1) * model.embed_dim
     if model.kind == "qwen3-5":  # memories read twice and written, half a chunk met
         count, h, chunk = model.num_layers - len(model.windows), 128, model.chunk_tokens
         keys, values = model.linear_num_key_heads, model.linear_num_value_heads

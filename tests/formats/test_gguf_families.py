@@ -116,6 +116,13 @@ FAMILIES = {
         "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
         "num_global_key_value_heads": 1, "num_hidden_layers": 4,
         "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL]},
+    "Lfm2ForCausalLM": {
+        "layer_types": ["conv", GLOBAL, "conv", "conv"], "norm_eps": 3e-4, "conv_L_cache": 4,
+        "block_auto_adjust_ff_dim": False, "head_dim": 16, "tie_word_embeddings": True},
+    "Lfm2MoeForCausalLM": {
+        "layer_types": ["conv", GLOBAL, "conv", GLOBAL], "norm_eps": 3e-4, "head_dim": 16,
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "num_dense_layers": 1},
     "GraniteForCausalLM": {
         "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
         "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
@@ -246,6 +253,8 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
         ("GraniteForCausalLM", {"hidden_act": "relu"}, "hidden_act"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0] * 3}, "rope_pattern"),
+        ("Lfm2MoeForCausalLM", {"routed_scaling_factor": 1.7}, "routed_scaling_factor = 1.7"),
+        ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias = False"),
         ("Phi3ForCausalLM", {"sliding_window": 7}, "window"),
         ("Phi3ForCausalLM", {"head_dim": 32}, "llama.cpp's phi3"),
         ("GPTNeoXForCausalLM", {"hidden_act": "relu"}, "gptneox is gelu or gelu_new, not relu"),

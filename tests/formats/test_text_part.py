@@ -375,3 +375,20 @@ def test_the_text_of_a_mistral3_is_taken_as_released(model_type, tmp_path, capsy
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     same = "llama" if model_type == "mistral" else model_type  # what it is without a window
     assert written["model_type"] == same and written["tie_word_embeddings"] == tied
+
+
+def test_the_text_of_an_lfm2_vl_is_taken(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    text = {k: v for k, v in TEXT.items() if k not in ("layer_types", "query_pre_attn_scalar")}
+    text |= {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 3, "head_dim": 8}
+    text |= {"num_hidden_layers": 6, "block_multiple_of": 20}
+    sight = SIGHT | {"model_type": "siglip2_vision_model", "num_patches": 16}
+    config = transformers.Lfm2VlConfig(
+        text_config=text, vision_config=sight, projector_hidden_size=24, downsample_factor=2
+    )
+    theirs = transformers.Lfm2VlForConditionalGeneration(config).eval()
+    theirs.save_pretrained(tmp_path / "source")
+    assert_text_is_taken(theirs, tmp_path / "source", tmp_path / "out")
+    assert "not taken: projector of the vision tower" in capsys.readouterr().out

@@ -40,6 +40,7 @@ LATENT = {"num_kv_heads": 4, "qk_rope_head_dim": 4, "v_head_dim": 10, "kv_lora_r
 GROWING = {"rope_scaling": {"kind": "yarn", "factor": 4.0, "original_seq_len": 24}}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
+CONVS = {"mixer_pattern": ["conv", "full"]}
 GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
                   "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10}  # fmt: skip
 MODELS = {
@@ -52,6 +53,7 @@ MODELS = {
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),
+    "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},

@@ -39,6 +39,7 @@ XLSTM = {
     ),
     "hidden_size": 128, "num_heads": 4, "norm_eps": 3e-4, "use_cache": False, "chunk_size": 16,
 }  # fmt: skip
+LFM2 = {"rms_norm_eps": None, "norm_eps": 3e-4, "tie_word_embeddings": True}
 DELTA_RULE = {
     "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 9,
     "linear_value_head_dim": 9, "num_hidden_layers": 2, "full_attention_interval": 2,
@@ -267,6 +268,32 @@ ROWS = {
             "tie_word_embeddings": False,
         },
         generates=True,
+    ),
+    "lfm2": Row(
+        "Lfm2ForCausalLM",
+        LFM2
+        | {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_hidden_layers": 4,
+            "block_auto_adjust_ff_dim": False,
+            "conv_L_cache": 4,
+        },
+        generates=True,
+    ),
+    "lfm2-released": Row(  # its keys
+        "Lfm2ForCausalLM",
+        LFM2
+        | {
+            "rope_parameters": None,
+            "rope_theta": 5003.0,
+            "tie_word_embeddings": None,
+            "tie_embedding": False,
+            "full_attn_idxs": [0, 2],
+            "block_ff_dim": 110,
+            "block_ffn_dim_multiplier": 1.3,
+            "block_multiple_of": 20,
+        },
+        gradients=False,
     ),
     "granite": Row(
         "GraniteForCausalLM",

@@ -97,6 +97,16 @@ ROWS = {
             },
         },
     ),
+    "lfm2-moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "num_dense_layers": 2, "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "routed_scaling_factor": 1.7, "rms_norm_eps": None, "norm_eps": 3e-4,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -173,9 +183,9 @@ ROWS = {
     ),
 }  # fmt: skip
 DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")  # theirs are rounded: test_qwen3_5.py
-NOT_COMPARED = ("correction_bias", "layer_scalar", *DECAYS)
+NOT_COMPARED = ("correction_bias", "expert_bias", "layer_scalar", *DECAYS)
 NO_LOSS = (  # of theirs, that balances experts
-    "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite",
+    "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite", "lfm2-moe",
 )  # fmt: skip
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_mistral3
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_lfm2, gguf_mistral3
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
@@ -52,7 +52,8 @@ class Arch:
     """Keys of rotations that config.json names differently once the metadata are read."""
     hybrid: bool = False
     """True for layers with memories beside those with attention (`gguf_hybrid`)."""
-
+    short_convs: bool = False
+    """True for layers with a convolution in the place of attention (`gguf_lfm2`)."""
     deepseek: bool = False
     """True for experts as DeepSeek has them (`gguf_deepseek`)."""
 
@@ -172,6 +173,14 @@ ARCHS = {
         "Qwen3NextForCausalLM", "qwen3_next", norm_shift=1.0, partial=True, hybrid=True,
         fixed=SILU | {"norm_topk_prob": True, "decoder_sparse_step": 1},
         keys=gguf_hybrid.MOE_KEYS,
+    ),
+    "lfm2": Arch(
+        "Lfm2ForCausalLM", "lfm2", short_convs=True, fixed=gguf_lfm2.FIXED,
+        keys=gguf_lfm2.KEYS, renamed={"rms_norm_eps": "norm_eps"},
+    ),
+    "lfm2moe": Arch(
+        "Lfm2MoeForCausalLM", "lfm2_moe", short_convs=True, fixed=gguf_lfm2.MOE_FIXED,
+        keys=gguf_lfm2.MOE_KEYS, renamed={"rms_norm_eps": "norm_eps"},
     ),
     "dots1": Arch(
         "Dots1ForCausalLM", "dots1", fixed=SILU, keys=gguf_deepseek.KEYS,

@@ -26,6 +26,7 @@ from lmwright.nn.delta_rule import EPS
 
 LINEAR = ".linear_attn."
 OWN_NORM = f"{LINEAR}norm.weight"
+FILTERS = (f"{LINEAR}conv1d.weight", ".conv.conv.weight")  # the latter of LFM2
 NEXT = "Qwen3NextForCausalLM"
 KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -78,7 +79,7 @@ def place_of(name: str) -> str:
 
 def is_filter(name: str) -> bool:
     """True for the filters of a convolution."""
-    return name.endswith("conv1d.weight")
+    return name.endswith(FILTERS)
 
 
 def shape_in_file(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -92,15 +93,14 @@ def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: bool) -> np.ndarray:
-    """A tensor of a linear layer in GGUF's form, or back in that of Hugging Face."""
-    if LINEAR not in name:
-        return array
+    """A tensor of a layer without attention in GGUF's form, or back in that of Hugging Face."""
     if is_filter(name):
         array = array.reshape(len(array), -1)
     if name.endswith(".A_log"):  # in float64: each way rounds once, alike on every CPU
         wide = array.astype(np.float64)
         array = (-np.exp(wide) if into else np.log(-wide)).astype(np.float32)
-    array = _heads_turned(name, array, config, into)
+    if LINEAR in name:
+        array = _heads_turned(name, array, config, into)
     return array[:, None] if is_filter(name) and not into else array
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_mistral3
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_lfm2, gguf_mistral3
 from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
@@ -88,6 +88,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
+    meta = gguf_lfm2.plain(meta, name) if arch.short_convs else meta
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -113,6 +114,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["partial_rotary_factor"] = rotated / (config["head_dim"] or 1)
     if arch.hybrid:
         config |= gguf_hybrid.config_of(meta, config, name)
+    if arch.short_convs:
+        config |= gguf_lfm2.config_of(of_layers, name)
     if arch.deepseek:
         config |= gguf_deepseek.config_of(meta, shapes, config, name, where)
     if arch.mark:
@@ -172,6 +175,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         return name, arch, meta | gguf_gemma4.metadata(config, where)
     if arch.hybrid:
         meta |= gguf_hybrid.metadata(config, where)
+    if arch.short_convs:
+        meta |= gguf_lfm2.metadata(config)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
     meta |= gguf_mistral3.metadata(rope, where)
@@ -231,6 +236,7 @@ class NameMap:
         expert = EXPERT.search(name)
         alone = name.endswith((".sinks", ".layer_scalar"))
         name = f"{name}.weight" if alone else gguf_hybrid.place_of(name)
+        name = f"{name}.bias" if name.endswith(".expert_bias") else name
         bare = EXPERT.sub(".experts.", name)
         for ours, theirs in THEIR_NAMES.items():
             bare = bare.replace(ours, theirs)
@@ -263,7 +269,8 @@ def in_order(
         return pairs(array, heads, into=into)
     if arch.by_part and ".query_key_value." in name:
         return by_part(array, int(config["num_attention_heads"]), into=into)
-    return gguf_hybrid.turned(name, array, config, into=into) if arch.hybrid else array
+    of_layers = arch.hybrid or arch.short_convs
+    return gguf_hybrid.turned(name, array, config, into=into) if of_layers else array
 
 
 def by_part(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:

@@ -107,7 +107,7 @@ class GgufTensors(Tensors):
         if self._arch.shift_of(name) or name.endswith(".A_log"):
             dtype = "float32"
         shape = shape if part is None else shape[1:]
-        return dtype, gguf_hybrid.shape_of(name, shape) if self._arch.hybrid else shape
+        return dtype, gguf_hybrid.shape_of(name, shape)
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self.file.read(*self._places[name])

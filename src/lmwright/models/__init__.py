@@ -16,6 +16,8 @@ CLASSES = {
     "qwen3-5": "qwen3_5.Qwen35",
     "qwen3-5-moe": "qwen3_5.Qwen35Moe",
     "qwen3-next": "qwen3_next.Qwen3Next",
+    "lfm2": "lfm2.Lfm2",
+    "lfm2-moe": "lfm2.Lfm2Moe",
     "phi3": "phi3.Phi3",
     "gpt-neox": "gpt_neox.GptNeox",
     "gpt2": "gpt2.Gpt2",

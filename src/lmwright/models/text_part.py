@@ -95,6 +95,7 @@ TEXT_PARTS = MappingProxyType(
                     "MistralForCausalLM",
                     {"ministral3": "Ministral3ForCausalLM"},
                 ),
+                ("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", {}),
             )
         },
     }

@@ -95,6 +95,14 @@ def _qwen35(shape: Shape, values: int, head: Literal["tied", "untied"]) -> Any:
     )  # fmt: skip
 
 
+def _lfm2(shape: Shape) -> Any:
+    from lmwright.models.lfm2 import Lfm2
+
+    return Lfm2(
+        **sizes(shape), vocab_size=65_536, head_dim=64, seq_len=128_000, mixer_pattern=LFM2_LAYERS
+    )
+
+
 def _granite(shape: Shape, head_dim: int, logits_scaling: float) -> Any:
     from lmwright.models.granite import Granite
 
@@ -123,6 +131,8 @@ def _gpt2(shape: Shape) -> Any:
 
     return Gpt2(**sizes(shape), vocab_size=50_257, head_dim=64, seq_len=1024)
 
+
+LFM2_LAYERS = (*("conv", "conv", "full") * 2, "conv", *("conv", "full") * 4)  # then again
 
 PRESETS = {
     "llama-3.1-8b": row(
@@ -231,6 +241,12 @@ PRESETS = {
         _qwen35, (4096, 12_288, 32, 16, 4), values=32, head="untied"),
     "qwen3.5-27b": row("26.9 B: the text of Qwen3.5 27B (https://huggingface.co/Qwen/Qwen3.5-27B)",
         _qwen35, (5120, 17_408, 64, 24, 4), values=48, head="untied"),
+    "lfm2-350m": row("0.354 B: LFM2 and LFM2.5 350M (https://arxiv.org/abs/2511.23404)",
+        _lfm2, (1024, 4608, 16, 16, 8)),
+    "lfm2-700m": row("0.742 B: LFM2 700M (https://arxiv.org/abs/2511.23404)",
+        _lfm2, (1536, 6912, 16, 24, 8)),
+    "lfm2-1.2b": row("1.17 B: LFM2 and LFM2.5 1.2B (https://arxiv.org/abs/2511.23404)",
+        _lfm2, (2048, 8192, 16, 32, 8)),
     "granite-3.3-2b": row(
         "2.53 B: Granite 3.3 2B (https://huggingface.co/ibm-granite/granite-3.3-2b-base)",
         _granite, (2048, 8192, 40, 32, 8), head_dim=64, logits_scaling=8.0),

@@ -81,6 +81,12 @@ PRESETS = {
                                  shared_dim=512, shared_gate="sigmoid", balance_loss=0.001),
         vocab_size=151_936, embed_dim=2048, num_layers=48, num_heads=16, num_kv_heads=2,
         head_dim=256, seq_len=262_144),
+    "lfm2-8b-a1b": row(
+        "8.34 B, 1.56 B active: LFM2-8B-A1B (https://arxiv.org/abs/2511.23404)",
+        _moe, "lfm2-moe", dict(num_experts=32, experts_per_token=4, mlp_dim=1792, **BIASED),
+        vocab_size=65_536, embed_dim=2048, mlp_dim=7168, num_layers=24, num_heads=32,
+        num_kv_heads=8, head_dim=64, seq_len=128_000, dense_layers=(0, 1),
+        mixer_pattern=("conv", "conv", *("full", "conv", "conv", "conv") * 4, "full")),
     "gemma4-26b-a4b": row(
         "25.2 B, 3.82 B active: the text part of Gemma 4 26B-A4B (https://ai.google.dev/gemma)",
         _gemma4, vocab_size=262_144, embed_dim=2816, mlp_dim=2112, num_layers=30, num_heads=16,

@@ -18,7 +18,7 @@ FEATURES = {
     "rope_scaling": "scaled rotations",
     "rotary_fraction": "partial rotation",
     "rope_pattern": "layers without rotation",
-    "mixer_pattern": "patterns of linear layers and attention",
+    "mixer_pattern": "patterns of layers with and without attention",
     "local_rope_theta": "two thetas",
     "residual": "parallel or sequential branches",
     "position_buckets": "rows of distances",

@@ -52,7 +52,8 @@ def _read_first(config: Json, fields: Json, where: str) -> Json:
     return {"dense_layers": list(range(count))}
 
 
-def _write_first(model: Any, architecture: str, _: str) -> Json:
+def write_first(model: Any, architecture: str, _: str) -> Json:
+    """The number of plain layers. Raises UserError where one comes later."""
     if model.dense_layers != tuple(range(len(model.dense_layers))):
         raise UserError(
             f"model.dense_layers: {architecture} has dense layers only at the beginning, "
@@ -65,7 +66,7 @@ LISTED_DENSE = Derived(
     _read_listed,
     lambda model, *_: {"decoder_sparse_step": 1, "mlp_only_layers": list(model.dense_layers)},
 )
-FIRST_DENSE = Derived(_read_first, _write_first)
+FIRST_DENSE = Derived(_read_first, write_first)
 USED_WINDOW = Derived(
     lambda config, *_: {
         "window": config["sliding_window"] if config.get("use_sliding_window") else None
