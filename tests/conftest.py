@@ -42,10 +42,12 @@ def pytest_collection_modifyitems(items):
     missing = {}
     for item in items:
         file = item.path.relative_to(root).as_posix()
-        if file in LONG:
-            missing.setdefault(file, set(LONG[file])).discard(item.name)
-            if item.name in LONG[file]:
-                item.add_marker(pytest.mark.slow)
+        if (long := LONG.get(file)) is None:
+            continue
+        quick = long.get("quick", ())
+        missing.setdefault(file, {*long, *quick} - {"*", "quick"}).discard(item.name)
+        if item.name in long or ("*" in long and item.name not in quick):
+            item.add_marker(pytest.mark.slow)
     gone = [f"{file}::{name}" for file, names in missing.items() for name in names]
     named = any("::" in str(argument) for argument in sys.argv[1:])
     if gone and not named and SHARED.is_dir():

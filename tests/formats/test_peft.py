@@ -23,6 +23,8 @@ from lmwright.formats.proof import logits
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
+from lmwright.models.lfm2 import Lfm2
+from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
 from lmwright.models.moe import Dots1
 from lmwright.objectives.clm import Clm
@@ -271,6 +273,9 @@ FAMILIES = {
         Clm(),
         "attention",
     ),
+    "convolutions": (Lfm2(**SMALL, mixer_pattern=("conv", "full")), Clm(), "attention"),
+    "convolutions alone": (Lfm2(**SMALL, mixer_pattern=("conv", "full")), Clm(), "conv_out"),
+    "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),
 }  # fmt: skip
 
 

@@ -54,6 +54,7 @@ MODELS = {
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),
     "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS,
+    "lfm3": DENSE | {"mixer_pattern": ["conv", "local"], "window": 24},
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},

@@ -1,5 +1,6 @@
 """How our models are compared with those of transformers."""
 
+import re
 from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
@@ -58,17 +59,24 @@ def saved_buffers(theirs):
 
 
 def in_class(model, tensors):
-    """Tensors by the names and layout in transformers' class, where ours are others."""
-    ends = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in model.hf.modules.items()}
-    named = [(ends.get(name, name), tensor) for name, tensor in tensors.items()]
+    """Tensors by the names of transformers' class, and in its layout, of those in files."""
+    named = [(_renamed(name, model.hf.modules), a) for name, a in tensors.items()]
     return dict(inputs_first(named, model.hf.inputs_first))
 
 
 def in_files(model, tensors):
     """Tensors by our names and layout, of those in transformers' class."""
-    ends = {f"{theirs}.weight": f"{ours}.weight" for ours, theirs in model.hf.modules.items()}
-    named = [(ends.get(name, name), tensor) for name, tensor in tensors.items()]
+    ours = {theirs: name for name, theirs in model.hf.modules.items()}
+    named = [(_renamed(name, ours), tensor) for name, tensor in tensors.items()]
     return dict(inputs_first(named, model.hf.inputs_first))  # which is its own inverse
+
+
+def _renamed(name, modules):
+    """The name of a weight where modules have other names; `{i}` stands for a layer's number."""
+    number = re.search(r"\.(\d+)\.", name)
+    one = lambda module: module.replace("{i}", number[1] if number else "")  # noqa: E731
+    module = name.removesuffix(".weight")
+    return next((f"{one(n)}.weight" for m, n in modules.items() if one(m) == module), name)
 
 
 def assert_near(ours, theirs, name):

@@ -295,6 +295,26 @@ ROWS = {
         },
         gradients=False,
     ),
+    "lfm3": Row(
+        "Lfm3ForCausalLM",
+        LFM2
+        | {
+            "layer_types": ["conv", LOCAL, GLOBAL, "conv", LOCAL],
+            "num_hidden_layers": 5,
+            "conv_L_cache": 4,
+            "sliding_window": 7,
+            "rope_parameters": {
+                GLOBAL: rope("proportional", partial_rotary_factor=0.4),
+                LOCAL: {"rope_type": "default", "rope_theta": 301.0},
+            },
+        },
+        generates=True,
+    ),
+    "lfm3-silent": Row(  # the defaults of its class
+        "Lfm3ForCausalLM",
+        LFM2 | {"rope_parameters": None, "num_hidden_layers": 7, "tie_word_embeddings": False},
+        gradients=False,
+    ),
     "granite": Row(
         "GraniteForCausalLM",
         {

@@ -17,6 +17,7 @@ from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.lfm2 import Lfm2
+from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
 from lmwright.models.ministral3 import Ministral3
 from lmwright.models.modernbert import ModernBert
@@ -65,6 +66,7 @@ MODELS = {
         **SIZES, query_growth=0.7, rope_scaling=YarnRope(factor=3.0, original_seq_len=9),
     ),
     "lfm2": Lfm2(**SIZES, mixer_pattern=("conv", "full"), conv_tokens=4),
+    "lfm3": Lfm3(**SIZES, mixer_pattern=("conv", "local"), window=7, norm_eps=1e-3),
     "granite": Granite(
         **SIZES, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_scaling=2.0, bias="all",

@@ -190,6 +190,11 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta["attention.causal"] = False
     if arch.encoder or arch.even:
         _refuse_uneven(config, name, where)
+    return name, arch, meta | _scaling(rope, name, arch, where)
+
+
+def _scaling(rope: Mapping[str, Any], name: str, arch: Arch, where: str) -> dict[str, Any]:
+    """Keys that scale rotations. Raises UserError for what llama.cpp does not compute."""
     kind = rope.get("rope_type", "default")
     if kind == "llama3" and not arch.factors:
         raise UserError(
@@ -198,14 +203,14 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         )
     if kind != "default" and not arch.scales:
         raise UserError(f"{where}: llama.cpp's {name} has no rope scaling such as {kind!r}")
-    if kind in ("linear", "yarn"):
-        meta["rope.scaling.type"] = kind
-        meta["rope.scaling.factor"] = float(rope["factor"])
-        if original := rope.get("original_max_position_embeddings"):
-            meta["rope.scaling.original_context_length"] = int(original)
-    elif kind not in ("default", "llama3"):
+    if kind in ("default", "llama3"):
+        return {}
+    if kind not in ("linear", "yarn"):
         raise UserError(f"{where}: GGUF has no rope scaling {kind!r}")
-    return name, arch, meta
+    meta = {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+    if original := rope.get("original_max_position_embeddings"):
+        meta["rope.scaling.original_context_length"] = int(original)
+    return meta
 
 
 def _refuse_act(config: Mapping[str, Any], name: str, arch: Arch, where: str) -> None:

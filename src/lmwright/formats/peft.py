@@ -9,6 +9,7 @@ Over a base of which only the text is taken, PEFT's names are those in the whole
     model.layers.0...    model.language_model.layers.0...
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -77,9 +78,8 @@ def to_peft(
         magnitude = None
         if adapter.variant == "dora":
             magnitude = leaves[f"{slot.path}.magnitude"][slot.at].reshape(-1)
-        table = module.param.inputs == ("vocab",)
         name = _replaced(name, beginnings)
-        modules[name] = PeftModule(a, b, module.scale, magnitude, table)
+        modules[name] = PeftModule(a, b, module.scale, magnitude, module.param.inputs == ("vocab",))
         alphas[name] = module.alpha
     sqrt = any(m.scale != m.alpha / m.rank for m in adapter.modules)
     if sqrt and any(map(_is_of_experts, adapter.modules)):
@@ -116,17 +116,17 @@ def _is_of_experts(module: Module) -> bool:
 
 
 def _replaced(name: str, beginnings: Mapping[str, str]) -> str:
-    """The name with another beginning, if it has one of these."""
+    """The name with another beginning, if it has one of these; `{i}` is the number of a layer."""
     for before, after in beginnings.items():
-        if name.startswith(before):
-            return after + name.removeprefix(before)
+        if found := re.match(re.escape(before).replace(r"\{i\}", r"(\d+)"), name):
+            return after.replace("{i}", "".join(found.groups())) + name[found.end() :]
     return name
 
 
 def in_files(adapter: PeftFolder, model: HfModel) -> PeftFolder:
     """The adapter with the names that its modules have in files of the text model alone."""
-    beginnings = {theirs: ours for ours, theirs in model.hf.modules.items()}
-    beginnings |= {a: b for part in TEXT_PARTS.values() for a, b in part.prefixes.items()}
+    own = {theirs: ours for ours, theirs in model.hf.modules.items()}
+    beginnings = own | {a: b for part in TEXT_PARTS.values() for a, b in part.prefixes.items()}
     named = lambda each: {_replaced(n, beginnings): v for n, v in each.items()}  # noqa: E731
     return replace(
         adapter,

@@ -1,4 +1,4 @@
-"""The registries of model families, and of their tables in Hugging Face: one line each."""
+"""The registries of model families, and of their tables in Hugging Face: a line for each file."""
 
 from typing import Any
 
@@ -7,41 +7,34 @@ from lmwright.config.registry import Registry
 CLASSES = {
     "llama": "llama.Llama",
     "gemma": "gemma.Gemma",
-    "gemma4": "gemma4.Gemma4",
-    "gemma4-moe": "gemma4.Gemma4Moe",
+    "gemma4": "gemma4.Gemma4", "gemma4-moe": "gemma4.Gemma4Moe",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3",
     "ministral3": "ministral3.Ministral3",
     "granite": "granite.Granite",
-    "qwen3-5": "qwen3_5.Qwen35",
-    "qwen3-5-moe": "qwen3_5.Qwen35Moe",
+    "qwen3-5": "qwen3_5.Qwen35", "qwen3-5-moe": "qwen3_5.Qwen35Moe",
     "qwen3-next": "qwen3_next.Qwen3Next",
-    "lfm2": "lfm2.Lfm2",
-    "lfm2-moe": "lfm2.Lfm2Moe",
+    "lfm2": "lfm2.Lfm2", "lfm2-moe": "lfm2.Lfm2Moe",
+    "lfm3": "lfm3.Lfm3",
     "phi3": "phi3.Phi3",
     "gpt-neox": "gpt_neox.GptNeox",
     "gpt2": "gpt2.Gpt2",
-    "mixtral": "moe.Mixtral",
-    "qwen3-moe": "moe.Qwen3Moe",
-    "olmoe": "moe.Olmoe",
+    "mixtral": "moe.Mixtral", "qwen3-moe": "moe.Qwen3Moe", "olmoe": "moe.Olmoe",
     "dots1": "moe.Dots1",
-    "deepseek-v2": "deepseek.DeepSeekV2",
-    "deepseek-v3": "deepseek.DeepSeekV3",
+    "deepseek-v2": "deepseek.DeepSeekV2", "deepseek-v3": "deepseek.DeepSeekV3",
     "glm4-moe": "moe.Glm4Moe",
     "glm4-moe-lite": "deepseek.Glm4MoeLite",
     "gpt-oss": "gpt_oss.GptOss",
     "eurobert": "eurobert.EuroBert",
     "modernbert": "modernbert.ModernBert",
     "deberta": "deberta.Deberta",
-    "bert": "bert.Bert",
-    "roberta": "bert.Roberta",
-    "xlm-roberta": "bert.XlmRoberta",
+    "bert": "bert.Bert", "roberta": "bert.Roberta", "xlm-roberta": "bert.XlmRoberta",
     "llada": "llada.Llada",
     "xlstm": "xlstm.Xlstm",
     "xlstm-blocks": "xlstm_blocks.XlstmBlocks",
     "bitnet": "bitnet.BitNet",
     "fanformer": "fanformer.Fanformer",
-}
+}  # fmt: skip
 KINDS = Registry(__name__, CLASSES)
 TABLES = Registry(f"{__name__}.hf", {kind: f"{name}Hf" for kind, name in CLASSES.items()})
 

@@ -18,7 +18,7 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
-from lmwright.core.compute import GATE
+from lmwright.core.compute import HEADS
 from lmwright.core.contract import Work
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
@@ -46,7 +46,7 @@ class ShortConv(PreNorm):
     """Tokens that a convolution sees, the token itself included."""
 
     def mixer_of(self, kind: str) -> str:
-        """What joins tokens in such a layer: `conv`, or another word for attention."""
+        """The mixer of such a layer: `conv`, or another word for attention."""
         return kind.split()[0]
 
     @property
@@ -60,9 +60,9 @@ class ShortConv(PreNorm):
             return attention_spec(self) | qk_norm_spec(self, self.qk_norm)
         d, taps = self.embed_dim, self.conv_tokens
         return {
-            "conv_in": Param("embed -> qkv mlp", (d, 3, d)),
-            "conv": Param("mlp blocks", (d, taps), std=(3 * taps) ** -0.5),
-            "conv_out": Param("mlp -> embed", (d, d), std=into_stream(self) * d**-0.5),
+            "conv_in": Param("embed -> gate_up heads", (d, 3, d)),
+            "conv": Param("heads blocks", (d, taps), std=(3 * taps) ** -0.5),
+            "conv_out": Param("heads -> embed", (d, d), std=into_stream(self) * d**-0.5),
         }
 
     def layer_spec(self, kind: str) -> Tree:
@@ -100,8 +100,8 @@ class ShortConv(PreNorm):
 
 def short_conv(w: Tree, h: Array, attend: Attend) -> Array:
     """[B, T, D] of normed h [B, T, D], by the weights of `ShortConv.mixer_spec`."""
-    gates = dot("btd,dgf->btgf", before_products(h), w["conv_in"])
-    b, c, u = jnp.moveaxis(constrain(gates, "batch seq qkv mlp"), 2, 0)  # [B, T, D] each
+    gates = name_result(dot("btd,dgn->btgn", before_products(h), w["conv_in"]), HEADS)
+    b, c, u = jnp.moveaxis(constrain(gates, "batch seq gate_up heads"), 2, 0)  # [B, T, D] each
     taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
     mixed = b * u
 
@@ -112,8 +112,7 @@ def short_conv(w: Tree, h: Array, attend: Attend) -> Array:
         y, after = conv_from(state["conv"], mixed, taps, None, attend.real)
         return y, {"conv": after}
 
-    y = name_result(c * attend.carry(whole, on), GATE)
-    return dot("btf,fd->btd", y, w["conv_out"])
+    return dot("btn,nd->btd", c * attend.carry(whole, on), w["conv_out"])
 
 
 @lru_cache(256)

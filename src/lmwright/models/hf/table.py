@@ -88,7 +88,8 @@ class Table:
     """`model_type` of each architecture."""
     weights: ClassVar[dict[str, str]] = WEIGHTS
     modules: ClassVar[dict[str, str]] = {}
-    """Names of modules in transformers' class, which PEFT's are, where its files have others."""
+    """Names of modules in transformers' class, which PEFT's are, where its files have others; `{i}`
+    is the number of a layer."""
     body_prefix: ClassVar[str] = ""
     """Beginning of the names of all weights but the head, which older files leave out."""
     inputs_first: ClassVar[tuple[str, ...]] = ()
