@@ -18,6 +18,7 @@ from lmwright.core.param import map_params
 from lmwright.data.prepare import prepare_command
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.stale import refuse_stale
+from lmwright.data.tokens import gguf_tokenizer
 from lmwright.data.tokens.gguf_tokenizer import (
     USER_DEFINED,
     metadata_of_tokenizer,
@@ -250,6 +251,25 @@ def test_a_run_that_begins_with_a_gguf_has_its_tokenizer(tmp_path, shared_data):
     assert ids(ours) == ids(theirs) and ours.eos == theirs.eos
     refuse_stale(run)
     refuse_tokenizer(open_place(out), store)
+
+
+def test_files_of_lfm2_split_as_those_of_llama3(tmp_path, shared_data, monkeypatch):
+    """llama.cpp's converter has a name of its own for them."""
+    tokenizer = open_tokenizer(shared_data / SHARED["llama3"][0])
+    meta = metadata_of_tokenizer(tokenizer, tokenizer.vocab_size, True, "here")
+    assert ids(tokenizer_of(meta | {"tokenizer.ggml.pre": "lfm2"}, "here")) == ids(tokenizer)
+    llama_cpp.needed()
+    monkeypatch.setattr(gguf_tokenizer, "_name_of_split", lambda *_: "lfm2")
+    small = train_tokenizer([*PROBE[:6]] * 4, Tokenizer(vocab_size=400))
+    model = Llama(vocab_size=small.vocab_size, embed_dim=32, mlp_dim=32, num_layers=1, num_heads=1,
+                  num_kv_heads=1, head_dim=32, seq_len=64)  # fmt: skip
+    w = map_params(lambda p: np.ones(p.shape, "f4"), model.spec())
+    save_tokenizer(small, tmp_path / "tokenizer")
+    out = tmp_path / "m.gguf"
+    write_gguf(model, HfTensors(model, w), lambda: w, tmp_path / "tokenizer", out, dtype="fp32")
+    back = open_tokenizer(open_place(out).tokenizer_path)
+    for text in PROBE[:8]:
+        assert llama_cpp.tokens(out, text) == back.encode(text), text
 
 
 def test_the_splits_of_deepseek_have_their_own_name(tmp_path):
