@@ -18,14 +18,14 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
-from lmwright.core.compute import HEADS
 from lmwright.core.contract import Work
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import before_products, dot, name_result
+from lmwright.core.weight import before_products, dot
 from lmwright.models.block import attention_spec, into_stream, qk_norm_spec
 from lmwright.models.decoder import Decoder, Head, repeated
+from lmwright.models.fused import parts
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
 from lmwright.models.moe import DENSE, MOE, DenseDim, DenseLayers, MoeDecoder
@@ -100,8 +100,8 @@ class ShortConv(PreNorm):
 
 def short_conv(w: Tree, h: Array, attend: Attend) -> Array:
     """[B, T, D] of normed h [B, T, D], by the weights of `ShortConv.mixer_spec`."""
-    gates = name_result(dot("btd,dgn->btgn", before_products(h), w["conv_in"]), HEADS)
-    b, c, u = jnp.moveaxis(constrain(gates, "batch seq gate_up heads"), 2, 0)  # [B, T, D] each
+    each = parts("btd,dgn->btgn", before_products(h), w, "conv_in", [1, 2])  # [B, T, 1, D] each
+    b, c, u = (constrain(a[:, :, 0], "batch seq heads") for a in each)
     taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
     mixed = b * u
 

@@ -5,7 +5,6 @@ each head of attention, and windows in some of its layers.
         +------------------------------------------^ +--------------------------^
 """
 
-from functools import partial
 from typing import ClassVar, Literal
 
 import jax
@@ -73,18 +72,20 @@ class Lfm3(ShortConv):
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after its mixer and mlp."""
-        norm = partial(rms_norm, eps=self.norm_eps)
-        h = norm(x, w["attention_norm"])
+        h = self._norm(x, w["attention_norm"])
         if kind == CONV:
             h = short_conv(w, h, attend)
         else:
             h = self._attention(kind, w, h, tables[kind], attend)
-        h = norm(constrain(h, "batch stream embed"), w["attention_out_norm"])
+        h = self._norm(constrain(h, "batch stream embed"), w["attention_out_norm"])
         x = constrain(x + h, "batch stream embed")
-        out_norm = OutNorm("mlp_out_norm", norm)
-        h = norm(x, w["mlp_norm"])
-        h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, out_norm)
+        out_norm = OutNorm("mlp_out_norm", self._norm)
+        h = self._norm(x, w["mlp_norm"])
+        h = feed_forward("swiglu", w, h, attend.mlp_chunk_tokens, out_norm)
         return constrain(x + h, "batch stream embed"), {}
+
+    def _norm(self, x: Array, scale: Array) -> Array:
+        return rms_norm(x, scale, self.norm_eps)
 
     def _attention(self, kind: str, w: Tree, h: Array, tables: Tree, attend: Attend) -> Array:
         """[B, T, D] of normed h [B, T, D]."""

@@ -57,7 +57,8 @@ def _write_pattern(model: Any, *_: str) -> Json:
 def _read_width(config: Json, _: Json, where: str) -> Json:
     """The width of the mlp, which released files say as that of one without a gate."""
     name = "block_ff_dim" if "block_ff_dim" in config else "intermediate_size"
-    refuse_number(name, width := config.get(name), where, whole=True)
+    width: Any = config.get(name)
+    refuse_number(name, width, where, whole=True)
     if config["block_auto_adjust_ff_dim"]:
         width = int(2 * width / 3)
         if (factor := config["block_ffn_dim_multiplier"]) is not None:

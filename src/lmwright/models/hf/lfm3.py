@@ -11,7 +11,11 @@ from lmwright.models.hf.window import TYPES, kinds_of, pattern_of, window_said
 from lmwright.models.lfm3 import ConvOrReach
 
 ATTENTION = f"{LAYER}.self_attn"
-KINDS: dict[ConvOrReach, str] = {"conv": "conv", **TYPES}
+KINDS: dict[ConvOrReach, str] = {
+    "conv": "conv",
+    "local": TYPES["local"],
+    "global": TYPES["global"],
+}
 WINDOW = 256  # where config.json says none
 ROTATIONS = {
     SIDES[0]: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
@@ -23,7 +27,7 @@ ROTATIONS = {
 def _read_layers(config: Json, fields: Json, where: str) -> Json:
     said, num_layers = config.get("layer_types"), fields["num_layers"]
     if said is None:
-        usual = {2: "global", 0: "local"}
+        usual: dict[int, ConvOrReach] = {2: "global", 0: "local"}
         said = [KINDS[usual.get(i % 4, "conv") if i else "conv"] for i in range(num_layers)]
     kinds = kinds_of(said, KINDS, num_layers, where)
     reach = [kind for kind in kinds if kind != "conv"]
