@@ -28,15 +28,15 @@ from lmwright.planner.compiler.compile import (
 )
 from lmwright.planner.compiler.gpu import has_cuda_compiler
 from lmwright.planner.cost import RunCost, cost_of
+from lmwright.planner.later import Later, later_of, mean_step_s, with_later
 from lmwright.planner.packed import with_documents
 from lmwright.planner.page import write_page
-from lmwright.planner.phases import Later, Phase, mean_step_s, phases_of, with_later
+from lmwright.planner.phases import Phase, phases_of
 from lmwright.planner.remedy import advise, too_large
 from lmwright.planner.report import Report, write_plan
 from lmwright.planner.subject import subject
 from lmwright.planner.suggestions import larger_way, suggest
 from lmwright.program.length import completed, with_steps
-from lmwright.program.lora import only
 from lmwright.storage.bucket import is_bucket
 
 FINALISTS = 4
@@ -261,7 +261,8 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine |
     lines = [*(INTERRUPTED if stopped else ()), *search.lines()]
     if best.fits:
         tokens = best.candidate.quick.plan.tokens_per_step
-        lines += ["", *_takes(run, machine, best.step_s, tokens, wanted).lines()]
+        mean_s = mean_step_s(best.step_s, later_of(run, machine))
+        lines += ["", *_takes(run, machine, mean_s, tokens, wanted).lines()]
         lines += ["", f"the best way is {bound_of(best.by_kind, best.by_part).text}"]
     else:
         lines += larger_way(run, machine, wanted.hours)[1]
@@ -297,10 +298,7 @@ def _compiled_for_gpus(run: Run, machine: Machine, wanted: Wanted) -> Answer:
 
 def _quick(run: Run, machine: Machine, wanted: Wanted, compiled: Compiled | None = None) -> Answer:
     quick = Quick.of(run, machine, compiled)
-    later = []
-    for phase in phases_of(run)[1:]:
-        rest = Quick.of(only(run, phase.active), machine)
-        later.append(Later(phase, rest.memory.peak, rest.step_s, rest.fits))
+    later = later_of(run, machine)
     step_s = mean_step_s(quick.step_s, later)
     cost = _takes(run, machine, step_s, quick.plan.tokens_per_step, wanted)
     lines = [*quick.lines(cost), *(phase.line() for phase in later)]

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmwright.config.run import Run
+from lmwright.errors import UserError
 from lmwright.hardware.chips import GIB
 from lmwright.planner.analytic.candidates import Candidate, candidates
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.remat import settled
 from lmwright.planner.cost import RunCost, cost_of, figure, money
+from lmwright.planner.later import later_of, mean_step_s
 
 COMMON = (
     *(f"v3-{n}" for n in (8, 32)),
@@ -61,7 +63,11 @@ def _choice(run: Run, name: str, hours: float | None, price: float | None) -> Ch
         return Choice(name, None, None)
     quick = ways[0].quick
     tokens = quick.plan.tokens_per_step
-    cost = cost_of(run, machine, quick.step_s, tokens, price=price, hours=hours)
+    try:
+        step_s = mean_step_s(quick.step_s, later_of(ways[0].given, machine))
+    except UserError:  # rows that are left when an adapter has ended
+        return Choice(name, None, None)
+    cost = cost_of(run, machine, step_s, tokens, price=price, hours=hours)
     return Choice(name, ways[0], cost)
 
 

@@ -19,6 +19,7 @@ from lmwright.hardware.devices import PRICES_DATE, price_of
 from lmwright.optim.build import state_slots
 from lmwright.planner.analytic.layout import WEIGHT_BYTES
 from lmwright.planner.analytic.machine import Machine
+from lmwright.planner.phases import phases_of, tokens_until
 from lmwright.planner.sessions import (
     course,
     limits_of,
@@ -145,13 +146,14 @@ def cost_of(
     for name, value in (("--price", price), ("--hours", hours)):
         if value is not None and not 0 <= value < math.inf:
             raise UserError(f"{name} {value:g}: is no number from 0 on; correct it")
-    steps, chips = run.train.steps, machine.num_chips
+    phases, chips = phases_of(run), machine.num_chips
+    steps = phases[-1].stop
     run_hours = steps * step_s / 3600
     usd, spot, source = _price(run, machine.kind, price)
-    written, kept = _checkpoints(run)
+    written, kept = _checkpoints(run, steps)
     return RunCost(
         steps=steps,
-        tokens=steps * tokens_per_step,
+        tokens=tokens_until(phases, steps, tokens_per_step),
         hours=run_hours,
         unit=machine.unit,
         chips=chips,
@@ -173,12 +175,13 @@ def _session(
         return None
     pace, learned = pace_of(run, kind, step_s, checkpoint_bytes(run))
     limit = session_limit_s(limits)
-    done = min(run.train.steps, steps_that_fit(pace, limit))
-    whole = course(pace, run.train.steps, limit)
+    phases = phases_of(run)
+    done = min(phases[-1].stop, steps_that_fit(pace, limit))
+    whole = course(pace, phases[-1].stop, limit)
     return Session(
         hours=limits.session_hours,
         steps=done,
-        tokens=done * tokens_per_step,
+        tokens=tokens_until(phases, done, tokens_per_step),
         sessions=whole.sessions if done else None,
         margin_minutes=limits.margin_minutes,
         all_hours=whole.seconds / 3600,
@@ -217,9 +220,9 @@ def _optimizer_bytes(spec: Tree, optim: Any) -> int:
     return sum(math.prod(slot.param.shape) * np.dtype(slot.dtype).itemsize for slot in slots)
 
 
-def _checkpoints(run: Run) -> tuple[int, int]:
+def _checkpoints(run: Run, steps: int) -> tuple[int, int]:
     """(written, kept in the end): one every `save_every_steps`, and the last step's."""
-    steps, policy = run.train.steps, run.checkpoint
+    policy = run.checkpoint
     every, keep_every = policy.save_every_steps, policy.keep_every_steps
     written = -(-steps // every)
     if written <= policy.keep_last:

@@ -25,6 +25,7 @@ from lmwright.planner.compiler.timeline import Timeline
 from lmwright.planner.cost import RunCost
 from lmwright.planner.own_machine import factor_of
 from lmwright.planner.page import Chart
+from lmwright.planner.phases import phases_of, tokens_until
 from lmwright.planner.units import (
     bus_line,
     duration,
@@ -138,7 +139,8 @@ class Report:
     def to_json(self, cost: RunCost | None = None, advice: "Advice | None" = None) -> str:
         """The report for plan.json: every number, in bytes, seconds and FLOPs."""
         numbers = {k: v for k, v in asdict(self.compiled).items() if k != "hlo"}
-        tokens = self.compiled.tokens_per_step * self.run.train.steps
+        phases = phases_of(self.run)
+        steps = phases[-1].stop
         return json.dumps(
             numbers
             | {
@@ -152,8 +154,8 @@ class Report:
                 "factor": self.factor,
                 "tensors": tensors_json(self.tensors),
                 "buffers": [asdict(buffer) for buffer in self.buffers],
-                "steps": self.run.train.steps,
-                "tokens": tokens,
+                "steps": steps,
+                "tokens": tokens_until(phases, steps, self.compiled.tokens_per_step),
                 "takes": cost.to_json() if cost else None,
                 "advice": advice.to_json() if advice else None,
             },

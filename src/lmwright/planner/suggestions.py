@@ -28,6 +28,7 @@ from lmwright.planner.analytic.candidates import (
 from lmwright.planner.analytic.machine import Machine, parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.cost import cost_of
+from lmwright.planner.later import later_of, mean_step_s
 from lmwright.planner.units import short_duration
 from lmwright.program.lora_section import LowRank
 from lmwright.program.trainee import training_of
@@ -164,7 +165,8 @@ def larger_way(
         if not ways or not ways[0].quick.fits:
             continue
         quick = ways[0].quick
-        cost = cost_of(run, bigger, quick.step_s, quick.plan.tokens_per_step, hours=hours)
+        step_s = mean_step_s(quick.step_s, later_of(ways[0].given, bigger))
+        cost = cost_of(run, bigger, step_s, quick.plan.tokens_per_step, hours=hours)
         lines = [
             f"  the smallest {machine.kind} that trains it is {bigger.name}, "
             f"{bigger.num_chips:,} chips:",

@@ -284,7 +284,8 @@ FORMATS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def headline(plan: Plan) -> str:
     """The model, the length of its training and the devices, as one line."""
     run, kind = plan.run, plan.devices[0].device_kind
+    steps = max(trainee.steps for trainee in plan.training.trainees)
     return (
-        f"{run.name}: {run.model.kind}, {plan.num_params:,} parameters, {run.train.steps:,} "
+        f"{run.name}: {run.model.kind}, {plan.num_params:,} parameters, {steps:,} "
         f"steps of {plan.tokens_per_step:,} tokens on {len(plan.devices)} x {kind}"
     )
