@@ -163,6 +163,14 @@ def test_models_with_experts(name):
     assert model_from_config(config, "config.json") == same
 
 
+def test_flops_of_heads_whose_values_are_narrower_than_keys():
+    """Of DeepSeek-V2-Lite, by hand: scores over 192 numbers, sums of 128, half a row of keys."""
+    weights, length = 2_661_150_208 - 102_400 * 2048, 4096  # the table is looked up
+    keys = 3 * 2 * 27 * 16 * (length / 2) * (192 + 128)
+    found = ALL["deepseek-v2-lite"]().work(length).flops_per_token()
+    assert found == pytest.approx(6 * weights + keys, rel=2e-3)
+
+
 def test_kisoku_untied():
     untied = replace(MODELS["kisoku-3b"](), head="untied")
     assert count_params(untied.spec()) == 3_480_161_280

@@ -71,3 +71,19 @@ def test_what_is_neither_is_refused(name, capsys):
     assert main(["plan", name, "--on", "v5e-8", "--quick"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "neither a run file, a preset nor" in err
+
+
+def test_overrides_of_a_model_alone(capsys):
+    code, found, notes = answer(
+        capsys, "llama-1b", "plan.on=v5e-8", "model.vocab_size=50000", "recipe=sft",
+        "limits.total_hours=5",
+    )  # fmt: skip
+    assert code == 0 and found["slice"] == "v5e-8" and "so recipe sft, " in notes
+    assert found["num_params"] == 1_235_814_400 - (128_256 - 50_000) * 2048
+    assert found["takes"]["total_hours"] == 5
+    assert main(["plan", "llama-1b", "--on", "v5e-8", "--quick", "limits.total_hours=5"]) == 0
+    told = re.search(r"limits.total_hours = 5: about (\S+) of (\S+) steps", capsys.readouterr().out)
+    done, steps = (int(number.replace(",", "")) for number in told.groups())
+    assert done < steps
+    assert main(["plan", "llama-1b", "--on", "v5e-8", "--quick", "depth=12"]) == 2
+    assert "depth and llama-1b both choose the model" in capsys.readouterr().err

@@ -43,6 +43,7 @@ class Attention:
     head_dim: int
     both_ways: bool = False
     """True if queries see as many tokens after themselves as before."""
+    narrower_dim: int | None = None  # width of its keys or its values, where it is not head_dim
 
     def keys(self, seq_len: int) -> float:
         """Keys that a query sees, summed over layers: the mean over a row of `seq_len` tokens."""
@@ -88,7 +89,8 @@ class Work:
         weights = sum(size * self.active.get(path, 1.0) for path, size in matrices)
         once = 2 * weights + self.mixing_flops
         if (of := self.attention) is not None:
-            once += 4 * of.keys(self.seq_len) * of.num_heads * of.head_dim
+            both = of.head_dim + (of.narrower_dim or of.head_dim)
+            once += 2 * of.keys(self.seq_len) * of.num_heads * both
         if self.forward_only:
             return once
         return (per_weight - 6) * weights + (3 + forward_passes) * once

@@ -198,4 +198,6 @@ def widened(a: Array, size: int) -> Array:
 def _work(model: Latent, seq_len: int) -> Work:
     work: Work = MoeDecoder.work(model, seq_len)
     assert work.attention is not None
-    return replace(work, attention=replace(work.attention, head_dim=model.attended_dim))
+    narrower = min(model.head_dim, model.v_head_dim)
+    attention = replace(work.attention, head_dim=model.attended_dim, narrower_dim=narrower)
+    return replace(work, attention=attention)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmwright.config.run import Run
+from lmwright.config.text import parse_override
 from lmwright.data.manifest import MANIFEST
 from lmwright.data.portions import PORTIONS
 from lmwright.errors import UserError, install
@@ -64,6 +65,9 @@ def found_for(
     if wanted.on is None and (isinstance(source, Run) or is_run(source)):
         run = source if isinstance(source, Run) else load_run(source, overrides)
         wanted = replace(wanted, on=run.plan.on)
+    elif wanted.on is None:  # a model alone
+        given = dict(map(parse_override, overrides))
+        wanted = replace(wanted, on=given.get(("plan", "on")))
     if wanted.on is None:
         raise UserError(
             "--on: missing; name a machine, as in --on v4-32, or --on any, or set plan.on"

@@ -73,6 +73,8 @@ class RunCost:
     checkpoints_written: int
     checkpoints_kept: int
     session: Session | None = None
+    total_hours: float | None = None
+    """Hours that `limits.total_hours` allows, in one session."""
 
     @property
     def usd(self) -> float | None:
@@ -90,6 +92,11 @@ class RunCost:
         lines = [text, self._cost(), self._checkpoints()]
         if self.session is not None:
             lines.append(self._session(self.session))
+        elif self.total_hours is not None and self.total_hours < self.hours:
+            lines.append(
+                f"limits.total_hours = {self.total_hours:g}: about "
+                f"{int(self.steps * self.total_hours / self.hours):,} of {self.steps:,} steps"
+            )
         return lines
 
     def _cost(self) -> str:
@@ -165,6 +172,7 @@ def cost_of(
         checkpoints_written=written,
         checkpoints_kept=kept,
         session=_session(run, machine.kind, step_s, tokens_per_step, limits_of(run, hours)),
+        total_hours=run.limits.total_hours,
     )
 
 

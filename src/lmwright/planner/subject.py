@@ -32,6 +32,7 @@ MOST_ROWS = 2**12  # a chip
 HOST_ROWS = 8  # of a CPU, whose memory is not known
 COMPARED_TOKENS = 2**22  # in a step, where machines are compared
 BATCH, STEPS, EPOCHS = (("train", n) for n in ("global_batch_size", "steps", "epochs"))
+DEPTH, RECIPE, VOCABULARY = ("depth",), ("recipe",), ("model", "vocab_size")
 
 
 def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str]]:
@@ -43,23 +44,26 @@ def subject(name: str, overrides: Sequence[str], on: str) -> tuple[Run, list[str
         return load_noted(name, overrides)
     model = find_model(name)
     machine = None if on.strip().lower() == "any" else parse_machine(on)
-    given = {keys for keys, _ in map(parse_override, overrides)}
-    return _Alone(name, model, tuple(overrides), given).on(machine)
+    return _Alone(name, model, tuple(overrides)).on(machine)
 
 
 class _Alone:
     """A model without a run, and what the command line says of the run."""
 
-    def __init__(self, name: str, model: Model, overrides: tuple[str, ...], given: set):
-        self.name, self.model, self.overrides, self.given = name, model, overrides, given
-        self.recipe = pretraining_of(model)
+    def __init__(self, name: str, model: Model, overrides: tuple[str, ...]):
+        self.name, self.model, self.overrides = name, model, overrides
+        self.given = dict(map(parse_override, overrides))
+        if DEPTH in self.given:
+            raise UserError(f"depth and {name} both choose the model; keep one")
+        self.recipe = self.given.get(RECIPE) or pretraining_of(model)
+        self.vocab_size = self.given.get(VOCABULARY, model.vocab_size)
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:
         """The run on a machine; for a comparison of several where it is None."""
         batch, why = self._batch(machine)
         run = self._run(batch, LEAST_STEPS)
-        if not self.given & {STEPS, EPOCHS}:
+        if not self.given.keys() & {STEPS, EPOCHS}:
             tokens = run.train.global_batch_size * seq_len_of(run)
             wanted = math.ceil(TOKENS_PER_PARAMETER * count_params(spec_of(run)) / tokens)
             run = self._run(batch, max(LEAST_STEPS, wanted))
@@ -112,7 +116,7 @@ class _Alone:
             "data": {
                 "dir": f"data/{self.short}",
                 "sources": [{"path": "text"}],
-                "tokenizer": {"vocab_size": self.model.vocab_size},
+                "tokenizer": {"vocab_size": self.vocab_size},
             },
             "train": {"global_batch_size": batch},
         }
@@ -128,7 +132,7 @@ class _Alone:
         own = "the model's own length" if run.data.pack.seq_len is None else "as said"
         chosen.append(f"rows of {seq_len_of(run):,} tokens ({own})")
         chosen += [why] if why else []
-        if not self.given & {STEPS, EPOCHS}:
+        if not self.given.keys() & {STEPS, EPOCHS}:
             tokens = run.train.steps * run.train.global_batch_size * seq_len_of(run)
             share = tokens / count_params(spec_of(run))
             chosen.append(f"{run.train.steps:,} steps ({share:.3g} tokens a parameter)")
