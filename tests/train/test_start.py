@@ -285,6 +285,8 @@ def test_a_recipes_warm_up_is_fitted_to_epochs(base, tmp_path, capsys):
     trained = load_run(said["dir"])
     assert (trained.train.steps, trained.optim.schedule.warmup_steps) == (steps, warmup)
     assert warmup == max(steps // 10, 1)
+    unset = load_run(file, [*wide, "train.steps=none"])  # in place of a number in the file
+    assert unset.optim.schedule.warmup_steps == warmup
     assert main(["train", str(file), *wide, "optim.schedule.warmup_steps=500"]) == 2
     assert "warmup_steps: 500 steps do not fit" in capsys.readouterr().err
 

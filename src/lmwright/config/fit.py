@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from lmwright.config.fields import UNSET
 from lmwright.config.merge import RECIPE, Merged
 from lmwright.config.text import Keys
 
@@ -49,7 +50,7 @@ def count_steps(epochs: float, epoch_rows: int, global_batch_size: int) -> int:
 def _length(values: Any, epoch_rows: EpochRows) -> tuple[Any, str]:
     """Steps of the run if known, and the text of the setting that gives them."""
     steps = _at(values, ("train", "steps"))
-    if steps is not None:
+    if steps not in (None, UNSET):
         return steps, f"train.steps = {steps}"
     epochs = _at(values, ("train", "epochs"))
     folder, size = _at(values, ("data", "dir")), _at(values, ("train", "global_batch_size"))
