@@ -58,7 +58,7 @@ def test_a_dry_run_shows_every_request_and_makes_none(run, tpu, tmp_path, capsys
         (["dir=here"], "dir: here: the hosts of a slice cannot see it"),
         (["--max-cost", "0"], "'--max-cost': 0.0 is not in the range x>0"),
         (["--max-hours", "-1"], "'--max-hours': -1.0 is not in the range x>0"),
-        (["--max-cost", "nan"], "max_cost: must be a number above 0"),
+        (["--max-cost", "nan"], "--max-cost: must be a number above 0"),
         (
             ["--on", "v4-8", "--do", "prepare", "data.sources.0.path=kaggle://me/set"],
             "0.path: kaggle://me/set: the host of a slice has neither Kaggle's client",

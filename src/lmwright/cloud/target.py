@@ -112,9 +112,8 @@ def settings_with(**options: Any) -> Settings:
         raise UserError(f"{place}: {settings.bucket!r} is not a bucket; write gs://BUCKET/FOLDER")
     for name in ("valid_hours", "max_hours", "max_chip_hours", "max_cost"):
         if not getattr(settings, name) >= 0:  # NaN, too
-            raise UserError(
-                f"{path}: {name}: must be a number above 0; without it there is no limit"
-            )
+            place = f"--{name.replace('_', '-')}" if name in chosen else f"{path}: {name}"
+            raise UserError(f"{place}: must be a number above 0; without it there is no limit")
     return replace(settings, capacity="reserved") if settings.reservation else settings
 
 
