@@ -265,8 +265,11 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine |
     lines = [*(INTERRUPTED if stopped else ()), *search.lines()]
     if best.fits:
         tokens = best.candidate.quick.plan.tokens_per_step
-        mean_s = mean_step_s(best.step_s, later_of(run, machine))
-        lines += ["", *_takes(run, machine, mean_s, tokens, wanted).lines()]
+        try:
+            mean_s = mean_step_s(best.step_s, later_of(best.candidate.run, machine))
+            lines += ["", *_takes(run, machine, mean_s, tokens, wanted).lines()]
+        except UserError as error:  # rows that are left when an adapter has ended
+            lines += ["", str(error)]
         lines += ["", f"the best way is {bound_of(best.by_kind, best.by_part).text}"]
     else:
         lines += larger_way(run, machine, wanted.hours)[1]

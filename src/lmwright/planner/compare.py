@@ -64,7 +64,7 @@ def _choice(run: Run, name: str, hours: float | None, price: float | None) -> Ch
     quick = ways[0].quick
     tokens = quick.plan.tokens_per_step
     try:
-        step_s = mean_step_s(quick.step_s, later_of(ways[0].given, machine))
+        step_s = mean_step_s(quick.step_s, later_of(ways[0].run, machine))
     except UserError:  # rows that are left when an adapter has ended
         return Choice(name, None, None)
     cost = cost_of(run, machine, step_s, tokens, price=price, hours=hours)

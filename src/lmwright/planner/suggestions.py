@@ -165,7 +165,10 @@ def larger_way(
         if not ways or not ways[0].quick.fits:
             continue
         quick = ways[0].quick
-        step_s = mean_step_s(quick.step_s, later_of(ways[0].given, bigger))
+        try:
+            step_s = mean_step_s(quick.step_s, later_of(ways[0].run, bigger))
+        except UserError:  # rows that are left when an adapter has ended
+            continue
         cost = cost_of(run, bigger, step_s, quick.plan.tokens_per_step, hours=hours)
         lines = [
             f"  the smallest {machine.kind} that trains it is {bigger.name}, "
