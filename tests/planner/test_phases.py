@@ -54,3 +54,17 @@ def test_rows_that_are_left_and_cannot_be_divided_are_named(plan):
     assert "change the steps or the rows of the adapters" in said
     told = plan(1000, 400, "--on", "any", "--json")["machines"]
     assert not next(each for each in told if each["machine"] == "v4-128")["fits"]
+
+
+def test_a_search_reckons_with_the_optimizer_of_its_best(tmp_path, capsys):
+    """What it prints is what a plan of the overrides that it names prints."""
+    run_of(tmp_path, batch=16)
+    words = ["plan", str(tmp_path / "run.toml"), "--on", "v5e-4", "--quick"]
+    assert main([*words, "--search"]) == 0
+    told = capsys.readouterr().out
+    best = told.partition("to run the best:\n")[2].splitlines()[0].split()
+    assert "optim.kind=adam8bit" in best
+    assert main([*words, *best]) == 0
+    again = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in told.splitlines() if line.startswith("checkpoints: ")]
+    assert line in again

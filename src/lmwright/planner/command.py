@@ -267,7 +267,7 @@ def _search(run: Run, machine: Machine, wanted: Wanted, where: Slice | Machine |
         tokens = best.candidate.quick.plan.tokens_per_step
         try:
             mean_s = mean_step_s(best.step_s, later_of(best.candidate.run, machine))
-            lines += ["", *_takes(run, machine, mean_s, tokens, wanted).lines()]
+            lines += ["", *_takes(best.candidate.run, machine, mean_s, tokens, wanted).lines()]
         except UserError as error:  # rows that are left when an adapter has ended
             lines += ["", str(error)]
         lines += ["", f"the best way is {bound_of(best.by_kind, best.by_part).text}"]
