@@ -132,3 +132,7 @@ def test_another_file_is_not_replaced(tmp_path, capsys):
     assert main(["report", str(folder), "--markdown", "-o", str(mine)]) == 2
     assert "exists and is no page (.html, .md); choose" in capsys.readouterr().err
     assert mine.read_text() == "mine"
+    page = tmp_path / "page.html"
+    assert main(["report", str(folder), "--markdown", "-o", str(page)]) == 2
+    assert "--markdown writes Markdown; name it .md" in capsys.readouterr().err
+    assert not page.exists()

@@ -43,6 +43,8 @@ def write_markdown(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     Raises UserError for a folder that is no run, for damaged files and for an unwritable `out`."""
     if not run_dirs:
         raise UserError("report: no run directory given; name one or more")
+    if str(out).endswith((".html", ".htm")):
+        raise UserError(f"{out}: --markdown writes Markdown; name it .md, or leave out --markdown")
     pages = [markdown_of(read_run(run_dir)) for run_dir in run_dirs]
     return write_page("\n\n".join(pages), out)
 
