@@ -274,8 +274,7 @@ def in_order(
         return pairs(array, heads, into=into)
     if arch.by_part and ".query_key_value." in name:
         return by_part(array, int(config["num_attention_heads"]), into=into)
-    of_layers = arch.hybrid or arch.short_convs
-    return gguf_hybrid.turned(name, array, config, into=into) if of_layers else array
+    return gguf_hybrid.turned(name, array, config, into=into)
 
 
 def by_part(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:

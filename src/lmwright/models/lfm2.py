@@ -184,11 +184,11 @@ class Lfm2Moe(ShortConv, MoeDecoder):
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of the experts, or of a plain mlp."""
-        return MoeDecoder.ffn_spec(self, DENSE if kind.endswith(DENSE) else MOE)
+        return super().ffn_spec(DENSE if kind.endswith(DENSE) else MOE)
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and what the router did."""
-        return MoeDecoder.ffn(self, DENSE if kind.endswith(DENSE) else MOE, w, h, attend)
+        return super().ffn(DENSE if kind.endswith(DENSE) else MOE, w, h, attend)
 
 
 def mixers(model: Lfm2 | Lfm2Moe) -> tuple[Mixer, ...]:

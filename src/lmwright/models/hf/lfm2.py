@@ -9,7 +9,7 @@ from lmwright.models.hf.moe import (
     SIGMOID,
     Experts,
     MoeHf,
-    write_first,
+    first_dense,
 )
 from lmwright.models.hf.pairs import NO_IDS, Derived, Fixed, Json, refuse_number
 from lmwright.models.hf.rope import ROPE, usual_theta
@@ -100,18 +100,13 @@ class Lfm2Hf(Table):
     }  # fmt: skip
 
 
-def _read_dense(config: Json, fields: Json, where: str) -> Json:
-    count = min(config["num_dense_layers"], fields["num_layers"])
-    own, biased = fields["experts"], config["use_expert_bias"]
-    return {
-        "dense_layers": list(range(count)),
-        "experts": own | {"bias_rate": NEW_BIAS_RATE if biased else None},
-    }
+def _read_bias(config: Json, fields: Json, where: str) -> Json:
+    rate = NEW_BIAS_RATE if config["use_expert_bias"] else None
+    return {"experts": fields["experts"] | {"bias_rate": rate}}
 
 
-def _write_dense(model: Any, architecture: str, family: str) -> Json:
-    (count,) = write_first(model, architecture, family).values()
-    return {"num_dense_layers": count, "use_expert_bias": model.experts.bias_rate is not None}
+def _write_bias(model: Any, *_: str) -> Json:
+    return {"use_expert_bias": model.experts.bias_rate is not None}
 
 
 class Lfm2MoeHf(MoeHf):
@@ -136,7 +131,8 @@ class Lfm2MoeHf(MoeHf):
             },
             SIGMOID | {"num_groups": 1, "shared_dim": None},
         ),
-        Derived(_read_dense, _write_dense),
+        Derived(_read_bias, _write_bias),
+        first_dense("num_dense_layers"),
     )  # fmt: skip
     defaults: ClassVar = USUAL | {
         "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_experts": 32,

@@ -47,26 +47,28 @@ def _read_listed(config: Json, fields: Json, where: str) -> Json:
     return {"dense_layers": [i for i in layers if i in plain or (i + 1) % step]}
 
 
-def _read_first(config: Json, fields: Json, where: str) -> Json:
-    count = min(config.get("first_k_dense_replace", 0), fields["num_layers"])
-    return {"dense_layers": list(range(count))}
+def first_dense(key: str) -> Derived:
+    """Pair of `dense_layers` and the key that says how many of the first layers are plain."""
 
+    def read(config: Json, fields: Json, where: str) -> Json:
+        return {"dense_layers": list(range(min(config.get(key, 0), fields["num_layers"])))}
 
-def write_first(model: Any, architecture: str, _: str) -> Json:
-    """The number of plain layers. Raises UserError where one comes later."""
-    if model.dense_layers != tuple(range(len(model.dense_layers))):
-        raise UserError(
-            f"model.dense_layers: {architecture} has dense layers only at the beginning, "
-            f"not {list(model.dense_layers)}; change it to export"
-        )
-    return {"first_k_dense_replace": len(model.dense_layers)}
+    def write(model: Any, architecture: str, _: str) -> Json:
+        if model.dense_layers != tuple(range(len(model.dense_layers))):
+            raise UserError(
+                f"model.dense_layers: {architecture} has dense layers only at the beginning, "
+                f"not {list(model.dense_layers)}; change it to export"
+            )
+        return {key: len(model.dense_layers)}
+
+    return Derived(read, write)
 
 
 LISTED_DENSE = Derived(
     _read_listed,
     lambda model, *_: {"decoder_sparse_step": 1, "mlp_only_layers": list(model.dense_layers)},
 )
-FIRST_DENSE = Derived(_read_first, write_first)
+FIRST_DENSE = first_dense("first_k_dense_replace")
 USED_WINDOW = Derived(
     lambda config, *_: {
         "window": config["sliding_window"] if config.get("use_sliding_window") else None
