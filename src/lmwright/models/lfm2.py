@@ -30,7 +30,6 @@ from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
 from lmwright.models.moe import DENSE, MOE, DenseDim, DenseLayers, MoeDecoder
 from lmwright.nn.causal_conv import causal_conv, conv_from
-from lmwright.nn.norm import rms_norm
 
 CONV = "conv"
 Mixer = Literal["conv", "full"]
@@ -82,16 +81,11 @@ class ShortConv(PreNorm):
         last = (batch_size, self.conv_tokens - 1, self.embed_dim)
         return {"conv": jax.ShapeDtypeStruct(last, dtype)}
 
-    def layer(
-        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
-    ) -> tuple[Array, Aux]:
-        """x [B, T, D] after its mixer and feed-forward."""
+    def mixed(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
+        """[B, T, D] that a convolution or attention adds to x [B, T, D]."""
         if self.mixer_of(kind) != CONV:
-            return super().layer(kind, w, x, tables, attend)
-        h = short_conv(w, rms_norm(x, w["attention_norm"], self.norm_eps), attend)
-        x = constrain(x + h, "batch stream embed")
-        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
-        return constrain(x + y, "batch stream embed"), aux
+            return super().mixed(kind, w, x, tables, attend)
+        return short_conv(w, self.attention_input(w, x), attend)
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""

@@ -72,12 +72,15 @@ class PreNorm(Decoder):
         """Queries and keys after the rotation."""
         return apply_rope(q, tables), apply_rope(k, tables)
 
-    def layer(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
-        """x [B, T, D] after attention and feed-forward."""
+    def mixed(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
+        """[B, T, D] that attention adds to x [B, T, D]."""
         q, k, v = self.normed(w, *project(w, self.attention_input(w, x)))
         q, k = map(name_result, self.rotated(q, k, tables))
-        h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))  # [B, T, N, H]
-        x = constrain(x + output(w, h), "batch stream embed")
+        return output(w, attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind))))
+
+    def layer(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
+        """x [B, T, D] after attention and feed-forward."""
+        x = constrain(x + self.mixed(kind, w, x, tables, attend), "batch stream embed")
         y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
         return constrain(x + y, "batch stream embed"), aux
 
