@@ -41,6 +41,8 @@ GROWING = {"rope_scaling": {"kind": "yarn", "factor": 4.0, "original_seq_len": 2
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
 CONVS = {"mixer_pattern": ["conv", "full"]}
+MAMBA = {"mixer_pattern": ["mamba", "full"], "mamba_num_heads": 6, "mamba_head_dim": 16,
+         "mamba_state_dim": 10, "mamba_num_groups": 2, "residual_multiplier": 0.4}  # fmt: skip
 GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
                   "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10}  # fmt: skip
 MODELS = {
@@ -51,6 +53,7 @@ MODELS = {
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]}, "ministral3": DENSE | GROWING,
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    "granite4": DENSE | MAMBA, "granite4-moe": DENSE | MAMBA | {"experts": EXPERTS},
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),
     "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS,

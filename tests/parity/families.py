@@ -6,6 +6,7 @@ transformers in all of `test_families.py`.
 """
 
 from tests.parity.gemmas import GEMMAS
+from tests.parity.granites import GRANITES
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
 MODERN = {
@@ -205,6 +206,7 @@ ROWS = {
         gradients=False,
     ),
     **GEMMAS,
+    **GRANITES,
     "olmo2": Row(
         "Olmo2ForCausalLM",
         {"rope_parameters": rope("yarn", factor=6.0, **OLD), "attention_bias": True},
@@ -313,25 +315,6 @@ ROWS = {
     "lfm3-silent": Row(  # the defaults of its class
         "Lfm3ForCausalLM",
         LFM2 | {"rope_parameters": None, "num_hidden_layers": 7, "tie_word_embeddings": False},
-        gradients=False,
-    ),
-    "granite": Row(
-        "GraniteForCausalLM",
-        {
-            "rope_parameters": rope("yarn", factor=6.0, **OLD),
-            "embedding_multiplier": 3.7,
-            "attention_multiplier": 0.11,
-            "residual_multiplier": 0.43,
-            "logits_scaling": 2.3,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
-        generates=True,
-    ),
-    "granite-silent": Row(  # every multiplier is 1
-        "GraniteForCausalLM",
-        {"rope_parameters": None, "num_key_value_heads": None, "mlp_bias": True},
         gradients=False,
     ),
     "phi3": Row(

@@ -30,6 +30,7 @@ from tests.parity.compare import (
     hidden_states,
     make_batch,
 )
+from tests.parity.granites import GRANITE4_MOE
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -107,6 +108,7 @@ ROWS = {
             "tie_word_embeddings": True,
         },
     ),
+    "granite4-moe": ("GraniteMoeHybridForCausalLM", GRANITE4_MOE),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -187,6 +189,7 @@ NOT_COMPARED = ("correction_bias", "expert_bias", "layer_scalar", *DECAYS)
 NO_LOSS = (  # of theirs, that balances experts
     "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite", "lfm2-moe",
 )  # fmt: skip
+ROUNDED = {"granite4-moe": 4}  # both are 1e-5 and more from float64
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
 TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
@@ -265,7 +268,8 @@ def test_logits_loss_and_gradients(name, folders, tmp_path, record_property):
     names = [path for path in ours if not path.endswith(NOT_COMPARED)]
     chosen = [n for n in names if np.asarray(wanted[n]).any()]  # of an unused expert: none
     assert len(chosen) > 0.9 * len(names) and not any(ours[n].any() for n in set(names) - {*chosen})
-    found = max(assert_near(ours[n], np.asarray(wanted[n]), n) for n in chosen)
+    tolerance = ROUNDED.get(name, 1) * TOLERANCE
+    found = max(assert_near(ours[n], np.asarray(wanted[n]), n, tolerance) for n in chosen)
     record_property("gradients", float(found))
 
 
@@ -356,7 +360,8 @@ def test_an_export_is_their_folder_again(name, folders, tmp_path):
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     for key, value in theirs.config.to_dict().items():
         if key in said and value is not None and key in SIZES | ROWS[name][1]:
-            if key not in NOT_SAID:
+            # Granite's types of layers have the names of its released files
+            if key not in NOT_SAID and (name, key) != ("granite4-moe", "layer_types"):
                 assert said[key] == value, key
 
 

@@ -16,6 +16,7 @@ from lmwright.models.gemma4 import Gemma4
 from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
+from lmwright.models.granite4 import Granite4
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
@@ -70,6 +71,11 @@ MODELS = {
     "granite": Granite(
         **SIZES, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_scaling=2.0, bias="all",
+    ),
+    "granite4": Granite4(
+        **SIZES, mixer_pattern=("mamba", "full"), mamba_num_heads=16, mamba_head_dim=10,
+        mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
+        embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
     ),
     "modernbert": ModernBert(
         **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,

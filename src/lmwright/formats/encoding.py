@@ -26,7 +26,7 @@ from lmwright.formats.compressed import (
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.inputs_first import inputs_first
 from lmwright.formats.safetensors import DTYPES, described
-from lmwright.formats.stacked_experts import stacked, stacked_sizes
+from lmwright.formats.stacked_experts import in_files, stacked, stacked_sizes
 from lmwright.formats.ternary import PER_BYTE, SCALE, codes_of, has_ternary, pack
 from lmwright.models.counts import is_layer_matrix
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
@@ -74,14 +74,16 @@ class StackedExperts(Encoding):
 
     def sizes(self, model: HfModel) -> list[tuple[str, int]]:
         """(name, bytes) of each tensor."""
-        return stacked_sizes(super().sizes(model))
+        sizes = stacked_sizes(super().sizes(model))
+        return [(in_files(name, model.hf.stacked_names), size) for name, size in sizes]
 
     def tensors(
         self, model: HfModel, tensors: Mapping[str, np.ndarray]
     ) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors by name, in the order of `sizes`."""
         turns = model.hf.stacked_experts == "turns"
-        return stacked(super().tensors(model, tensors), turns=turns)
+        for name, array in stacked(super().tensors(model, tensors), turns=turns):
+            yield in_files(name, model.hf.stacked_names), array
 
 
 class InputsFirst(Encoding):

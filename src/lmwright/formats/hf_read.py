@@ -113,7 +113,7 @@ def _kinds(config: dict[str, Any]) -> dict[str, str]:
     return {
         name: kind
         for kind, table in TABLES.items()
-        if not table.mark or config.get(table.mark) is not None
+        if not table.mark or config.get(table.mark)
         for name in table().architectures
     }
 

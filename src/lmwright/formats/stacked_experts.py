@@ -141,6 +141,12 @@ def stacked_name(name: str) -> str | None:
     return f"{match['layer']}.{source}{'_bias' if match['kind'] == 'bias' else ''}"
 
 
+def in_files(name: str, ends: Mapping[str, str]) -> str:
+    """Name in a folder of a tensor of transformers' class, where `ends` of names differ."""
+    end = next((end for end in ends if name.endswith(end)), "")
+    return name.removesuffix(end) + ends.get(end, "")
+
+
 def stacked_sizes(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """(name, bytes) of the tensors of a folder, from those by the names of each expert."""
     found: dict[str, int] = {}

@@ -13,7 +13,7 @@ from lmwright.formats.compressed import ENDINGS
 from lmwright.formats.gguf_write import names_in_file
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.safetensors import TensorFiles
-from lmwright.formats.stacked_experts import stacked_name
+from lmwright.formats.stacked_experts import in_files, stacked_name
 from lmwright.formats.tensor_hash import CONVERT, hash_tensors
 
 
@@ -49,5 +49,8 @@ def _names_in_folder(model: HfModel, files: TensorFiles) -> list[str]:
     ends = ("", *(f"_{end}" for end in ENDINGS))
     names = [slot.name + end for slot in slots(model) for end in ends]
     # experts stand under a name each or in a few tensors, as the family's files have them
-    whole = dict.fromkeys(name if name in files else stacked_name(name) or name for name in names)
+    whole = dict.fromkeys(
+        name if name in files else in_files(stacked_name(name) or name, model.hf.stacked_names)
+        for name in names
+    )
     return [name for name in whole if name in files]

@@ -60,8 +60,7 @@ def _of_a_piece(
 ) -> Array:  # fmt: skip
     """o [B, t, N, H] of a device's own tokens; `docs` [B, t] is the document of each."""
     length, width, size = v.shape[1], v.shape[3], k.shape[3]
-    last = lax.ppermute(docs[:, -1:], AXIS, [(i, i + 1) for i in range(ways - 1)])
-    docs = docs - jnp.where(lax.axis_index(AXIS) == 0, 1, last) + 1  # 1 goes on with S
+    docs = going_on(ways, docs)
     behind = size + -(length + 2 * size) % chunk_tokens  # of whole chunks
 
     def units(a: Array, count: int) -> Array:
@@ -90,6 +89,13 @@ def _of_a_piece(
         preferred_element_type=jnp.float32,
     )  # fmt: skip
     return (own[..., :width] + read).astype(v.dtype)
+
+
+def going_on(ways: int, docs: Array) -> Array:
+    """`docs` [B, t], the document of each of a device's tokens, counted so that 1 is the one that
+    goes on from the device before."""
+    last = lax.ppermute(docs[:, -1:], AXIS, [(i, i + 1) for i in range(ways - 1)])
+    return docs - jnp.where(lax.axis_index(AXIS) == 0, 1, last) + 1
 
 
 def _before(ways: int, width: int, piece: Array) -> Array:

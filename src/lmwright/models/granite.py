@@ -16,22 +16,16 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import name_result
-from lmwright.models.block import output, project
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
-from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
-from lmwright.nn.rope import apply_rope
 
 
 @section
-class Granite(PreNorm):
-    """A decoder of the Granite family; its fields are the model."""
+class Multiplied(PreNorm):
+    """Blocks of a llama with Granite's multipliers."""
 
-    kind: Literal["granite"] = "granite"
-    mlp_dim: PositiveInt
     embedding_multiplier: Positive = 1.0
     """Factor on embeddings."""
     attention_multiplier: Positive | None = None
@@ -41,25 +35,21 @@ class Granite(PreNorm):
     logits_scaling: Positive = 1.0
     """Number that logits are divided by."""
     head: Head = "tied"
-    bias: Literal["none", "attention", "mlp", "all"] = "none"
-    """Projections that add a bias."""
 
     @property
     def score_scale(self) -> float:
         """Factor on attention scores."""
-        return self.attention_multiplier or self.head_dim**-0.5
+        return self.attention_multiplier or super().score_scale
 
     def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""
         return _times(super().embedded(w, tokens, compute), self.embedding_multiplier)
 
     def layer(
-        self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
-        """x [B, T, D] after attention and mlp."""
-        q, k, v = project(w, self.attention_input(w, x))
-        q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
-        h = output(w, attend(q, k, v, Scoring(self.score_scale)))
+        """x [B, T, D] after what joins tokens and feed-forward."""
+        h = self.mixed(kind, w, x, tables, attend)
         x = constrain(x + self._branch(h), "batch stream embed")
         y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
         return constrain(x + self._branch(y), "batch stream embed"), aux
@@ -70,6 +60,16 @@ class Granite(PreNorm):
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
         return super().logits(w, hidden) / self.logits_scaling
+
+
+@section
+class Granite(Multiplied):
+    """A decoder of the Granite family; its fields are the model."""
+
+    kind: Literal["granite"] = "granite"
+    mlp_dim: PositiveInt
+    bias: Literal["none", "attention", "mlp", "all"] = "none"
+    """Projections that add a bias."""
 
 
 def _times(x: Array, factor: float) -> Array:

@@ -23,7 +23,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot
-from lmwright.models.block import attention_spec, into_stream, qk_norm_spec
+from lmwright.models.block import into_stream
 from lmwright.models.decoder import Decoder, Head, repeated
 from lmwright.models.fused import parts
 from lmwright.models.layers import Attend
@@ -56,22 +56,13 @@ class ShortConv(PreNorm):
     def mixer_spec(self, kind: str) -> Tree:
         """Weights of a convolution, or of attention."""
         if self.mixer_of(kind) != CONV:
-            return attention_spec(self) | qk_norm_spec(self, self.qk_norm)
+            return super().mixer_spec(kind)
         d, taps = self.embed_dim, self.conv_tokens
         return {
             "conv_in": Param("embed -> gate_up heads", (d, 3, d)),
             "conv": Param("heads blocks", (d, taps), std=(3 * taps) ** -0.5),
             "conv_out": Param("heads -> embed", (d, d), std=into_stream(self) * d**-0.5),
         }
-
-    def layer_spec(self, kind: str) -> Tree:
-        """The weights of a layer."""
-        norms = ("attention_norm", "mlp_norm")
-        return (
-            self.mixer_spec(kind)
-            | {name: Param("norm", (self.embed_dim,), fill=1.0) for name in norms}
-            | self.ffn_spec(kind)
-        )
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
         """Shapes of what a layer carries: keys and values, or the last inputs of its convolution,

@@ -17,16 +17,7 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import name_result
 from lmwright.errors import UserError
-from lmwright.models.block import (
-    Bias,
-    attention_spec,
-    feed_forward,
-    mlp_spec,
-    output,
-    project,
-    qk_norm_spec,
-    qk_normed,
-)
+from lmwright.models import block
 from lmwright.models.decoder import Decoder, Head, LayerReach
 from lmwright.models.layers import Attend, LayerResult
 from lmwright.nn.attention import Scoring
@@ -38,27 +29,32 @@ class PreNorm(Decoder):
     """A decoder of pre-norm blocks. `ffn_spec` and `ffn` are the feed-forward of a layer: a plain
     mlp, or what a family puts in its place."""
 
-    bias: Bias = "none"
+    bias: block.Bias = "none"
     mlp_dim: int
     """Width of a plain mlp; missing where no layer has one."""
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of a layer's feed-forward."""
-        return mlp_spec(self, self.mlp_dim, self.bias)
+        return block.mlp_spec(self, self.mlp_dim, self.bias)
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> LayerResult:
         """[B, T, D] of h [B, T, D], and sums over real tokens."""
-        return feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens), {}
+        return block.feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens), {}
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on attention scores."""
+        return self.head_dim**-0.5
+
+    def mixer_spec(self, kind: str) -> Tree:
+        """Weights of what joins tokens."""
+        return block.attention_spec(self, self.bias) | block.qk_norm_spec(self, self.qk_norm)
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
-        return {
-            "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
-            **attention_spec(self, self.bias),
-            **qk_norm_spec(self, self.qk_norm),
-            "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
-            **self.ffn_spec(kind),
-        }
+        names = ("attention_norm", "mlp_norm")
+        norms = {name: Param("norm", (self.embed_dim,), fill=1.0) for name in names}
+        return self.mixer_spec(kind) | norms | self.ffn_spec(kind)
 
     def attention_input(self, w: Tree, x: Array) -> Array:
         """The input of the q, k and v projections, [B, T, D]."""
@@ -66,7 +62,7 @@ class PreNorm(Decoder):
 
     def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values before the rotation."""
-        return *qk_normed(self.qk_norm, w, q, k, self.norm_eps), v
+        return *block.qk_normed(self.qk_norm, w, q, k, self.norm_eps), v
 
     def rotated(self, q: Array, k: Array, tables: Tree) -> tuple[Array, Array]:
         """Queries and keys after the rotation."""
@@ -74,9 +70,9 @@ class PreNorm(Decoder):
 
     def mixed(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
         """[B, T, D] that attention adds to x [B, T, D]."""
-        q, k, v = self.normed(w, *project(w, self.attention_input(w, x)))
+        q, k, v = self.normed(w, *block.project(w, self.attention_input(w, x)))
         q, k = map(name_result, self.rotated(q, k, tables))
-        return output(w, attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind))))
+        return block.output(w, attend(q, k, v, Scoring(self.score_scale, self.window_of(kind))))
 
     def layer(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
         """x [B, T, D] after attention and feed-forward."""
@@ -98,7 +94,7 @@ class Llama(PreNorm):
     head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""
-    bias: Bias = "none"
+    bias: block.Bias = "none"
     """Projections that add a bias."""
 
     def __post_init__(self) -> None:

@@ -20,11 +20,12 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import dot, name_result
-from lmwright.models.block import attention_spec, mlp_spec, output
+from lmwright.models.block import attention_spec, output
 from lmwright.models.decoder import Decoder, LayerReach
+from lmwright.models.fused import fused_feed_forward, fused_mlp_spec
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
-from lmwright.nn.mlp import GatedMlp, gated
+from lmwright.nn.mlp import GatedMlp
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
@@ -60,8 +61,7 @@ class Phi3(Decoder):
             "qkv": Param("embed -> heads head_dim", (d, heads, self.head_dim)),
             "o": attention_spec(self)["o"],
             "mlp_norm": Param("norm", (d,), fill=1.0),
-            "gate_up": Param("embed -> gate_up mlp", (d, 2, self.mlp_dim)),
-            "down": mlp_spec(self, self.mlp_dim)["down"],
+            **fused_mlp_spec(self, self.mlp_dim),
         }
 
     def layer(
@@ -75,6 +75,6 @@ class Phi3(Decoder):
         q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
         x = constrain(x + output(w, h), "batch stream embed")
-        h = dot("btd,dgf->btgf", rms_norm(x, w["mlp_norm"], self.norm_eps), w["gate_up"])
-        h = constrain(gated(self.mlp, h[:, :, 0], h[:, :, 1]), "batch seq mlp")
-        return constrain(x + dot("btf,fd->btd", h, w["down"]), "batch stream embed"), {}
+        h = rms_norm(x, w["mlp_norm"], self.norm_eps)
+        h = fused_feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
+        return constrain(x + h, "batch stream embed"), {}

@@ -22,14 +22,19 @@ def _write_multipliers(model: Any, *_: str) -> Json:
     return same | {"attention_multiplier": model.score_scale}
 
 
+SCALES = Derived(_read_multipliers, _write_multipliers)
+"""Pair of the four multipliers."""
+USUAL: Json = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    **dict.fromkeys(MULTIPLIERS, 1.0),
+}
+
+
 class GraniteHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "Granite"
     model_types: ClassVar = {"GraniteForCausalLM": "granite"}
-    pairs = (ACT, HEAD, BIAS, ROPE, NO_IDS, Derived(_read_multipliers, _write_multipliers))
-    defaults: ClassVar = {
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-        **dict.fromkeys(MULTIPLIERS, 1.0),
-    }
+    pairs = (ACT, HEAD, BIAS, ROPE, NO_IDS, SCALES)
+    defaults: ClassVar = USUAL

@@ -113,6 +113,8 @@ class Table:
     stacked_experts: ClassVar[Stacked] = None
     """Order of gate and up where files hold the experts of a layer in a few tensors: row by row in
     turn, or one behind the other (`formats.stacked_experts`)."""
+    stacked_names: ClassVar[dict[str, str]] = {}
+    """Ends of the names of these tensors in files, where transformers' class has others."""
     quantized: ClassVar[bool] = False
     """True if a pair reads `quantization_config`, which is refused otherwise."""
     defaults: ClassVar[Json] = {}

@@ -1,0 +1,149 @@
+"""Granite 4 in Hugging Face."""
+
+import math
+from typing import Any, ClassVar
+
+from lmwright.errors import UserError
+from lmwright.models.hf.granite import SCALES, USUAL
+from lmwright.models.hf.moe import COMMON, NO_PLAIN, SOFTMAX, Experts, MoeHf, stacked_experts
+from lmwright.models.hf.pairs import (
+    BIAS,
+    HEAD,
+    NO_IDS,
+    Derived,
+    Fixed,
+    Json,
+    Pair,
+    Words,
+    refuse_number,
+)
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import WEIGHTS, Fused, Table
+from lmwright.models.hf.window import kinds_of, pattern_of
+from lmwright.models.mamba import Mixer
+
+LAYER = "model.layers.{i}"
+MAMBA, EXPERTS = f"{LAYER}.mamba", f"{LAYER}.block_sparse_moe"
+TYPES: dict[Mixer, str] = {"mamba": "mamba", "full": "attention"}  # as in the released files
+NEW_TYPES: dict[Mixer, str] = {"mamba": "linear_attention", "full": "full_attention"}
+LIMITS = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # none, as transformers writes it
+STEM = "block_sparse_moe.experts"
+
+
+def _read_pattern(config: Json, fields: Json, where: str) -> Json:
+    count = fields["num_layers"]
+    said = config.get("layer_types") or [TYPES["mamba"]] * count
+    types = NEW_TYPES if set(said) & set(NEW_TYPES.values()) else TYPES
+    return {"mixer_pattern": pattern_of(kinds_of(said, types, count, where))}
+
+
+def _write_pattern(model: Any, *_: str) -> Json:
+    return {"layer_types": [TYPES[kind] for kind in model.kinds]}
+
+
+def _read_heads(config: Json, fields: Json, where: str) -> Json:
+    heads, inner = fields["mamba_num_heads"], config["mamba_expand"] * fields["embed_dim"]
+    width = config["mamba_d_head"]
+    width = inner // heads if width == "auto" else width
+    refuse_number("mamba_d_head", width, where, whole=True)
+    if heads * width != inner:
+        raise UserError(
+            f"{where}: mamba_n_heads = {heads} times mamba_d_head = {width} is not mamba_expand "
+            f"times hidden_size, {inner}; correct one of them"
+        )
+    return {"mamba_head_dim": width}
+
+
+def _write_heads(model: Any, architecture: str, _: str) -> Json:
+    if model.inner_dim % model.embed_dim:
+        raise UserError(
+            f"model.mamba_num_heads: {model.mamba_num_heads} heads of {model.mamba_head_dim} are "
+            f"no multiple of model.embed_dim = {model.embed_dim}, as in {architecture}; change "
+            "them to export"
+        )
+    return {
+        "mamba_d_head": model.mamba_head_dim, "mamba_expand": model.inner_dim // model.embed_dim,
+    }  # fmt: skip
+
+
+def _read_limits(config: Json, _: Json, where: str) -> Json:
+    said = config.get("time_step_limit") or LIMITS[0]
+    if list(said) not in LIMITS:
+        raise UserError(
+            f"{where}: time_step_limit = {said} is not supported; released models have none"
+        )
+    return {}
+
+
+class Granite4Hf(Table):
+    """Both directions of the family's Hugging Face form."""
+
+    name = "Granite 4"
+    model_types: ClassVar = {"GraniteMoeHybridForCausalLM": "granitemoehybrid"}
+    weights = WEIGHTS | {
+        "layers.gate_up": f"{LAYER}.shared_mlp.input_linear.weight",
+        "layers.down": f"{LAYER}.shared_mlp.output_linear.weight",
+        "layers.mamba_in": f"{MAMBA}.in_proj.weight",
+        "layers.conv": f"{MAMBA}.conv1d.weight",
+        "layers.conv_bias": f"{MAMBA}.conv1d.bias",
+        "layers.a_log": f"{MAMBA}.A_log",
+        "layers.dt_bias": f"{MAMBA}.dt_bias",
+        "layers.skip": f"{MAMBA}.D",
+        "layers.memory_norm": f"{MAMBA}.norm.weight",
+        "layers.mamba_out": f"{MAMBA}.out_proj.weight",
+    }
+    convs = ("layers.conv",)
+    keys = NO_PLAIN | {
+        "mlp_dim": "shared_intermediate_size", "mamba_num_heads": "mamba_n_heads",
+        "mamba_num_groups": "mamba_n_groups", "mamba_state_dim": "mamba_d_state",
+        "conv_tokens": "mamba_d_conv", "chunk_tokens": "mamba_chunk_size",
+    }  # fmt: skip
+    pairs: ClassVar[tuple[Pair, ...]] = (
+        HEAD, BIAS, ROPE, NO_IDS, SCALES,
+        Derived(_read_pattern, _write_pattern),
+        Derived(_read_heads, _write_heads),
+        Words("rotation", "position_embedding_type", {"rope": "rope", "nope": "nope"}, "nope",
+              "nope"),
+        Fixed("hidden_act", "silu", same=(None,)),
+        Derived(_read_limits),
+        Fixed("mamba_conv_bias", True, same=(None,)),
+        Fixed("mamba_proj_bias", False, same=(None,)),
+        Derived(write=lambda *_: {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    )  # fmt: skip
+    defaults: ClassVar = USUAL | {
+        "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto",
+        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 256,
+        "shared_intermediate_size": 1024,
+    }  # fmt: skip
+
+
+class Granite4MoeHf(MoeHf, Granite4Hf):
+    """Both directions of the Hugging Face form with experts."""
+
+    name = "Granite 4 with experts"
+    mark = "num_local_experts"
+    modules: ClassVar = {f"{EXPERTS}.router.layer": f"{EXPERTS}.router"}
+    stacked_experts = "halves"
+    stacked_names: ClassVar = {
+        f"{STEM}.gate_up_proj": "block_sparse_moe.input_linear.weight",
+        f"{STEM}.down_proj": "block_sparse_moe.output_linear.weight",
+    }
+    weights = Granite4Hf.weights | {
+        "layers.router": f"{EXPERTS}.router.layer.weight",
+        **{f"layers.expert_{name}": f"{EXPERTS}.experts.{{}}.{name}_proj.weight"
+           for name in ("gate", "up", "down")},
+    }  # fmt: skip
+    pairs = (
+        *Granite4Hf.pairs,
+        Experts(COMMON | {"mlp_dim": "intermediate_size"}, SOFTMAX | {"shares": "chosen"}, ()),
+        Derived(write=lambda model, *_: {"num_local_experts": model.experts.num_experts}),
+    )
+    defaults = Granite4Hf.defaults | {
+        "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001,
+        "intermediate_size": 11_008,
+    }  # fmt: skip
+
+    def fused(self, config: Json, where: str) -> Fused:
+        """The experts of a layer, by the names of files and by those of transformers' class."""
+        parts = stacked_experts(self.fields(config, where), STEM)
+        return {**parts, **{there: parts[name] for name, there in self.stacked_names.items()}}

@@ -1,0 +1,63 @@
+"""Rows of the Granite family in the table of families."""
+
+from tests.parity.row import OLD, Row, rope
+
+GRANITE4 = {
+    "intermediate_size": 72, "shared_intermediate_size": 80, "num_local_experts": 0,
+    "num_experts_per_tok": 0, "mamba_d_state": 14, "mamba_d_conv": 3, "mamba_chunk_size": 16,
+}  # fmt: skip
+GRANITE4_MOE = {
+    "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
+    "shared_intermediate_size": 44, "router_aux_loss_coef": 0.3, "mamba_n_heads": 8,
+    "mamba_n_groups": 2, "mamba_d_state": 14, "mamba_chunk_size": 16,
+    "layer_types": ["mamba", "attention", "mamba"], "residual_multiplier": 0.55,
+    "attention_multiplier": 0.3, "tie_word_embeddings": True,
+}  # fmt: skip
+GRANITES = {
+    "granite": Row(
+        "GraniteForCausalLM",
+        {
+            "rope_parameters": rope("yarn", factor=6.0, **OLD),
+            "embedding_multiplier": 3.7,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.43,
+            "logits_scaling": 2.3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        generates=True,
+    ),
+    "granite4": Row(
+        "GraniteMoeHybridForCausalLM",
+        GRANITE4
+        | {
+            "layer_types": ["mamba", "mamba", "attention", "mamba", "attention"],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 12,
+            "mamba_n_groups": 2,
+            "embedding_multiplier": 3.7,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.43,
+            "logits_scaling": 2.3,
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "granite4-rope": Row(  # without Mamba-2, and heads that config.json does not say
+        "GraniteMoeHybridForCausalLM",
+        GRANITE4
+        | {
+            "layer_types": ["full_attention"] * 5,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "mamba_n_heads": 3,
+        },
+        gradients=False,
+    ),
+    "granite-silent": Row(  # every multiplier is 1
+        "GraniteForCausalLM",
+        {"rope_parameters": None, "num_key_value_heads": None, "mlp_bias": True},
+        gradients=False,
+    ),
+}
