@@ -47,6 +47,11 @@ HYBRID = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
     "linear_value_head_dim": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip
+MAMBA = {
+    "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_d_conv": 4,
+    "shared_intermediate_size": 160, "embedding_multiplier": 3.7, "attention_multiplier": 0.11,
+    "residual_multiplier": 0.43, "logits_scaling": 2.3, "head_dim": 16,
+}  # fmt: skip
 SHARED = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
     "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
@@ -127,6 +132,12 @@ FAMILIES = {
         "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
         "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
         "mlp_bias": True},
+    "GraniteMoeHybridForCausalLM": MAMBA | {
+        "layer_types": ["linear_attention", GLOBAL] * 2, "num_local_experts": 0,
+        "mamba_n_groups": 2, "attention_bias": True},
+    "GraniteMoeHybridForCausalLM experts": MAMBA | {
+        "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 5,
+        "num_experts_per_tok": 2, "intermediate_size": 64, "tie_word_embeddings": True},
     "Qwen3_5ForCausalLM": HYBRID | {"rope_parameters": {
         "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
     "Qwen3_5ForCausalLM heads": HYBRID | {
@@ -195,8 +206,8 @@ def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, reco
         assert found.folder_to_transformers is not None, found.transformers
         assert found.folder_to_transformers.greedy_agreement > 0.99
     back = load_model(out)
-    # norms are stored as 1 + scale, which rounds
-    shifted = case.startswith(("Gemma", "Qwen3_5", "Qwen3Next"))
+    # norms are stored as 1 + scale and rates as -e^A_log, which rounds
+    shifted = case.startswith(("Gemma", "Qwen3_5", "Qwen3Next", "GraniteMoe"))
     close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
     options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
     jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)

@@ -23,11 +23,12 @@ class Cut:
     """The matrix of its parts, in their order."""
 
 
-def in_parts(cut: Cut, slots: Iterable[Slot]) -> list[Slot]:
+def in_parts(cuts: Sequence[Cut], slots: Iterable[Slot]) -> list[Slot]:
     """The tensors that hold these in GGUF."""
     found = []
     for slot in slots:
-        if not slot.name.endswith(cut.whole):
+        cut = next((cut for cut in cuts if slot.name.endswith(cut.whole)), None)
+        if cut is None:
             found.append(slot)
             continue
         stem, parts = slot.name.removesuffix(cut.whole), zip(cut.parts, cut.shapes, strict=True)
@@ -38,14 +39,22 @@ def in_parts(cut: Cut, slots: Iterable[Slot]) -> list[Slot]:
 class Apart(Tensors):
     """Tensors by Hugging Face names, with the parts beside them for whoever asks."""
 
-    def __init__(self, stored: Mapping[str, np.ndarray], cut: Cut):
-        self._stored, self._cut = stored, cut
+    def __init__(self, stored: Mapping[str, np.ndarray], cuts: Sequence[Cut]):
+        self._stored, self._cuts = stored, cuts
         self.file = getattr(stored, "file", None)  # of GGUF
         names = []
         for name in stored:
-            end = next((part for part in cut.parts if name.endswith(part)), "")
-            names.append(name.removesuffix(end) + cut.whole if end else name)
+            found = self._part_of(name)
+            names.append(name if found is None else found[1] + found[0].whole)
         super().__init__(dict.fromkeys(names))
+
+    def _part_of(self, name: str) -> tuple[Cut, str, int] | None:
+        """The cut of which a name is that of a part, its beginning and the part's number."""
+        for cut in self._cuts:
+            for number, part in enumerate(cut.parts):
+                if name.endswith(part):
+                    return cut, name.removesuffix(part), number
+        return None
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
         """(dtype, shape)."""
@@ -57,10 +66,10 @@ class Apart(Tensors):
     def __getitem__(self, name: str) -> np.ndarray:
         if name in self._stored:
             return self._stored[name]
-        cut = self._cut
-        if name.endswith(cut.whole):
-            stem = name.removesuffix(cut.whole)
-            return cut.join(*(np.asarray(self._stored[stem + part]) for part in cut.parts))
-        number = next(i for i, part in enumerate(cut.parts) if name.endswith(part))
-        whole = np.asarray(self._stored[name.removesuffix(cut.parts[number]) + cut.whole])
-        return np.ascontiguousarray(cut.split(whole)[number])
+        if (found := self._part_of(name)) is not None:
+            cut, stem, number = found
+            whole = np.asarray(self._stored[stem + cut.whole])
+            return np.ascontiguousarray(cut.split(whole)[number])
+        cut = next(cut for cut in self._cuts if name.endswith(cut.whole))
+        stem = name.removesuffix(cut.whole)
+        return cut.join(*(np.asarray(self._stored[stem + part]) for part in cut.parts))

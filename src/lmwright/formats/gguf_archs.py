@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_lfm2, gguf_mistral3
+from lmwright.formats import (
+    gguf_deepseek,
+    gguf_gemma4,
+    gguf_hybrid,
+    gguf_lfm2,
+    gguf_mamba,
+    gguf_mistral3,
+)
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
@@ -54,6 +61,8 @@ class Arch:
     """True for layers with memories beside those with attention (`gguf_hybrid`)."""
     short_convs: bool = False
     """True for layers with a convolution in the place of attention (`gguf_lfm2`)."""
+    mamba: bool = False
+    """True for layers with Mamba-2 in the place of attention (`gguf_mamba`)."""
     deepseek: bool = False
     """True for experts as DeepSeek has them (`gguf_deepseek`)."""
 
@@ -130,12 +139,12 @@ ARCHS = {
     "granite": Arch(
         "GraniteForCausalLM", "granite", rotated=True, factors=True, biases=True,
         fixed={"hidden_act": "silu"},
-        keys={
-            "embedding_scale": "embedding_multiplier",
-            "attention.scale": "attention_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        keys=gguf_mamba.MULTIPLIERS,
+    ),
+    "granitehybrid": Arch(
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", rotated=True, biases=True, mamba=True,
+        keys=gguf_mamba.KEYS,
+        renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,

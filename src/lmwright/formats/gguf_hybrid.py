@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.errors import UserError
+from lmwright.formats import gguf_mamba
 from lmwright.formats.gguf_apart import Cut
 from lmwright.formats.gguf_rope import rotated_dims
 from lmwright.models.hf.qwen3_5 import TYPES
@@ -26,7 +27,7 @@ from lmwright.nn.delta_rule import EPS
 
 LINEAR = ".linear_attn."
 OWN_NORM = f"{LINEAR}norm.weight"
-FILTERS = (f"{LINEAR}conv1d.weight", ".conv.conv.weight")  # the latter of LFM2
+FILTERS = (f"{LINEAR}conv1d.weight", ".conv.conv.weight", ".mamba.conv1d.weight")  # of others
 NEXT = "Qwen3NextForCausalLM"
 KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -82,14 +83,18 @@ def is_filter(name: str) -> bool:
     return name.endswith(FILTERS)
 
 
-def shape_in_file(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def shape_in_file(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape in GGUF of a tensor of this one in Hugging Face's form."""
-    return (shape[0], shape[-1]) if is_filter(name) else shape
+    if is_filter(name):
+        return shape[0], shape[-1]
+    return gguf_mamba.shape_in_file(name, shape, config)
 
 
 def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in Hugging Face's form of a tensor of this one in GGUF."""
-    return (shape[0], 1, shape[-1]) if is_filter(name) else shape
+    if is_filter(name):
+        return shape[0], 1, shape[-1]
+    return gguf_mamba.shape_of(name, shape)
 
 
 def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: bool) -> np.ndarray:
@@ -101,7 +106,9 @@ def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: boo
         array = (-np.exp(wide) if into else np.log(-wide)).astype(np.float32)
     if LINEAR in name:
         array = _heads_turned(name, array, config, into)
-    return array[:, None] if is_filter(name) and not into else array
+    if into:
+        return array.reshape(gguf_mamba.shape_in_file(name, array.shape, config))
+    return array.reshape(shape_of(name, array.shape))
 
 
 def in_order(name: str, row: int, config: Mapping[str, Any]) -> int:

@@ -14,7 +14,14 @@ import numpy as np
 
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_lfm2, gguf_mistral3
+from lmwright.formats import (
+    gguf_deepseek,
+    gguf_gemma4,
+    gguf_hybrid,
+    gguf_lfm2,
+    gguf_mamba,
+    gguf_mistral3,
+)
 from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
@@ -50,7 +57,11 @@ FLOAT_KEYS = {
     "expert_weights_scale",
 }  # fmt: skip
 
-THEIR_NAMES = {".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm."}
+THEIR_NAMES = {
+    ".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm.",
+    **{f".block_sparse_moe.experts.{part}_proj.": f".mlp.experts.{part}_proj."
+       for part in ("gate", "up", "down")},
+}  # fmt: skip
 """Parts of transformers' names, and those in the gguf package's table."""
 
 
@@ -88,7 +99,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
-    meta = gguf_lfm2.plain(meta, name) if arch.short_convs else meta
+    meta = gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -99,13 +110,13 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config.setdefault("num_key_value_heads", heads)
     # llama.cpp's own rule where the key is silent
     config.setdefault("head_dim", config.get("hidden_size", 0) // heads)
-    if name == "granite":
+    if arch.keys.get("attention.scale"):
         config.setdefault("attention_multiplier", (config["head_dim"] or 1) ** -0.5)
     if "token_embd.weight" in shapes:
         config["vocab_size"] = shapes["token_embd.weight"][0]
     config.setdefault("rope_theta", 10_000.0)
     config["tie_word_embeddings"] = "output.weight" not in shapes
-    config["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    config["attention_bias"] = any(name.endswith("attn_output.bias") for name in shapes)
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
     if name == gguf_gemma4.NAME:
@@ -116,6 +127,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config |= gguf_hybrid.config_of(meta, config, name)
     if arch.short_convs:
         config |= gguf_lfm2.config_of(of_layers, name)
+    if arch.mamba:
+        config |= gguf_mamba.config_of(of_layers, name)
     if arch.deepseek:
         config |= gguf_deepseek.config_of(meta, shapes, config, name, where)
     if arch.mark:
@@ -177,6 +190,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_hybrid.metadata(config, where)
     if arch.short_convs:
         meta |= gguf_lfm2.metadata(config)
+    if arch.mamba:
+        meta |= gguf_mamba.metadata(config)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
     meta |= gguf_mistral3.metadata(rope, where)

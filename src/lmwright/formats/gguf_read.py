@@ -4,7 +4,7 @@ time by the gguf package.
     file --header--> config.json --> model --slots--> tensor by tensor --> our layout
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid
+from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_mamba
 from lmwright.formats.gguf_apart import Apart, Cut, in_parts
 from lmwright.formats.gguf_names import (
     Arch,
@@ -30,6 +30,7 @@ from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope, proportional_r
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.formats.ternary import floats_of_values
+from lmwright.models.granite4 import HybridGranite
 from lmwright.models.latent import Latent
 from lmwright.models.qwen3_next import Qwen3Next
 
@@ -120,6 +121,14 @@ class GgufTensors(Tensors):
         return array
 
 
+CUTS: dict[type, Callable[[Mapping[str, Any]], tuple[Cut, ...]]] = {
+    Latent: lambda config: (gguf_deepseek.cut(config),),
+    Qwen3Next: lambda config: (gguf_hybrid.cut(config),),
+    HybridGranite: gguf_mamba.cuts,
+}
+"""Matrices that are cut in GGUF, by family and config.json."""
+
+
 def is_headless(model: HfModel) -> bool:
     """True for an encoder, whose head GGUF files leave out."""
     return model.both_ways and not model.fills_masks
@@ -131,15 +140,15 @@ def slots_in_file(model: HfModel) -> list[Slot]:
     head = dict(walk(model.head_weights(model.spec()))) if is_headless(model) else {}
     own = {path for path, param in head.items() if param.inputs != ("vocab",)}
     every = [slot for slot in slots(model) if slot.path not in own]
-    cut = cut_of(model)
-    return in_parts(cut, every) if cut else every
+    return in_parts(cuts_of(model), every)
 
 
-def cut_of(model: HfModel) -> Cut | None:
+def cuts_of(model: HfModel) -> tuple[Cut, ...]:
     """How some of its matrices are cut in GGUF."""
-    if isinstance(model, Latent):
-        return gguf_deepseek.cut(model.hf.config(model))
-    return gguf_hybrid.cut(model.hf.config(model)) if isinstance(model, Qwen3Next) else None
+    for kind, cuts in CUTS.items():
+        if isinstance(model, kind):
+            return cuts(model.hf.config(model))
+    return ()
 
 
 def refuse_q4_0(model: HfModel, field: str) -> None:
@@ -148,7 +157,7 @@ def refuse_q4_0(model: HfModel, field: str) -> None:
         gguf_arch_of(model.hf.config(model))
     except UserError as error:
         raise error.at(field) from error
-    if cut_of(model):
+    if cuts_of(model):
         raise UserError(
             f"{field}: q4_0 is not written for a {model.kind!r} model, some of whose matrices GGUF "
             "holds in parts; use int4 and a folder"
@@ -176,5 +185,5 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")
     model = model_from_config(config, str(path))
     tensors: Tensors = GgufTensors(file, model, config, arch)
-    cut = cut_of(model)
-    return file, model, Apart(tensors, cut) if cut else tensors
+    cuts = cuts_of(model)
+    return file, model, Apart(tensors, cuts) if cuts else tensors

@@ -22,7 +22,7 @@ from lmwright.core.param import Tree
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.errors import UserError
-from lmwright.formats import gguf_hybrid, gguf_read
+from lmwright.formats import gguf_hybrid, gguf_mamba, gguf_read
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
@@ -65,10 +65,12 @@ class Entry:
     stacked: bool
     kind: str
 
+    of_part: tuple[int, ...]
+    """Shape of each."""
+
     @property
     def shape(self) -> tuple[int, ...]:
-        first = gguf_hybrid.shape_in_file(self.parts[0].name, self.parts[0].shape)
-        return (len(self.parts), *first) if self.stacked else first
+        return (len(self.parts), *self.of_part) if self.stacked else self.of_part
 
 
 def write_gguf(
@@ -95,6 +97,7 @@ def write_gguf(
     refuse_dtype(dtype, TYPES)
     if out.is_dir() or (out.exists() and not overwrite):
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    model, tensors, load = gguf_mamba.as_granite(model, tensors, load)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
@@ -104,8 +107,8 @@ def write_gguf(
     entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
     if has_ternary(model):
         tensors = TernaryValues(model, tensors)
-    if cut := gguf_read.cut_of(model):
-        tensors = Apart(tensors, cut)
+    if cuts := gguf_read.cuts_of(model):
+        tensors = Apart(tensors, cuts)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
     keys |= _ends(tokenizer, end_ids)
@@ -158,7 +161,9 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
         if experts != [None] and experts != list(range(len(members))):
             raise UserError(f"{there}: two weights go by this name in GGUF")
         parts = tuple(slot for _, slot in members)
-        entries.append(Entry(there, parts, experts != [None], _kind(parts[0], kind, config)))
+        stored = _kind(parts[0], kind, config)
+        shape = gguf_hybrid.shape_in_file(parts[0].name, parts[0].shape, config)
+        entries.append(Entry(there, parts, experts != [None], stored, shape))
     return entries
 
 

@@ -32,7 +32,7 @@ from lmwright.models.smollm3 import Rotation
 
 
 @section
-class Hybrid(Multiplied, Mamba):
+class HybridGranite(Multiplied, Mamba):
     """All of the family but the experts."""
 
     mlp: ClassVar[Literal["swiglu"]] = "swiglu"  # type: ignore[misc]
@@ -67,14 +67,14 @@ class Hybrid(Multiplied, Mamba):
 
 
 @section
-class Granite4(Hybrid):
+class Granite4(HybridGranite):
     """A decoder of the Granite 4 family; its fields are the model."""
 
     kind: Literal["granite4"] = "granite4"
 
 
 @section
-class Granite4Moe(Hybrid):
+class Granite4Moe(HybridGranite):
     """Granite 4 with experts beside the mlp of every layer."""
 
     kind: Literal["granite4-moe"] = "granite4-moe"

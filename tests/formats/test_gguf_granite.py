@@ -1,0 +1,53 @@
+"""A Granite 4 without Mamba-2 in GGUF: a Granite 3, of which llama.cpp computes the same."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+
+from lmwright.core.param import map_params
+from lmwright.errors import UserError
+from lmwright.formats import proof
+from lmwright.formats.gguf_write import write_gguf
+from lmwright.formats.hf_layout import HfTensors
+from lmwright.formats.hf_read import model_from_config
+from lmwright.formats.load import load_model
+from lmwright.formats.proof import agreement, logits
+from lmwright.formats.reference import Reference
+from tests.formats import llama_cpp
+from tests.formats.test_gguf_families import MAMBA, SIZES
+
+PLAIN = SIZES | MAMBA | {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"] * 4,
+    "num_local_experts": 0, "position_embedding_type": "rope",
+}  # fmt: skip
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
+
+
+def write(config, out, monkeypatch):
+    """(model, random weights) of a config.json, which the file holds."""
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+    model, rng = model_from_config(config, "config.json"), np.random.default_rng(0)
+    w = map_params(lambda p: jnp.asarray(rng.standard_normal(p.shape) * 0.3, "f4"), model.spec())
+    write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
+    return model, w
+
+
+def test_llama_cpp_computes_the_same(tmp_path, monkeypatch):
+    out = tmp_path / "m.gguf"
+    model, w = write(PLAIN, out, monkeypatch)
+    ids = proof.proof_tokens(model, None)
+    mine, back = logits(model, w, ids)[:1], load_model(out)
+    assert back.model.kind == "granite"
+    assert agreement(mine, logits(back.model, back.weights, ids)[:1]).max_abs_diff < 1e-6
+    llama_cpp.needed()
+    found = agreement(mine, llama_cpp.logits(out, ids[0])[None])
+    assert found.max_abs_diff / found.max_abs_logit < 1e-5
+
+
+@pytest.mark.parametrize("change", [{"position_embedding_type": None}, EXPERTS])
+def test_one_that_no_granite_3_is_is_refused(change, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"llama\.cpp computes a 'granite4.*only where"):
+        write(PLAIN | change, tmp_path / "m.gguf", monkeypatch)
+    assert not [*tmp_path.iterdir()]
