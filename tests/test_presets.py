@@ -23,6 +23,8 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
     "qwen3-next-80b-a3b": (79_674_391_296, 3.87e9),  # as transformers counts its config.json
+    "granite-4-0-h-tiny": (6_939_037_248, 1.47e9),  # as transformers counts its config.json
+    "granite-4-0-h-small": (32_207_337_984, 9e9),
     "lfm2-8b-a1b": (8_339_930_560, 1.56e9),  # with 704 numbers that are no parameters there
     "gemma4-26b-a4b": (25_233_141_790, 3.82e9),  # with 30 numbers that are no parameters there
     "deepseek-v2-lite": (15_706_484_224, 2.66e9),
@@ -78,6 +80,22 @@ LFM2_MOE = {
     "pad_token_id": 0, "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"},
     "routed_scaling_factor": 1.0, "tie_word_embeddings": True, "use_expert_bias": True,
     "vocab_size": 65_536,
+}  # fmt: skip
+M, A = "mamba", "attention"
+GRANITE4 = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False,
+    "attention_dropout": 0.0, "attention_multiplier": 0.015625, "bos_token_id": 100_257,
+    "embedding_multiplier": 12, "eos_token_id": 100_257, "hidden_act": "silu", "hidden_size": 768,
+    "initializer_range": 0.1, "intermediate_size": 2048, "logits_scaling": 3,
+    "layer_types": [*[M] * 10, A, M, M, A, M, M, M, A, *[M] * 9, A, *[M] * 4],
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 32,
+    "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48,
+    "mamba_proj_bias": False, "max_position_embeddings": 32_768,
+    "model_type": "granitemoehybrid", "num_attention_heads": 12, "num_experts_per_tok": 0,
+    "num_hidden_layers": 32, "num_key_value_heads": 4, "num_local_experts": 0,
+    "position_embedding_type": "nope", "residual_multiplier": 0.246, "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000, "shared_intermediate_size": 2048, "tie_word_embeddings": True,
+    "vocab_size": 100_352,
 }  # fmt: skip
 QWEN3_NEXT = {  # as released
     "architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151_643,
@@ -192,6 +210,7 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
         ("qwen3-next-80b-a3b", QWEN3_NEXT),
         ("lfm2-350m", LFM2),
         ("lfm2-8b-a1b", LFM2_MOE),
+        ("granite-4-0-h-350m", GRANITE4),
     ],
 )
 def test_what_a_release_says_is_the_preset(name, config):

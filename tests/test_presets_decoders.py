@@ -14,12 +14,11 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.presets import decoders, encoders, recurrent
+from lmwright.presets import decoders, encoders, granite4, recurrent
 
-PRESETS = {
-    name.replace(".", "-").replace("phi-3", "phi3"): make
-    for name, make in (decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS).items()
-}
+ALL = decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS
+ALL |= {name: make for name, make in granite4.PRESETS.items() if "active" not in make.__doc__}
+PRESETS = {name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in ALL.items()}
 # Of the published models: counts in their safetensors metadata. Those of DeBERTa are in
 # test_counts_of_deberta: a count without the head was published.
 PUBLISHED = {
@@ -50,6 +49,7 @@ PUBLISHED = {
     "lfm2-350m": 354_483_968,
     "lfm2-700m": 742_489_344,
     "lfm2-1-2b": 1_170_340_608,
+    "lfm2-2-6b": 2_569_272_320,
     "qwen3-5-0-8b": 752_393_024,
     "qwen3-5-2b": 1_881_825_088,
     "qwen3-5-4b": 4_205_751_296,
@@ -141,6 +141,11 @@ def test_windows_are_counted(name):
     if model.kind == "lfm2":  # a filter, and two gates
         count = model.num_layers - len(model.windows)
         attention += 3 * 2 * count * (model.conv_tokens + 1) * model.embed_dim
+    if model.kind == "granite4":  # memories read and written, half a chunk met, filters
+        count, rows, width = model.num_layers - len(model.windows), 128, model.inner_dim
+        met = model.chunk_tokens / 2 * (width + rows)
+        filters = model.conv_tokens * (width + 2 * rows)
+        attention += 3 * 2 * count * (2 * rows * width + met + filters)
     if model.kind == "qwen3-5":  # memories read twice and written, half a chunk met
         count, h, chunk = model.num_layers - len(model.windows), 128, model.chunk_tokens
         keys, values = model.linear_num_key_heads, model.linear_num_value_heads

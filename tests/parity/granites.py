@@ -4,12 +4,12 @@ from tests.parity.row import OLD, Row, rope
 
 GRANITE4 = {
     "intermediate_size": 72, "shared_intermediate_size": 80, "num_local_experts": 0,
-    "num_experts_per_tok": 0, "mamba_d_state": 14, "mamba_d_conv": 3, "mamba_chunk_size": 16,
+    "num_experts_per_tok": 0, "mamba_d_state": 14, "mamba_d_conv": 3, "mamba_chunk_size": 128,
 }  # fmt: skip
 GRANITE4_MOE = {
     "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
     "shared_intermediate_size": 44, "router_aux_loss_coef": 0.3, "mamba_n_heads": 8,
-    "mamba_n_groups": 2, "mamba_d_state": 14, "mamba_chunk_size": 16,
+    "mamba_n_groups": 2, "mamba_d_state": 14, "mamba_chunk_size": 128,
     "layer_types": ["mamba", "attention", "mamba"], "residual_multiplier": 0.55,
     "attention_multiplier": 0.3, "tie_word_embeddings": True,
 }  # fmt: skip

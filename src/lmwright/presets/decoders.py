@@ -95,12 +95,13 @@ def _qwen35(shape: Shape, values: int, head: Literal["tied", "untied"]) -> Any:
     )  # fmt: skip
 
 
-def _lfm2(shape: Shape) -> Any:
+def _lfm2(shape: Shape, pattern: Any = None) -> Any:
     from lmwright.models.lfm2 import Lfm2
 
     return Lfm2(
-        **sizes(shape), vocab_size=65_536, head_dim=64, seq_len=128_000, mixer_pattern=LFM2_LAYERS
-    )
+        **sizes(shape), vocab_size=65_536, head_dim=64, seq_len=128_000,
+        mixer_pattern=pattern or LFM2_LAYERS,
+    )  # fmt: skip
 
 
 def _granite(shape: Shape, head_dim: int, logits_scaling: float) -> Any:
@@ -133,6 +134,8 @@ def _gpt2(shape: Shape) -> Any:
 
 
 LFM2_LAYERS = (*("conv", "conv", "full") * 2, "conv", *("conv", "full") * 4)  # then again
+
+LFM2_LARGEST = (*("conv", "conv", "full") * 2, *("conv", "conv", "conv", "full") * 4)
 
 PRESETS = {
     "llama-3.1-8b": row(
@@ -247,6 +250,8 @@ PRESETS = {
         _lfm2, (1536, 6912, 16, 24, 8)),
     "lfm2-1.2b": row("1.17 B: LFM2 and LFM2.5 1.2B (https://arxiv.org/abs/2511.23404)",
         _lfm2, (2048, 8192, 16, 32, 8)),
+    "lfm2-2.6b": row("2.57 B: LFM2 2.6B (https://arxiv.org/abs/2511.23404)",
+        _lfm2, (2048, 10_752, 30, 32, 8), LFM2_LARGEST),
     "granite-3.3-2b": row(
         "2.53 B: Granite 3.3 2B (https://huggingface.co/ibm-granite/granite-3.3-2b-base)",
         _granite, (2048, 8192, 40, 32, 8), head_dim=64, logits_scaling=8.0),

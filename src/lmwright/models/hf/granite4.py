@@ -1,8 +1,10 @@
 """Granite 4 in Hugging Face."""
 
 import math
+from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar
 
+from lmwright.config.fields import default_of
 from lmwright.errors import UserError
 from lmwright.models.hf.granite import SCALES, USUAL
 from lmwright.models.hf.moe import COMMON, NO_PLAIN, SOFTMAX, Experts, MoeHf, stacked_experts
@@ -20,10 +22,12 @@ from lmwright.models.hf.pairs import (
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import WEIGHTS, Fused, Table
 from lmwright.models.hf.window import kinds_of, pattern_of
-from lmwright.models.mamba import Mixer
+from lmwright.models.mamba import MAMBA, Mamba, Mixer
 
+SIZES = ("mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups", "conv_tokens")
+"""Fields of layers with Mamba-2."""
 LAYER = "model.layers.{i}"
-MAMBA, EXPERTS = f"{LAYER}.mamba", f"{LAYER}.block_sparse_moe"
+LINEAR, EXPERTS = f"{LAYER}.mamba", f"{LAYER}.block_sparse_moe"
 TYPES: dict[Mixer, str] = {"mamba": "mamba", "full": "attention"}  # as in the released files
 NEW_TYPES: dict[Mixer, str] = {"mamba": "linear_attention", "full": "full_attention"}
 LIMITS = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # none, as transformers writes it
@@ -42,6 +46,10 @@ def _write_pattern(model: Any, *_: str) -> Json:
 
 
 def _read_heads(config: Json, fields: Json, where: str) -> Json:
+    if MAMBA not in fields["mixer_pattern"]:  # what config.json says has no effect
+        return {
+            each.name: default_of(each) for each in dataclass_fields(Mamba) if each.name in SIZES
+        }
     heads, inner = fields["mamba_num_heads"], config["mamba_expand"] * fields["embed_dim"]
     width = config["mamba_d_head"]
     width = inner // heads if width == "auto" else width
@@ -55,6 +63,10 @@ def _read_heads(config: Json, fields: Json, where: str) -> Json:
 
 
 def _write_heads(model: Any, architecture: str, _: str) -> Json:
+    if MAMBA not in model.kinds:  # such as transformers takes
+        heads = math.gcd(2 * model.embed_dim, 128)
+        width = 2 * model.embed_dim // heads
+        return {"mamba_n_heads": heads, "mamba_d_head": width, "mamba_expand": 2}
     if model.inner_dim % model.embed_dim:
         raise UserError(
             f"model.mamba_num_heads: {model.mamba_num_heads} heads of {model.mamba_head_dim} are "
@@ -83,20 +95,20 @@ class Granite4Hf(Table):
     weights = WEIGHTS | {
         "layers.gate_up": f"{LAYER}.shared_mlp.input_linear.weight",
         "layers.down": f"{LAYER}.shared_mlp.output_linear.weight",
-        "layers.mamba_in": f"{MAMBA}.in_proj.weight",
-        "layers.conv": f"{MAMBA}.conv1d.weight",
-        "layers.conv_bias": f"{MAMBA}.conv1d.bias",
-        "layers.a_log": f"{MAMBA}.A_log",
-        "layers.dt_bias": f"{MAMBA}.dt_bias",
-        "layers.skip": f"{MAMBA}.D",
-        "layers.memory_norm": f"{MAMBA}.norm.weight",
-        "layers.mamba_out": f"{MAMBA}.out_proj.weight",
+        "layers.mamba_in": f"{LINEAR}.in_proj.weight",
+        "layers.conv": f"{LINEAR}.conv1d.weight",
+        "layers.conv_bias": f"{LINEAR}.conv1d.bias",
+        "layers.a_log": f"{LINEAR}.A_log",
+        "layers.dt_bias": f"{LINEAR}.dt_bias",
+        "layers.skip": f"{LINEAR}.D",
+        "layers.memory_norm": f"{LINEAR}.norm.weight",
+        "layers.mamba_out": f"{LINEAR}.out_proj.weight",
     }
     convs = ("layers.conv",)
     keys = NO_PLAIN | {
         "mlp_dim": "shared_intermediate_size", "mamba_num_heads": "mamba_n_heads",
         "mamba_num_groups": "mamba_n_groups", "mamba_state_dim": "mamba_d_state",
-        "conv_tokens": "mamba_d_conv", "chunk_tokens": "mamba_chunk_size",
+        "conv_tokens": "mamba_d_conv",
     }  # fmt: skip
     pairs: ClassVar[tuple[Pair, ...]] = (
         HEAD, BIAS, ROPE, NO_IDS, SCALES,
@@ -106,13 +118,14 @@ class Granite4Hf(Table):
               "nope"),
         Fixed("hidden_act", "silu", same=(None,)),
         Derived(_read_limits),
+        Derived(write=lambda model, *_: {"mamba_chunk_size": model.chunk_tokens}),
         Fixed("mamba_conv_bias", True, same=(None,)),
         Fixed("mamba_proj_bias", False, same=(None,)),
         Derived(write=lambda *_: {"num_local_experts": 0, "num_experts_per_tok": 0}),
     )  # fmt: skip
     defaults: ClassVar = USUAL | {
         "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto",
-        "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 256,
+        "mamba_d_conv": 4, "mamba_expand": 2,
         "shared_intermediate_size": 1024,
     }  # fmt: skip
 
