@@ -1,5 +1,5 @@
-"""Cycles of the kernels of memories (`kernels/tpu_mlstm.py`, `kernels/tpu_delta_rule.py`), as the
-TPU compiler schedules them.
+"""Cycles of the kernels of memories (`kernels/tpu_mlstm.py`, `kernels/tpu_delta_rule.py`,
+`kernels/tpu_ssd.py`), as the TPU compiler schedules them.
 
     python benchmarks/recurrence_schedule.py [v5e ...] [--only delta_rule] [--others]
 
@@ -26,14 +26,16 @@ from lmwright.planner.compiler.compile import COMPILER_ENVIRONMENT
 from lmwright.planner.compiler.recurrence_cost import WAYS, least_cycles
 
 Shape = tuple[int, int, int]
-LENGTH, HEADS = 1024, {"mlstm": 2, "delta_rule": 4}
+LENGTH, HEADS = 1024, {"mlstm": 2, "delta_rule": 4, "ssd": 8}
 SHAPES = {
     "mlstm": [(64, 256, 512), (256, 256, 512), (256, 96, 192)],
     "delta_rule": [(64, 128, 128), (128, 128, 128), (128, 256, 256)],
+    "ssd": [(64, 128, 64), (128, 128, 64), (256, 128, 64), (128, 128, 128)],
 }
 OTHERS = {
     "mlstm": [(128, 256, 512), (512, 256, 512), (256, 128, 128), (256, 32, 64)],
     "delta_rule": [(64, 64, 64), (128, 64, 64)],
+    "ssd": [(128, 128, 32), (128, 256, 64), (256, 64, 64)],
 }
 
 
@@ -45,10 +47,12 @@ def compile_kernels(recurrence: str, slice_name: str, size: int, key_dim: int, h
     from jax.sharding import SingleDeviceSharding
 
     from lmwright.kernels.select import KERNELS
+    from lmwright.kernels.ssd_by import KERNELS as OF_STATE_SPACES
 
     request = topology_request(parse_slice(slice_name))
     place = SingleDeviceSharding(topologies.get_topology_desc(**request).devices[0])
-    kernel, count = KERNELS[f"tpu {recurrence.replace('_', ' ')}"], HEADS[recurrence]
+    name, count = f"tpu {recurrence.replace('_', ' ')}", HEADS[recurrence]
+    kernel = (KERNELS if name in KERNELS else OF_STATE_SPACES)[name]
 
     def array(*dims: int, dtype: jnp.dtype = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((2, LENGTH, *dims), dtype, sharding=place)
@@ -56,7 +60,8 @@ def compile_kernels(recurrence: str, slice_name: str, size: int, key_dim: int, h
     def loss(*arrays: jax.Array) -> jax.Array:
         return jnp.sum(kernel(*arrays, size).astype(jnp.float32) ** 2)
 
-    heads = [array(count, dim) for dim in (key_dim, key_dim, head_dim)]
+    keys = 1 if recurrence == "ssd" else count  # heads of a step share them
+    heads = [array(n, dim) for n, dim in ((keys, key_dim), (keys, key_dim), (count, head_dim))]
     gates = [array(count, dtype=jnp.float32)] * 2
     ids = array(dtype=jnp.int32)
     jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4))).lower(*heads, *gates, ids).compile()
@@ -71,7 +76,7 @@ def cycles(recurrence: str, slice_name: str, shape: Shape) -> list[float]:
         subprocess.run(command, env=os.environ | env, check=True, capture_output=True)
         paths = [p for p in Path(folder).glob("*-final_bundles.txt") if "-analysis" not in p.name]
         of = {way: next(p for p in paths if way in p.name) for way in WAYS[recurrence]}
-        together = HEADS[recurrence] if recurrence == "delta_rule" else 1  # heads of a step
+        together = 1 if recurrence == "mlstm" else HEADS[recurrence]  # heads of a step
         return [by_depth(of[way])[1] / together for way in WAYS[recurrence]]
 
 

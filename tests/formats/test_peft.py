@@ -23,6 +23,7 @@ from lmwright.formats.proof import logits
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
+from lmwright.models.granite4 import Granite4, Granite4Moe
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
@@ -49,6 +50,7 @@ SMALL = {
 EXPERTS = Experts(
     num_experts=4, experts_per_token=2, mlp_dim=12, score="sigmoid", shared_dim=12, bias_rate=0.001
 )
+SOFTMAX = Experts(num_experts=4, experts_per_token=2, mlp_dim=12)
 TOKENS = np.random.default_rng(0).integers(0, 97, (2, 11))
 CASES = {
     "plain": (dict(r=5, lora_alpha=7), dict(rank=5, alpha=7.0)),
@@ -264,6 +266,10 @@ def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
     assert len(ours.modules) == len(NAMES) * MODEL.num_layers
 
 
+MAMBA = SMALL | {
+    "mixer_pattern": ("mamba", "full"), "mamba_num_heads": 4, "mamba_head_dim": SMALL["embed_dim"],
+    "mamba_state_dim": 6, "mamba_num_groups": 2, "residual_multiplier": 0.6,
+}  # fmt: skip
 FAMILIES = {
     # PEFT's class of causal models asks for a method that encoders do not have
     "an encoder that fills in masks": (EuroBert(**SMALL), Mlm(mask_token_id=3), "all"),
@@ -275,6 +281,8 @@ FAMILIES = {
     ),
     "convolutions": (Lfm2(**SMALL, mixer_pattern=("conv", "full")), Clm(), "attention"),
     "convolutions alone": (Lfm2(**SMALL, mixer_pattern=("conv", "full")), Clm(), "conv_out"),
+    "state spaces": (Granite4(**MAMBA), Clm(), "all"),
+    "state spaces beside experts": (Granite4Moe(**MAMBA, experts=SOFTMAX), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),
 }  # fmt: skip
 

@@ -1,6 +1,9 @@
 """State spaces of Mamba-2 of whole rows, on each device's own rows and heads, by the kernels of
 each platform.
 
+TPU from v4 on     tpu_ssd, where chunks fit it
+everything else    nn.ssd, whose chunks the compiler puts together
+
 Where `context` cuts the rows, a device does not know the memory S before its tokens. Each computes
 with an empty one and adds what its tokens read of S, which fades by the decays P since its first:
 
@@ -17,11 +20,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.config.registry import Registry
 from lmwright.core.compute import Kernels
 from lmwright.core.sharding import by_shard, context_ways, tensor_ways
 from lmwright.kernels.delta_rule_by import AXIS, GATES, Rule, going_on
 from lmwright.nn import ssd as reference
 from lmwright.nn.mlstm import documents
+
+KERNELS = Registry(__package__, {"tpu ssd": "tpu_ssd.ssd"})
 
 
 def ssd(
@@ -34,7 +40,9 @@ def ssd(
     c, b = (jnp.repeat(a, math.lcm(groups, tensor_ways()) // groups, axis=2) for a in (c, b))
 
     def rule(*arrays: Array) -> Array:
-        return reference.ssd(*arrays, chunk_tokens)
+        own = *arrays, chunk_tokens
+        y = KERNELS["tpu ssd"](*own, interpret=interpret) if kernels == "tpu" else None
+        return reference.ssd(*own) if y is None else y
 
     def local(x: Array, c: Array, b: Array, ids: Array, *gates: Array) -> Array:
         return rule(c, b, x, *gates, ids)

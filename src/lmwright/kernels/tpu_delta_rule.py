@@ -213,7 +213,7 @@ def _backward_of_head(of: Back, n: int, both: Array, scores: Array) -> Array:
     written = last * dot(new, after.astype(dtype), over=(1, 1))
     by_query = dot(dqk.astype(dtype), k)
     by_key = dot(dqk.astype(dtype), q, over=(0, 0)) + dot((dkk + dkk.T).astype(dtype), k)
-    _write_gates(of, n, chunk, (
+    write_gates(of, n, chunk, (
         jnp.where(before, dqk * scores[:size], 0.0) + dkk * scores[size:],
         q * by_found[:size] + k * by_found[size:], k * written, dx * new,
     ))  # fmt: skip
@@ -221,9 +221,10 @@ def _backward_of_head(of: Back, n: int, both: Array, scores: Array) -> Array:
     return jnp.concatenate([by_query, by_key + written]) + by_found
 
 
-def _write_gates(of: Back, n: int, chunk: Chunk, shares: tuple[Array, ...]) -> None:
-    """Derivatives of the gates, of shares [L, .]: those of pairs of tokens, of what is found in the
-    memory, of what is written there, and of log b."""
+def write_gates(of: Any, n: int, chunk: Chunk, shares: tuple[Array, ...]) -> None:
+    """Derivatives of the gates of head n, of shares [L, .]: those of pairs of tokens, of what is
+    found in the memory, of what is written there, and of log b. `of` has `dmemory`, `held` and
+    `from_gates`, as `Back` has them."""
     of_pairs, found, written, logs = shares
     by_row = lambda a: jnp.sum(a, axis=1, keepdims=True)  # noqa: E731
     lasts = by_row(written)
@@ -241,12 +242,12 @@ def _write_gates(of: Back, n: int, chunk: Chunk, shares: tuple[Array, ...]) -> N
 def rule(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array) -> Array:
     """o [B, N, T, H] of scaled q and k [B, G, T, K], and v [B, N, T, H]; b and g are [B, T, N],
     ids [B, T]."""
-    told = _marks(call, b, g, ids)
-    return call(_forward_kernel, FORWARD, (told, q, k, v), [like(v)], [_state(call, k, v)])[0]
+    told = marks_of(call, b, g, ids)
+    return call(_forward_kernel, FORWARD, (told, q, k, v), [like(v)], [state_of(call, k, v)])[0]
 
 
 def _forward(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array):
-    told, state = _marks(call, b, g, ids), _state(call, k, v)
+    told, state = marks_of(call, b, g, ids), state_of(call, k, v)
     chunks = told.shape[:3]
     kept = [
         jax.ShapeDtypeStruct((*chunks, *dims), v.dtype) for dims in (state[1:], (call.size,) * 2)
@@ -258,15 +259,15 @@ def _forward(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: 
 
 def _backward(call: Call, residuals: tuple[Array, ...], grad: Array):
     q, k, b, g, ids, held, inverse, new = residuals
-    told = _marks(call, b, g, ids)
+    told = marks_of(call, b, g, ids)
     rows, heads, count, _, size = told.shape
     gates = jax.ShapeDtypeStruct((rows, heads, count, 2, size), jnp.float32)
     arrays = told, q, k, grad.astype(new.dtype), held, inverse, new
     out = [like(q), like(k), like(new), gates]
-    state = [_state(call, k, new)]
+    state = [state_of(call, k, new)]
     dq, dk, dv, gates = call(_backward_kernel, BACKWARD, arrays, out, state, from_last=True)
 
-    _, turned = jax.vjp(lambda g: _since(g, ids, call.size), g)
+    _, turned = jax.vjp(lambda g: since(g, ids, call.size), g)
     by_token = jnp.moveaxis(gates[..., 1, :].reshape(rows, heads, -1), 1, 2)
     db = jnp.where(b > 0, by_token / jnp.where(b > 0, b, 1.0), 0.0)
     return dq, dk, dv, db, *turned(gates[..., 0, :]), None
@@ -275,15 +276,15 @@ def _backward(call: Call, residuals: tuple[Array, ...], grad: Array):
 rule.defvjp(_forward, _backward)
 
 
-def _marks(call: Call, b: Array, g: Array, ids: Array) -> Array:
+def marks_of(call: Call, b: Array, g: Array, ids: Array) -> Array:
     """[B, N, C, 8, L]: of strengths and log decays [B, T, N]."""
-    total = _since(g, ids, call.size)
+    total = since(g, ids, call.size)
     none = jnp.zeros_like(total)
     told = mlstm_marks.marks(none, (total, none, none), mlstm_marks.places(ids, call.size))
     return told._replace(log_input=mlstm_marks.by_chunk(b, call.size)).stacked(none, none)
 
 
-def _since(g: Array, ids: Array, size: int) -> Array:
+def since(g: Array, ids: Array, size: int) -> Array:
     """[B, N, C, L]: sums of g [B, T, N] since the chunk or, within it, the document began."""
     first, place = mlstm_marks.places(ids, size).first, jnp.arange(size)
     same = (place <= place[:, None]) & (place >= first[..., None])  # [B, C, L, L]
@@ -291,7 +292,7 @@ def _since(g: Array, ids: Array, size: int) -> Array:
     return exact("bcts,bncs->bnct", same.astype(g.dtype), mlstm_marks.by_chunk(g, size))
 
 
-def _state(call: Call, k: Array, v: Array) -> tuple[int, ...]:
+def state_of(call: Call, k: Array, v: Array) -> tuple[int, ...]:
     """Shape of the memories of a step."""
     return call.heads or 1, k.shape[-1], v.shape[-1]
 

@@ -1,4 +1,4 @@
-"""Cost of `kernels/tpu_mlstm.py` and `kernels/tpu_delta_rule.py`: chunks times the cycles of one.
+"""Cost of the kernels of `tpu_mlstm`, `tpu_delta_rule` and `tpu_ssd`: chunks times the cycles of one.
 
 Cycles are those of the compiler's own schedule, as `benchmarks/recurrence_schedule.py` reads and
 fits them; never less than the matrix units need for a chunk's products, nor than the memory needs
@@ -13,6 +13,7 @@ from lmwright.planner.compiler.hlo import Computation, Instruction, arrays
 WAYS = {
     "mlstm": ("mlstm_fwd", "mlstm_states", "mlstm_bwd"),
     "delta_rule": ("delta_rule_fwd", "delta_rule_bwd"),
+    "ssd": ("ssd_fwd", "ssd_bwd"),
 }
 """Kernels of each recurrence."""
 CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
@@ -66,6 +67,9 @@ def least_cycles(generation: str, way: str, size: int, key_dim: int, head_dim: i
         "mlstm_bwd": size**2 * (3 * key_dim + 2 * head_dim) + 4 * memory,
         "delta_rule_fwd": 2 * pairs + 3 * memory + inverse,
         "delta_rule_bwd": size**2 * (5 * key_dim + 4 * head_dim) + 6 * memory,
+        # a step of eight heads makes the product of c and b once
+        "ssd_fwd": size**2 * (key_dim / 8 + head_dim) + 2 * memory,
+        "ssd_bwd": size**2 * (17 * key_dim / 8 + 2 * head_dim) + 4 * memory,
     }[way]
     rates = CHIPS[generation].rates
     return 2 * products * rates.clock_hz * rates.cores / CHIPS[generation].peak.bf16_flops

@@ -1,0 +1,132 @@
+"""The kernels of state spaces, interpreted on CPU, against the plain chunks, which equal those of
+transformers: values and gradients."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lmwright.kernels import tpu_ssd
+from lmwright.kernels.ssd_by import ssd
+from lmwright.nn import ssd as plain
+from tests.kernels.test_tpu_delta_rule import assert_near, segment_ids
+from tests.kernels.test_tpu_intervals import mesh_of
+
+GROUPS, KEY, HEAD = 2, 16, 32
+SLOW = pytest.mark.slow
+
+
+@cache
+def problem(rows=2, length=128, heads=4, groups=GROUPS):
+    """c, b, x, steps and log decays, with decays from almost none to almost all, and weights of
+    the result."""
+    rng = np.random.default_rng(0)
+    normal = lambda *dims: rng.standard_normal((rows, length, *dims)).astype("f4")  # noqa: E731
+    steps, rates = np.exp(normal(heads) - 1), np.exp(rng.standard_normal(heads) - 1).astype("f4")
+    arrays = normal(groups, KEY), normal(groups, KEY), normal(heads, HEAD), steps, -rates * steps
+    return arrays, normal(heads, HEAD)
+
+
+def kernel(*arrays, size=64):
+    return ssd(*arrays, size, kernels="tpu", interpret=True)
+
+
+def chunks(*arrays, size=64):
+    return plain.ssd(*arrays, size)
+
+
+def result(rule, arrays, ids, weight):
+    """What `rule` gives, with padding left out, and the gradients of its weighted sum."""
+    real = jnp.asarray(ids > 0)
+
+    def total(c, b, x, dt, g):
+        dt, g = (jnp.where(real[..., None], a, 0.0) for a in (dt, g))  # as `gates` has them
+        y = jnp.where(real[..., None, None], rule(c, b, x, dt, g, jnp.asarray(ids)), 0.0)
+        return jnp.sum(y * weight), y
+
+    grad = jax.grad(total, argnums=tuple(range(5)), has_aux=True)
+    with jax.default_matmul_precision("highest"):
+        gradients, y = jax.jit(grad)(*arrays)
+    return [np.asarray(a) for a in (y, *gradients)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "size"),
+    [(4, 2, 64), *(pytest.param(*case, marks=SLOW) for case in ((2, 2, 64), (10, 1, 128)))],
+)
+def test_equal_to_the_plain_chunks(heads, groups, size):
+    """Documents and padding that begin and end in all places of chunks; heads of one step, of
+    several that share a group, and of a group each."""
+    arrays, weight = problem(heads=heads, groups=groups)
+    ids = segment_ids()
+    found = result(lambda *a: kernel(*a, size=size), arrays, ids, weight)
+    assert_near(found, result(chunks, arrays, ids, weight), 2e-5)
+
+
+@pytest.mark.slow
+def test_bfloat16_is_as_near_as_in_plain_chunks():
+    arrays, weight = problem(length=256)
+    ids = np.ones((2, 256), np.int32)
+    narrow = *(jnp.asarray(a, jnp.bfloat16) for a in arrays[:3]), *arrays[3:]
+    wide = *(a.astype(jnp.float32) for a in narrow[:3]), *arrays[3:]
+    want = result(chunks, wide, ids, weight)
+
+    def off(rule):
+        pairs = zip(result(rule, narrow, ids, weight), want, strict=True)
+        return [np.linalg.norm(a.astype("f4") - b) / np.linalg.norm(b) for a, b in pairs]
+
+    assert max(off(kernel)) < 1.2 * max(off(chunks)) < 0.05
+
+
+def test_nothing_of_a_document_reaches_another():
+    """Not even with the largest writes before."""
+    (c, b, x, dt, g), _ = problem()
+    ids, x = segment_ids(), x.copy()
+    run = jax.jit(lambda x: kernel(c, b, x, dt, g, jnp.asarray(ids)))
+    assert tpu_ssd.FORWARD in str(jax.make_jaxpr(run)(x))
+    before = np.asarray(run(x))
+    x[0, :45] *= -50
+    after = np.asarray(run(x))
+    np.testing.assert_array_equal(before[0, 45:], after[0, 45:])
+    assert np.abs(before[0, :45] - after[0, :45]).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("axes", "kernels"),
+    [
+        ({"context": 4, "data": 2}, "cpu"),
+        pytest.param({"context": 2, "tensor": 4}, "cpu", marks=SLOW),
+        pytest.param({"data": 2, "tensor": 4}, "tpu", marks=SLOW),
+        pytest.param({"context": 2, "data": 2}, "tpu", marks=SLOW),
+    ],
+)
+@pytest.mark.parametrize("ids", [segment_ids(), np.ones((2, 128), np.int32)], ids=["many", "one"])
+def test_equal_on_a_mesh(axes, kernels, ids):
+    """Rows, pieces of rows and heads over devices, also more devices than groups; documents that
+    begin and end on all devices, and one that is on several."""
+    arrays, weight = problem()
+    size = 64 if kernels == "tpu" else 16
+    want = result(lambda *a: chunks(*a, size=size), arrays, ids, weight)
+    rule = lambda *a: ssd(*a, size, kernels=kernels, interpret=True)  # noqa: E731
+    with jax.set_mesh(mesh_of(**axes)):
+        if kernels == "tpu":
+            assert tpu_ssd.FORWARD in str(jax.make_jaxpr(rule)(*arrays, ids))
+        assert_near(result(rule, arrays, ids, weight), want, 2e-5)
+
+
+def test_what_it_takes():
+    """Chunks of 64, 128 and 256 that divide the row; up to eight heads of a group in a step."""
+    fits = tpu_ssd.fits
+    assert all(fits(4096, size, 8, 128, 64, 2) for size in (64, 128, 256))
+    assert not any(fits(4096, size, 8, 128, 64, 2) for size in (32, 96, 512))
+    assert not fits(1000, 64, 8, 128, 64, 2) and not fits(1024, 64, 8, 72, 64, 2)
+    assert [tpu_ssd.heads_together(n) for n in (1, 6, 7, 12, 48, 64)] == [1, 6, 7, 6, 8, 8]
+    arrays, _ = problem()
+    arrays = [a[:, :40] for a in arrays]
+    ids = jnp.ones((2, 40), jnp.int32)
+    run = jax.jit(ssd, static_argnums=6, static_argnames=("kernels", "interpret"))
+    for kernels in ("tpu", "early tpu", "cpu", "reference"):
+        mine = run(*arrays, ids, 16, kernels=kernels)
+        assert np.array_equal(mine, jax.jit(plain.ssd, static_argnums=6)(*arrays, ids, 16))
