@@ -266,6 +266,8 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0] * 3}, "rope_pattern"),
         ("Lfm2MoeForCausalLM", {"routed_scaling_factor": 1.7}, "routed_scaling_factor = 1.7"),
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias = False"),
+        ("Lfm2ForCausalLM", {"head_dim": 32}, "llama.cpp's lfm2;"),
+        ("Lfm2MoeForCausalLM", {"head_dim": 32}, "llama.cpp's lfm2moe;"),
         ("Phi3ForCausalLM", {"sliding_window": 7}, "window"),
         ("Phi3ForCausalLM", {"head_dim": 32}, "llama.cpp's phi3"),
         ("GPTNeoXForCausalLM", {"hidden_act": "relu"}, "gptneox is gelu or gelu_new, not relu"),

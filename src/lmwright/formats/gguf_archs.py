@@ -184,11 +184,12 @@ ARCHS = {
         keys=gguf_hybrid.MOE_KEYS,
     ),
     "lfm2": Arch(
-        "Lfm2ForCausalLM", "lfm2", short_convs=True, fixed=gguf_lfm2.FIXED,
+        "Lfm2ForCausalLM", "lfm2", even=True, short_convs=True, fixed=gguf_lfm2.FIXED,
         keys=gguf_lfm2.KEYS, renamed={"rms_norm_eps": "norm_eps"},
     ),
     "lfm2moe": Arch(
-        "Lfm2MoeForCausalLM", "lfm2_moe", short_convs=True, fixed=gguf_lfm2.MOE_FIXED,
+        "Lfm2MoeForCausalLM", "lfm2_moe", even=True, short_convs=True,
+        fixed=gguf_lfm2.MOE_FIXED,
         keys=gguf_lfm2.MOE_KEYS, renamed={"rms_norm_eps": "norm_eps"},
     ),
     "dots1": Arch(
