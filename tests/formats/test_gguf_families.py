@@ -268,6 +268,8 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias = False"),
         ("Lfm2ForCausalLM", {"head_dim": 32}, "llama.cpp's lfm2;"),
         ("Lfm2MoeForCausalLM", {"head_dim": 32}, "llama.cpp's lfm2moe;"),
+        ("Lfm2ForCausalLM", {"layer_types": [GLOBAL] * 4}, "mixer_pattern"),
+        ("Lfm2MoeForCausalLM", {"layer_types": ["conv"] * 4}, "mixer_pattern"),
         ("Phi3ForCausalLM", {"sliding_window": 7}, "window"),
         ("Phi3ForCausalLM", {"head_dim": 32}, "llama.cpp's phi3"),
         ("GPTNeoXForCausalLM", {"hidden_act": "relu"}, "gptneox is gelu or gelu_new, not relu"),

@@ -8,6 +8,7 @@ exp_probs_b.bias            feed_forward.expert_bias
 from collections.abc import Mapping
 from typing import Any
 
+from lmwright.errors import UserError
 from lmwright.formats.gguf_deepseek import GATING, SIGMOID
 from lmwright.models.hf.lfm2 import TYPES
 
@@ -21,9 +22,15 @@ MOE_FIXED = FIXED | {
 HEADS = "attention.head_count_kv"
 
 
-def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys below the architecture's name."""
+def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys below the architecture's name. Raises UserError for a model whose layers are all of one
+    kind, for which llama.cpp has no memory."""
     heads, full = config["num_key_value_heads"], TYPES["full"]
+    if len(set(config["layer_types"])) == 1:
+        raise UserError(
+            f"{where}: llama.cpp's LFM2 has both convolutions and attention, and here all layers "
+            "are alike (model.mixer_pattern); export to a Hugging Face folder instead"
+        )
     meta = {HEADS: [heads if kind == full else 0 for kind in config["layer_types"]]}
     return meta | ({GATING: SIGMOID} if "num_experts" in config else {})
 

@@ -189,7 +189,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     if arch.hybrid:
         meta |= gguf_hybrid.metadata(config, where)
     if arch.short_convs:
-        meta |= gguf_lfm2.metadata(config)
+        meta |= gguf_lfm2.metadata(config, where)
     if arch.mamba:
         meta |= gguf_mamba.metadata(config)
     if arch.deepseek:
