@@ -189,6 +189,6 @@ def _say(out: str | Path, adapter: PeftFolder, model: Any = None) -> None:
     print(said)
     if lost := lost_in_peft(adapter, model):
         print(
-            f"  PEFT would not load the factors of {some(lost)}, which it takes for parts of "
-            "experts; merge with lmwright adapters merge instead"
+            f"  PEFT would not load the factors of {some(lost)}; merge with lmwright adapters "
+            "merge instead"
         )

@@ -86,9 +86,7 @@ def to_peft(
         # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
         # alpha over rank and not alpha over its root
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
-    alone = modules
-    if stacks:
-        alone, alphas = peft_experts.as_parameters(modules, alphas)
+    alone, alphas = peft_experts.as_parameters(modules, alphas) if stacks else (modules, alphas)
     config = make_config(alone, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config |= {"task_type": task_type(model), "fan_in_fan_out": bool(model.hf.inputs_first)}
     if stacks:  # whose inputs PEFT cannot drop
@@ -145,14 +143,16 @@ def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
 
 def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
     """Names of the modules whose factors PEFT drops when it loads the folder: with transformers 5,
-    it takes those with the last name of an expert's module for parts of experts. Without a model,
-    only experts that have factors are known."""
+    it takes those with the last name of an expert's module for parts of experts, and finds none of
+    LFM2's experts. Without a model, only experts that have factors are known."""
     last = lambda name: name.rpartition(".")[2]  # noqa: E731
     if adapter.config.get("target_parameters"):  # by which it finds them
         return []
     names = {*adapter.modules}
     if model is not None and not _files_stack_experts(model):
         names |= module_slots(model).keys()
+    if any(peft_experts.UNKNOWN in name for name in names):
+        return [name for name in adapter.modules if EXPERTS in name]
     experts = {last(name) for name in names if EXPERTS in name}
     return [name for name in adapter.modules if EXPERTS not in name and last(name) in experts]
 
@@ -174,8 +174,7 @@ def read_adapter(
     """float32 host weights of `adapter` from a PEFT folder; `base` loads the base weights;
     it is called only for formats that need them, such as PiSSA.
 
-    Raises UserError where the folder is for another base, has targets that the adapter lacks,
-    or more rank than it.
+    Raises UserError for a folder of another base, with more targets, or with more rank.
     """
     loaded = _head_once(in_files(read_folder(folder), model), model, str(folder))
     known = _known_slots(loaded, model, str(folder))

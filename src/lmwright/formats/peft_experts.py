@@ -26,6 +26,7 @@ from lmwright.formats.stacked_experts import OWN, PARTS, SOURCES
 INSIDE = ".base_layer"
 GATE_UP, DOWN = PARTS
 EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|down_proj)")
+UNKNOWN = ".feed_forward.experts."  # in names of LFM2's modules, which PEFT 0.21 does not find
 
 Factors = dict[str, np.ndarray]
 Group = dict[tuple[str, int], Any]
