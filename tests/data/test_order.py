@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmwright.config import run
+from lmwright.config.check_data import check_data
 from lmwright.data.rows.order import Order, permute
 from lmwright.errors import UserError
 
@@ -199,3 +201,16 @@ def test_sequential():
 def test_refusals(rows, weights, kind, says):
     with pytest.raises(UserError, match=says):
         Order(rows, weights, kind=kind)
+
+
+@pytest.mark.parametrize(
+    "weights, order, says",
+    [((2.0, None), "virtual", "a weight to at least two"), ((2.0,), "none", "no effect")],
+)
+def test_refusals_before_any_text_is_read(weights, order, says):
+    sources = [run.Source(path=f"{n}.txt", weight=weight) for n, weight in enumerate(weights)]
+    data = run.Data(dir="data", sources=tuple(sources), shuffle=run.Shuffle(order=order))
+    with pytest.raises(UserError, match=says):
+        check_data(data, seq_len=8)
+    evaluated = run.Source(path="held.txt", use="eval")
+    check_data(run.Data(dir="data", sources=(sources[0], evaluated)), seq_len=8)

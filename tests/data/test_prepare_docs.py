@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from lmwright.config.check_data import check_data
 from lmwright.config.run import Data
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,4 +38,4 @@ def test_toml(page):
     assert found
     for text in found:
         data = {"dir": "data"} | tomllib.loads(text)["data"]
-        TypeAdapter(Data).validate_python(data)
+        check_data(TypeAdapter(Data).validate_python(data), seq_len=1024)

@@ -27,6 +27,7 @@ def data_problems(data: Data, seq_len: int) -> list[str]:
     checks = (
         _check_tokenizer,
         _check_sources,
+        _check_weights,
         _check_lengths,
         _check_splitting,
         lambda data: _check_portions(data, seq_len),
@@ -152,6 +153,21 @@ def _check_sample(source: Source, where: str, tokenizer: Tokenizer) -> None:
         raise UserError(
             f"{where}.sample_tokens: its tokens cannot be counted while the tokenizer is not "
             "trained; set data.tokenizer.path, which may be one that was prepared before"
+        )
+
+
+def _check_weights(data: Data) -> None:
+    trained = [source.weight for source in data.sources if source.use != "eval"]
+    weighted = [weight for weight in trained if weight is not None]
+    if weighted and data.shuffle.order == "none":
+        raise UserError(
+            'data.shuffle.order: "none" reads source after source, so weights have no effect; '
+            "remove data.sources.weight or shuffle"
+        )
+    if len(weighted) == 1 and len(trained) > 1:
+        raise UserError(
+            "data.sources: a weight is relative to the other weighted sources, and only one source "
+            "has one; give a weight to at least two"
         )
 
 
