@@ -190,8 +190,9 @@ def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
         code, said = command(capsys, "train", name)
         assert code == 2 and f"{name}: is a data file; give a run file" in said
     Path("words.jsonl").rename("away")
-    code, said = command(capsys, "train", "run.toml", "data.dir=elsewhere")
-    assert code == 2 and "run `lmwright prepare run.toml data.dir=elsewhere`" in said
+    made_of = ["data.dir=elsewhere", "model.seq_len=32"]  # both are needed to prepare it
+    code, said = command(capsys, "train", "run.toml", "train.steps=2", *made_of)
+    assert code == 2 and f"run `lmwright prepare run.toml {' '.join(made_of)}`" in said
     Path("away").rename("words.jsonl")
     code, said = command(capsys, "prepare", "run.toml", "data.sources.0.path=owner/name")
     assert code == 2 and "is hf://datasets/owner/name" in said

@@ -1,6 +1,7 @@
 """A sweep: every combination is checked first, trained in its own folder, and compared."""
 
 import fcntl
+import shlex
 import signal
 import subprocess
 import sys
@@ -168,7 +169,8 @@ def test_a_session_is_that_of_the_machine(file, tmp_path, capsys, monkeypatch):
     words = ["limits.session_hours=1.5", "limits.margin_minutes=3"]
     assert sweep_command(str(file), words) == EXIT_SESSION_OVER
     assert given == [1.0]
-    assert "sweep: stopped; continue with" in capsys.readouterr().err
+    again = shlex.join(["lmwright", "sweep", str(file), *words])
+    assert f"sweep: stopped; continue with: {again}\n" in capsys.readouterr().err
 
 
 def test_other_verbs_point_here(file):

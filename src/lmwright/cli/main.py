@@ -6,6 +6,7 @@ that is raised is our mistake and keeps its traceback.
 
 import errno
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -86,6 +87,10 @@ for verb in VERBS:  # in the order in which they are used
     lmwright.add_command(verb)
 
 
+READ_BY_PREPARE = re.compile(r"(recipe|depth|(data|model|objective)(\.[\w.-]+)?)=")
+"""Overrides on which prepared data depends: rows have the model's length, say."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` is without the program's name."""
     open_output()
@@ -141,12 +146,12 @@ def of_card(error: BaseException) -> UserError | None:
 
 
 def with_run_file(message: str, words: Sequence[str]) -> str:
-    """A message whose `lmwright prepare` names the run file, and fields of the data, of `words`."""
+    """A message whose `lmwright prepare` names the run file of `words`, and what it reads there."""
     for word in words[1:]:
         if word.endswith(".toml") or os.path.isfile(os.path.join(word, "run.toml")):
-            data_words = [w for w in words if w.startswith("data.") and "=" in w]
+            read = [w for w in words if READ_BY_PREPARE.match(w)]
             return message.replace(
-                "`lmwright prepare`", f"`{shlex.join(['lmwright', 'prepare', word, *data_words])}`"
+                "`lmwright prepare`", f"`{shlex.join(['lmwright', 'prepare', word, *read])}`"
             )
     return message
 

@@ -11,6 +11,7 @@ a process of its own; what was stopped is taken up where it was when the sweep i
 
 import itertools
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -149,7 +150,8 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
             print(f"\n{member.label} ({number} of {len(runs)})", flush=True)
             code = children.exit_code or _train(member, children, time.monotonic() - began)
             if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_SESSION_OVER, EXIT_UNREAD):
-                print(f"sweep: stopped; continue with: lmwright sweep {path}", file=sys.stderr)
+                again = shlex.join(["lmwright", "sweep", str(path), *overrides])
+                print(f"sweep: stopped; continue with: {again}", file=sys.stderr)
                 return code
             if code:
                 (spent if code == EXIT_TIME_SPENT else failed).append(member.label)
