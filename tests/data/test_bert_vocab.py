@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import tokenizers
 
 from lmwright.cli.main import main
+from lmwright.data.tokens.around import ids_around, ids_between
 from lmwright.data.tokens.bert_vocab import SPECIAL
 from lmwright.data.tokens.probe import BLANKS, PROBE
-from lmwright.data.tokens.tokenizer import save_tokenizer
-from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
+from lmwright.data.tokens.tokenizer_formats import import_command, import_tokenizer
 from lmwright.data.tokens.tokenizer_stage import hashes
 from lmwright.errors import UserError
 from lmwright.formats.tokenizer_files import has_tokenizer
@@ -117,3 +119,20 @@ def test_a_vocabulary_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\n")
     with pytest.raises(UserError, match=r"vocab\.txt: is not UTF-8 text"):
         import_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_what_surrounds_a_text_is_no_padding(direction, tmp_path):
+    """Many folders of sentence-transformers have a tokenizer.json that pads to 128 tokens."""
+    import_command(str(written(tmp_path / "a")), tmp_path / "b")
+    plain = load_tokenizer(tmp_path / "b")
+    around = ids_around(plain)
+    assert around == ((plain.bos_id,), (plain.eos_id,))
+    backend = tokenizers.Tokenizer.from_str(plain.backend.to_str())
+    backend.enable_padding(length=128, direction=direction)
+    backend.enable_truncation(2)
+    backend.save(str(tmp_path / "b" / "tokenizer.json"))
+    padded = load_tokenizer(tmp_path / "b")
+    assert padded.backend.padding["length"] == 128
+    assert ids_around(padded) == around
+    assert ids_between(padded, *around) == ids_between(plain, *around) == (plain.eos_id,)

@@ -9,8 +9,8 @@ Ids = tuple[int, ...]
 
 def ids_around(tokenizer: TextTokenizer) -> tuple[Ids, Ids]:
     """Ids that the tokenizer's own file puts before a text, and after it."""
-    bare = tokenizer.backend.encode("a", add_special_tokens=False).ids
-    full = tokenizer.backend.encode("a", add_special_tokens=True).ids
+    bare = tokenizer.unpadded.encode("a", add_special_tokens=False).ids
+    full = tokenizer.unpadded.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
@@ -24,8 +24,8 @@ def ids_between(tokenizer: TextTokenizer, before: Sequence[int], after: Sequence
     plain = (*after, *before)
     if ids_around(tokenizer) != (tuple(before), tuple(after)):
         return plain
-    bare = tokenizer.backend.encode("a", add_special_tokens=False).ids
-    pair = tokenizer.backend.encode("a", "a", add_special_tokens=True).ids
+    bare = tokenizer.unpadded.encode("a", add_special_tokens=False).ids
+    pair = tokenizer.unpadded.encode("a", "a", add_special_tokens=True).ids
     start = [*before, *bare]
     end = [*bare, *after]
     if pair[: len(start)] != start or pair[len(pair) - len(end) :] != end:

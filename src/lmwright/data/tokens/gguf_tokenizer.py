@@ -243,7 +243,7 @@ def metadata_of_tokenizer(
         else:
             scores = _scores(tokens, types, merges, where)
         meta |= {"model": "llama", "scores": scores}
-        meta["add_space_prefix"] = tokenizer.backend.encode(
+        meta["add_space_prefix"] = tokenizer.unpadded.encode(
             "a", add_special_tokens=False
         ).tokens[0].startswith(SPACE)  # fmt: skip
     for role, name in ROLES.items():

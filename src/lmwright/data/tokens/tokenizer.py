@@ -112,7 +112,7 @@ class TextTokenizer:
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Ids of a text without additions; `parse_special` turns special strings into their ids."""
-        backend = self._parsing if parse_special else self.plain
+        backend = self.unpadded if parse_special else self.plain
         return backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -123,7 +123,7 @@ class TextTokenizer:
     def encode_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids uint32 [tokens] of a text whose special strings are parsed, and the characters
         start..stop-1 that each stands for, int64 [tokens, 2]."""
-        encoding = self._parsing.encode(text, add_special_tokens=False)
+        encoding = self.unpadded.encode(text, add_special_tokens=False)
         return np.array(encoding.ids, np.uint32), np.array(encoding.offsets, np.int64).reshape(
             -1, 2
         )
@@ -133,14 +133,14 @@ class TextTokenizer:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
     def _copy(self) -> tokenizers.Tokenizer:
-        # tokenizer.json may ask for padding and truncation: none of ours
         copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
         copy.no_padding()
         copy.no_truncation()
         return copy
 
     @functools.cached_property
-    def _parsing(self) -> tokenizers.Tokenizer:
+    def unpadded(self) -> tokenizers.Tokenizer:
+        """Backend without the padding and truncation that its file may ask for."""
         return self._copy()
 
     def _id(self, token: str | None) -> int | None:
