@@ -38,6 +38,7 @@ from lmwright.guard.temporary import temporary_folder
 from lmwright.models.over import OverEncoder
 from lmwright.storage.mirror import sending
 
+BROKEN = "\ufffd"
 STALE = ("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 
@@ -184,10 +185,18 @@ def plan(
     count = -(-count // multiple) * multiple
     parts = {}
     for i in range(known, needed):
-        text = new.backend.decode([i], skip_special_tokens=False)
-        ids = old.encode(text) or old.encode(new.backend.id_to_token(i))
-        parts[i] = tuple(ids) or tuple(range(known))
+        parts[i] = _parts(i, old, new) or tuple(range(known))
     return Surgery(count, parts, max(needed, known), known)
+
+
+def _parts(i: int, old: TextTokenizer, new: TextTokenizer) -> tuple[int, ...]:
+    """Ids into which the old tokenizer splits a new token."""
+    token = new.backend.id_to_token(i)
+    if i not in new.backend.get_added_tokens_decoder():  # of a merge, maybe no whole characters
+        return tuple(piece.id for piece in old.backend.model.tokenize(token))
+    text = new.backend.decode([i], skip_special_tokens=False)
+    # decoders of bytes take letters such as \u00fc for the byte that they stand for elsewhere
+    return tuple((old.encode(text) if BROKEN not in text else []) or old.encode(token))
 
 
 def _refuse_known(
