@@ -368,7 +368,10 @@ def test_adapters_have_ranks_that_the_model_takes(model, rank, small, models, he
         (["my.toml", "rated.jsonl", "--model", "llama-5m"], "llama-5m is a preset, whose weights"),
         (["my.toml", "rows.jsonl", "--model", "lama-5m"], "lama-5m"),
         (["my.toml", "rows.jsonl", "--rows", "messages"], "no 'messages'"),
-        (["my.toml", "one.jsonl", "--model", "encoder"], "my.toml:6: objective.labels must be at"),
+        (
+            ["my.toml", "one.jsonl", "--model", "encoder"],
+            "one.jsonl: all first rows have the label 'good'",
+        ),
         (["my.toml", "one.jsonl", "--model", "decoder"], "--model: decoder is a decoder (llama),"),
     ],
 )

@@ -1,10 +1,11 @@
-"""Forms of files for which `lmwright init` writes run files."""
+"""Forms of files for which `lmwright init` writes run files, and names of folders."""
 
 import json
 
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.cli.quickstart import write_run_file
 from lmwright.data.sources.file import Slice
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
@@ -47,3 +48,11 @@ def test_a_csv_file_without_a_header_is_one_sentence(here, capsys, text):
     (here / "a.csv").write_text(text)
     assert main(["init", "my.toml", "a.csv", "--model", "decoder"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_quickstart_in_a_folder_of_any_name(tmp_path):
+    folder = tmp_path / 'a "\\b'
+    write_run_file(folder / "run.toml", folder)
+    run = load_run(folder / "run.toml")
+    assert run.dir == str(folder / "run") and run.data.dir == str(folder / "data")
+    assert run.data.sources[0].path == str(folder / "text" / "code.jsonl")

@@ -140,3 +140,20 @@ def test_pairs_with_a_score(names, models, here):
     run = load_run("my.toml")
     assert run.objective.kind == "regress" and run.data.sources[0].columns["label"] == "score"
     assert main(["config", "show", "my.toml", "recipe=finetune-similarity"]) == 0
+
+
+def test_one_label_is_told_before_anything_is_written(models, here, capsys):
+    rows = [{"text": f"a text {number}", "label": "x"} for number in range(9)]
+    words = [write(here / "a.jsonl", *rows), "--model", str(models / "encoder")]
+    assert main(["init", "my.toml", *words]) == 2
+    error = capsys.readouterr().err
+    assert "a.jsonl: all first rows have the label 'x'" in error and "my.toml" not in error
+    words.append(write(here / "b.jsonl", {"text": "another", "label": "y"}))
+    assert main(["init", "my.toml", *words]) == 0
+    assert load_run("my.toml").objective.labels == ("x", "y")
+
+
+def test_commands_of_a_name_with_blanks_can_be_pasted(here, capsys):
+    assert main(["init", "my run.toml", write(here / "a.jsonl", {"text": "a text"})]) == 0
+    told = capsys.readouterr().out
+    assert told.count("'my run.toml'") == 4 and "lmwright train 'my run.toml'" in told

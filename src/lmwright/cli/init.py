@@ -5,6 +5,7 @@ paths --first rows, read as each kind--> kind of rows --recipe, model--> run fil
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -342,8 +343,9 @@ def init_command(
         if found.labels.note:
             print(f"note: {found.labels.note}")
     trained = f"objective {run.objective.kind}, model {run.model.kind}"
-    print(f"wrote {file}: {trained}; all else: lmwright config show {file}")
-    print(f"next:  lmwright prepare {file}")
+    name = shlex.quote(file)
+    print(f"wrote {file}: {trained}; all else: lmwright config show {name}")
+    print(f"next:  lmwright prepare {name}")
     chips = next(n for n in (8, 4, 1) if run.train.global_batch_size % n == 0)
-    print(f"       lmwright plan {file} --on v5e-{chips}")
-    print(f"       lmwright train {file}")
+    print(f"       lmwright plan {name} --on v5e-{chips}")
+    print(f"       lmwright train {name}")

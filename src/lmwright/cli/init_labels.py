@@ -93,16 +93,22 @@ def labels_of(source: Source, rows: Iterable[Row | Bad], names: tuple[str, ...])
 
 def together(sources: Mapping[str, Labels]) -> list[str]:
     """Labels of all sources, by their paths: in the order of the numbers that rows have, or "O"
-    first. Raises UserError where a number is one label here and another there."""
+    first. Raises UserError for a number that is one label here and another there, and for a single
+    label."""
     numbered = {labels.names: path for path, labels in sources.items() if labels.numbered}
     if len(numbered) > 1:
         raise UserError(
             f"{' and '.join(numbered.values())}: number their labels differently; write the labels "
             "as names, or give one alone"
         )
+    labels = sorted({name for each in sources.values() for name in each.names})
+    if len(labels) == 1:
+        raise UserError(
+            f"{' and '.join(sources)}: all first rows have the label {labels[0]!r}, and at least "
+            "two are told apart; if they are plain texts, add --rows text"
+        )
     if numbered:
         return [*next(iter(numbered))]
-    labels = sorted({name for each in sources.values() for name in each.names})
     return sorted(labels, key=lambda name: (name != "O", int(name) if name.isdecimal() else 0))
 
 

@@ -5,6 +5,7 @@ sources, docstrings --> tokenizer --> store --> train --> eval --> sample --> HF
 
 import ast
 import json
+import shlex
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import xxhash
 from rich.console import Console
 
+from lmwright.config.text import literal
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
@@ -43,7 +45,8 @@ def main(folder: str = "quickstart") -> int:
     console.rule("[bold]3 of 5  train")
     code = train_command(run)
     if code:
-        console.print("Run [bold]make quickstart[/] again to continue from here.")
+        again = f"lmwright quickstart {shlex.quote(folder)}"
+        console.print(f"Run {again} again to continue from here.", markup=False, soft_wrap=True)
         return code
     finish(run_file, run.dir, console, began)
     return 0
@@ -60,6 +63,7 @@ def finish(run_file: Path, run_dir: str, console: Console, began: float) -> None
     generate_command(run_dir, [PROMPTS[0]], max_new_tokens=80, temperature=0.7, seed=1)
     console.rule("[bold]5 of 5  export")
     out = Path(run_dir).parent / "hf"
+    place, file = (shlex.quote(str(path)) for path in (run_dir, run_file))
     export_command(run_dir, out, overwrite=True)
     console.rule(f"[bold]done in {(time.monotonic() - began) / 60:.1f} minutes")
     console.print(
@@ -68,9 +72,9 @@ def finish(run_file: Path, run_dir: str, console: Console, began: float) -> None
   curves, samples, configuration           {run_dir}/report.html
 
 Next, with [bold]source .venv/bin/activate[/]:
-  lmwright generate {run_dir} --prompt "import os" --temperature 0.8
-  lmwright config show {run_file}
-  lmwright train {run_file} train.steps=2000
+  lmwright generate {place} --prompt "import os" --temperature 0.8
+  lmwright config show {file}
+  lmwright train {file} train.steps=2000
   lmwright prepare RUN.toml && lmwright train RUN.toml     # your own text: docs/prepare.md
 """,
         highlight=False,
@@ -136,7 +140,7 @@ def write_run_file(path: Path, root: Path) -> None:
         f"""
 [[data.sources]]
 name = "{name}"
-path = "{root / "text" / file}"
+path = {literal(str(root / "text" / file))}
 use = "{use}"
 """
         for name, file, use in (
@@ -146,13 +150,14 @@ use = "{use}"
             ("heldout docstrings", "docstrings-heldout.jsonl", "eval"),
         )
     )
-    text = f"""# The whole quickstart as one run file; `lmwright config show {path}` resolves it.
+    name = shlex.quote(str(path))
+    text = f"""# The whole quickstart as one run file; `lmwright config show {name}` resolves it.
 recipe = "quickstart"
 name = "quickstart"
-dir = "{root / "run"}"
+dir = {literal(str(root / "run"))}
 
 [data]
-dir = "{root / "data"}"
+dir = {literal(str(root / "data"))}
 {sources}
 [eval]
 prompts = {json.dumps(PROMPTS)}
