@@ -155,6 +155,14 @@ def test_refused_before_anything_starts(file, tmp_path, small_run, table, says):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_field_that_every_run_sets_is_not_overridden(file):
+    assert len(members(file, ["model.num_kv_heads=2"])) == 3  # which the case has not
+    file.write_text(file.read_text().replace('"model.num_kv_heads" = [4, 1]', "seed = [4, 1]"))
+    file.write_text(file.read_text().replace('"model.num_layers" = 3', "seed = 3"))
+    with pytest.raises(UserError, match="command line: seed: has no effect"):
+        members(file, ["train.steps=3", "seed=5"])
+
+
 def test_a_session_is_that_of_the_machine(file, tmp_path, capsys, monkeypatch):
     """Its runs share the hours of one, and none is begun without time for it."""
     now = iter([0.0, 1800.0, 5400.0])

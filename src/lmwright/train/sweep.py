@@ -71,7 +71,9 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
         )
     base = load_base(path, overrides)
     by_label: dict[str, Member] = {}
-    for label, fields in _combinations(path, table):
+    combinations = list(_combinations(path, table))
+    _refuse_idle(overrides, [fields for _, fields in combinations])
+    for label, fields in combinations:
         _check_member(path, label, fields)
         if label in by_label:
             raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
@@ -124,6 +126,16 @@ def _check_member(path: Path, label: str, fields: dict[str, Any]) -> None:
             raise UserError(
                 f"{path}: sweep: {name!r} has no effect in {label!r}, since each run has its own "
                 "by its label; remove it there"
+            )
+
+
+def _refuse_idle(overrides: Sequence[str], combinations: Sequence[dict[str, Any]]) -> None:
+    """Raises UserError for an override of a field that every run of the sweep sets itself."""
+    for field in (word.partition("=")[0] for word in overrides):
+        if combinations and all(field in fields for fields in combinations):
+            raise UserError(
+                f"command line: {field}: has no effect, since every run of the sweep has its own; "
+                "leave it out, or change [sweep]"
             )
 
 
