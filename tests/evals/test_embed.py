@@ -14,6 +14,7 @@ from lmwright.cli.main import main
 from lmwright.config.run import Data, Pack, Run, Source, Tokenizer, Train
 from lmwright.core import copies
 from lmwright.data.prepare import prepare
+from lmwright.errors import UserError
 from lmwright.evals import documents, embed
 from lmwright.evals.embed import embed_command
 from lmwright.formats.convert import export_command
@@ -245,3 +246,21 @@ def test_what_is_refused(made, tmp_path, capsys):
     assert main(["embed", str(tmp_path), file]) == 2
     modules = made / "eurobert-hf" / "modules.json"
     assert not modules.exists()
+
+
+@pytest.mark.parametrize("of", [documents.of_documents, documents.of_tokens])
+def test_results_that_are_not_finite_are_no_answers(of):
+    """Those of padding do not matter."""
+
+    def run(where):
+        def give(batches):
+            found = np.zeros((*batches.tokens.shape, 3))  # [N, B, T, 3]
+            found[:, :, where] = np.nan
+            return found
+
+        return documents.RowProgram(give, 1)
+
+    size = [3] if of is documents.of_documents else []
+    assert np.isfinite(of(run(100), [[5] * 8], 128, *size)[0]).all()
+    with pytest.raises(UserError, match="results that are not finite: the training diverged"):
+        of(run(0), [[5] * 8], 128, *size)

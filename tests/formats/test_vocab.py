@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lmwright.config.run import Tokenizer
 from lmwright.core.param import map_params
@@ -169,6 +170,19 @@ def test_a_token_of_a_file_is_told_so(folder, tmp_path, alone, lines, says):
     options = {"tokens": ("z z",), "add_file": str(tmp_path / "new.txt")}
     with pytest.raises(UserError, match=rf"--add-file: .*new\.txt: .*{says}"):
         vocab_command(str(folder), tmp_path / "out", **options)
+
+
+def test_weights_that_are_not_finite_are_one_sentence(tmp_path, alone):
+    model = model_of("tied")
+    w = map_params(lambda p: np.full(p.shape, 0.1, "f4"), model.spec())
+    export_hf(model, w, None, tmp_path / "model")
+    (tmp_path / "model" / "convert.json").unlink()
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = np.nan
+    save_file(tensors, path)
+    with pytest.raises(UserError, match="logits that are not finite: the training diverged"):
+        vocab_command(str(tmp_path / "model"), tmp_path / "out", multiple=64)
 
 
 def test_merges_of_another_kind_are_not_appended(folder, tmp_path, alone):

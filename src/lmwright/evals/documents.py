@@ -25,6 +25,7 @@ from lmwright.data.tokens.around import ids_around, ids_between
 from lmwright.data.tokens.classes import joined
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.formats.loaded import LoadedModel
+from lmwright.formats.proof import finite
 from lmwright.formats.sentence import TOKENIZER
 
 BATCH_TOKENS = 8192
@@ -140,21 +141,22 @@ def of_documents(
     room: int = 1,
 ) -> np.ndarray:
     """Results float64 [N, `size`] of documents, lists of at most `most` ids: `run` gives those
-    [B, S, `size`] of packed rows. In a row of T tokens are at most T / `room` documents."""
+    [B, S, `size`] of packed rows. In a row of T tokens are at most T / `room` documents. Raises
+    UserError for results that are not finite."""
     found = np.zeros((len(documents), size))
     for results, places in run.each(_batches(documents, most, room)):
         for number, at in places.items():
-            found[number] = results[at.row, at.number]
+            found[number] = finite(results[at.row, at.number], "results")
     return found
 
 
 def of_tokens(run: RowProgram, documents: Sequence[Sequence[int]], most: int) -> list[np.ndarray]:
     """Results float64 [tokens, K] of each document, a list of at most `most` ids: `run` gives those
-    [B, T, K] of packed rows."""
+    [B, T, K] of packed rows. Raises UserError for results that are not finite."""
     found: list[np.ndarray] = [np.zeros(0)] * len(documents)
     for results, places in run.each(_batches(documents, most, 1)):
         for number, at in places.items():
-            found[number] = results[at.row, at.tokens]
+            found[number] = finite(results[at.row, at.tokens], "results")
     return found
 
 

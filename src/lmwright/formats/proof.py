@@ -218,7 +218,7 @@ def prove(
     if why := too_large(num_params):
         return replace(proof, transformers=why, why_no_logits=why, peft=why if adapter else None)
     tokens = proof_tokens(model, tokenizer)
-    expected = _finite(logits(model, load_source(), tokens))
+    expected = finite(logits(model, load_source(), tokens))
     again = logits(*load_result(), tokens)
     first = agreement(expected, again)
     if exact:
@@ -244,12 +244,12 @@ def prove(
     return replace(proof, source_to_transformers=_against(reference, expected, tolerance)[0])
 
 
-def _finite(found: np.ndarray) -> np.ndarray:
-    """Logits of the source. Raises UserError where its finite weights give none."""
+def finite(found: np.ndarray, what: str = "logits") -> np.ndarray:
+    """Results of a model, unchanged. Raises UserError where some are not finite."""
     if np.isfinite(found).all():
         return found
     raise UserError(
-        "the model gives logits that are not finite: the training diverged, or the source is "
+        f"the model gives {what} that are not finite: the training diverged, or the source is "
         "damaged; take an earlier checkpoint, or download it again"
     )
 

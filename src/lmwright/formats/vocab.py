@@ -30,7 +30,15 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.hf_write import write_hf
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
-from lmwright.formats.proof import Agreement, Proof, agreement, logits, proof_tokens, sentence
+from lmwright.formats.proof import (
+    Agreement,
+    Proof,
+    agreement,
+    finite,
+    logits,
+    proof_tokens,
+    sentence,
+)
 from lmwright.formats.reference import too_large
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.tokenizer_files import write_tokenizer
@@ -291,11 +299,11 @@ def _check_old_logits(
     loaded: LoadedModel, model: HfModel, tensors: Mapping[str, Any], old: TextTokenizer | None
 ) -> Agreement | None:
     """Logits of the old ids before and after; None where the model is too large to run.
-    Raises RuntimeError where they changed."""
+    Raises RuntimeError where they changed, UserError where they are not finite."""
     if too_large(count_params(model.spec())):
         return None
     tokens = proof_tokens(loaded.model, old)
-    before = logits(loaded.model, loaded.load(), tokens)
+    before = finite(logits(loaded.model, loaded.load(), tokens))
     after = logits(model, from_hf(model, tensors, str(loaded.path)), tokens)
     count = min(model.vocab_size, before.shape[-1], old.vocab_size if old else before.shape[-1])
     distance = agreement(before[..., :count], after[..., :count])
