@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
@@ -75,6 +76,18 @@ def test_a_changed_weight_is_named(folders, capsys):
     assert found["tensors"]["worst"] == "model.layers.1.mlp.up_proj.weight"
     assert found["tensors"]["max_abs_diff"] == pytest.approx(1.5, rel=1e-6)
     assert found["tensors"]["equal"] == found["tensors"]["compared"] - 1 and not found["same"]
+
+
+def test_json_has_no_numbers_that_it_cannot_hold(tmp_path, capsys):
+    w = weights()
+    export_hf(MODEL, w, None, tmp_path / "a")
+    (tmp_path / "a" / "convert.json").unlink()
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    tensors["model.norm.weight"][0] = np.nan
+    save_file(tensors, tmp_path / "a" / "model.safetensors")
+    assert verify_command(str(tmp_path / "a"), str(tmp_path / "a"), as_json=True) == 1
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["logits"]["max_abs_diff"] == "NaN"
 
 
 def test_a_config_that_differs_is_named(folders):

@@ -2,6 +2,7 @@
 our own written."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,15 @@ def read_downloaded(path: Path, source: str) -> dict[str, Any]:
 def write_json(path: Path, value: Any, *, ascii_only: bool = True) -> None:
     """Writes an indented JSON file, whole or not at all. Raises OSError."""
     write_whole(path, json.dumps(value, indent=2, ensure_ascii=ascii_only) + "\n")
+
+
+def json_value(value: Any) -> Any:
+    """Value without numbers that JSON cannot hold: "NaN", "Infinity" or "-Infinity" in their
+    place."""
+    if isinstance(value, dict):
+        return {key: json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.core.param import count_params
+from lmwright.data.json_text import json_value
 from lmwright.data.tokens.probe import PROBE
 from lmwright.errors import UserError
 from lmwright.formats.load import load_model
@@ -177,7 +178,7 @@ def verify_command(a: str, b: str, *, tolerance: float = TOLERANCE, as_json: boo
     """Prints what differs; returns 0 if nothing does within `tolerance`, else 1."""
     verdict = verify(a, b, tolerance=tolerance)
     if as_json:
-        print(json.dumps(asdict(verdict), indent=2))
+        print(json.dumps(json_value(asdict(verdict)), indent=2))
     else:
         print(visible("\n".join(verdict.lines())))
     return 0 if verdict.same else 1

@@ -17,7 +17,6 @@ Numbers JSON cannot hold are the strings "NaN", "Infinity" and "-Infinity".
 
 import errno
 import json
-import math
 import os
 import time
 import warnings
@@ -27,6 +26,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from lmwright.config.run import Run
+from lmwright.data.json_text import json_value
 from lmwright.errors import StorageError
 from lmwright.guard.files import write_whole
 from lmwright.report.read import RunRecord, add_line
@@ -158,7 +158,7 @@ class MetricsWriter:
         if taken := [name for name in RESERVED if name in fields]:
             raise ValueError(f"{taken[0]!r} is set by the writer itself")
         line = {"step": int(step), "time": round(time.time(), 3), "kind": kind}
-        line |= {name: _json_value(value) for name, value in fields.items()}
+        line |= {name: json_value(value) for name, value in fields.items()}
         if kind in EVALUATED and self._is_there(line):
             return
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
@@ -287,12 +287,6 @@ def _step_or_none(line: bytes) -> int | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _unwritable(path: Path, error: OSError) -> StorageError:
