@@ -54,7 +54,7 @@ def test_added_tokens(folder, tmp_path):
     the command itself compares with transformers, where the head stays tied or does not."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    (tmp_path / "more.txt").write_text("number of\n\nfunction\n")
+    (tmp_path / "more.txt").write_text("number of\r\n\r\nfunction\r\n", "utf-8-sig")  # of Windows
     proof = vocab_command(
         str(folder), tmp_path / "out", tokens=("<|user|>", "upon a"),
         add_file=str(tmp_path / "more.txt"), multiple=64,

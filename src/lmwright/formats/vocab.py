@@ -165,7 +165,7 @@ def _wanted(tokens: tuple[str, ...], file: str | None) -> list[str]:
 
 def _lines(path: str) -> list[str]:
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
     if not (lines := [line for line in text.splitlines() if line.strip()]):
