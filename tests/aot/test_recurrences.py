@@ -18,10 +18,12 @@ from jax.sharding import SingleDeviceSharding
 from lmwright.hardware.slices import parse_slice, topology_request
 from lmwright.kernels import tpu_mlstm
 from lmwright.kernels.delta_rule_by import delta_rule
+from lmwright.kernels.ssd_by import ssd
 from lmwright.planner.compiler.cost import estimate
 from lmwright.planner.compiler.hlo import parse
 
-RULES = {"mlstm": tpu_mlstm.mlstm, "delta rule": partial(delta_rule, kernels="tpu")}
+RULES = {"mlstm": tpu_mlstm.mlstm, "delta rule": partial(delta_rule, kernels="tpu"),
+         "ssd": partial(ssd, kernels="tpu")}
 
 def kernels_of(name, slice_name, b, t, n, k, h, size, keys=None):
     where = topology_request(parse_slice(slice_name))
@@ -47,11 +49,12 @@ def kernels_of(*cases):
 
 def test_the_kernels_compile():
     """Forward, memories before the chunks, backward; forward and backward."""
-    (mlstm, cost), (rule, other) = kernels_of(
+    found = kernels_of(
         ("mlstm", "v5e-4", 1, 256, 1, 128, 256, 128),
         ("delta rule", "v5e-4", 1, 256, 2, 128, 128, 64, 1),
+        ("ssd", "v5e-4", 1, 256, 4, 128, 64, 128, 1),
     )
-    assert (mlstm, rule) == (3, 2) and cost > 0 and other > 0
+    assert [kernels for kernels, _ in found] == [3, 2, 2] and all(cost > 0 for _, cost in found)
 
 
 @pytest.mark.slow
@@ -83,6 +86,21 @@ def test_every_generation_compiles_the_delta_rule(slice_name):
     assert [kernels for kernels, _ in found] == [2] * 6
     costs = [cost for _, cost in found]
     assert costs[1] == pytest.approx(2 * costs[0], rel=0.01) and costs[3] < costs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slice_name", SLICES)
+def test_every_generation_compiles_the_state_spaces(slice_name):
+    """In heads of the presets, several steps of one group; in one head, and all sizes of chunks."""
+    found = kernels_of(
+        *(("ssd", slice_name, 1, 512, heads, 128, 64, 128, 1) for heads in (48, 96)),
+        *(("ssd", slice_name, 1, 512, 8, 128, 64, size, 2) for size in (64, 128, 256)),
+        ("ssd", slice_name, 1, 512, 2, 64, 96, 128, 2),
+        ("ssd", slice_name, 1, 512, 48, 128, 32, 256, 1),
+    )
+    assert [kernels for kernels, _ in found] == [2] * 7
+    costs = [cost for _, cost in found]
+    assert costs[1] == pytest.approx(2 * costs[0], rel=0.01)
 
 
 def test_early_chips_have_no_cost_of_it():
