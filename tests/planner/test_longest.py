@@ -56,6 +56,18 @@ def test_a_step_has_one_row_for_each_shard(run):
         assert tokens.train.mlp_chunk_tokens is None
 
 
+def test_adapters_have_as_many_rows_each(tmp_path):
+    three = "lora.adapters=[{name='a'}, {name='b'}, {name='c'}]"
+    run = run_of(tmp_path, *WORDS, "lora.rank=4", three, preset="qwen2.5-0.5b", batch=24)
+    for machine, rows in ((V5E, 24), (parse_machine("v5e-1"), 3)):
+        option = Longest.of(run, machine).options[0]
+        assert option.run_at(option.tokens).train.global_batch_size == rows
+    first = replace(run.lora.adapters[0], rows=8)
+    lora = replace(run.lora, adapters=(first, *run.lora.adapters[1:]))
+    with pytest.raises(UserError, match=r"--longest: takes as few rows as it can, and lora\.adap"):
+        Longest.of(replace(run, lora=lora), V5E)
+
+
 class Compiler:
     """Stands in for the compiler: takes rows of at most so many tokens."""
 

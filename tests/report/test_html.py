@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -17,6 +18,8 @@ from lmwright.errors import UserError
 from lmwright.report.curves import thin
 from lmwright.report.html import report_command, write_report
 from lmwright.report.measured import keep_measured
+from lmwright.report.read import read_run
+from lmwright.report.summary import summarize
 from tests.report.run_folder import write_run
 
 EVIL = "<script>alert(1)</script></pre><img src=x onerror=alert(2)> \u2028 & \"'"
@@ -162,6 +165,13 @@ def test_summary_figures(tmp_path):
     assert page.row("machine") == ["16 x TPU v4"]
     assert page.row("resumed") == ["at step 30"]
     assert page.row("time running") == [f"{59 * 2 / 60:.1f} min"]
+
+
+def test_steps_are_those_of_the_adapter_that_trains_longest(tmp_path):
+    steps = {"train.steps": 40, "lora.adapters.0.steps": 30, "lora.adapters.1.steps": 80}
+    folder = write_run(tmp_path / "a")
+    record = replace(read_run(folder), config=steps)
+    assert summarize(record)["steps"] == "60 of 80"
 
 
 def test_secrets_in_the_configuration_are_not_shown(tmp_path):

@@ -198,6 +198,7 @@ def test_another_base_or_other_settings_are_refused(runs, together):
             {"rank": 9, "ranks": {"down": 33}, "adapters": ()},
             r"lora.rank: 33 is more .*; set lora.ranks.down = 32, or use at most 32 for all",
         ),
+        ({"adapters": (A, replace(B, rank=40))}, r"^lora.adapters.1.rank: 40 is more than"),
         ({"ranks": {"experts": 2}}, r"lora.ranks.experts: matches no target"),
         ({"init_from": "x"}, r"lora.init_from: has no effect"),
         (

@@ -78,6 +78,8 @@ class Option:
         sizes = _sizes(self.mesh, machine)
         pieces = train.num_microbatches if sizes["stage"] > 1 else 1
         rows = pieces * math.prod(sizes[axis] for axis in ACTIVATIONS["batch"])
+        if self.given.lora is not None:  # adapters have as many rows each
+            rows = math.lcm(rows, len(self.given.lora.listed))
         chunk = train.mlp_chunk_tokens
         train = replace(
             train,
@@ -253,6 +255,11 @@ class Longest:
         if machine.usable_bytes is None:
             raise UserError(
                 f"--longest: the memory of {machine.name} is not known; name a TPU slice or GPUs"
+            )
+        if run.lora is not None and any(each.rows for each in run.lora.adapters):
+            raise UserError(
+                "--longest: takes as few rows as it can, and lora.adapters.rows says how many; "
+                "leave rows out"
             )
         options = list(options_of(run, machine))
         for option in options:

@@ -120,7 +120,8 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     ranks = by_target(targets, adapter.rank or lora.rank, lora.ranks, "lora.ranks")
     alphas = by_target(targets, adapter.alpha or lora.alpha, lora.alphas, "lora.alphas")
     modules = []
-    _refuse_large(ranks, {t.path: min(t.param.matrix_shape) for t in targets})
+    sizes = {t.path: min(t.param.matrix_shape) for t in targets}
+    _refuse_large(ranks, sizes, "lora.rank" if adapter.rank is None else _place(lora, adapter))
     for target in targets:
         rank, alpha = ranks[target.path], alphas[target.path]
         if lora.variant == "dora" and "vocab" in target.param.axes:
@@ -130,8 +131,14 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     return tuple(modules)
 
 
-def _refuse_large(ranks: Mapping[str, int], sizes: Mapping[str, int]) -> None:
-    """Raises UserError for ranks above the smaller dimension of their matrices, by path."""
+def _place(lora: LowRank, adapter: Adapter) -> str:
+    """The field with an adapter's own rank."""
+    return f"lora.adapters.{[each.name for each in lora.adapters].index(adapter.name)}.rank"
+
+
+def _refuse_large(ranks: Mapping[str, int], sizes: Mapping[str, int], field: str) -> None:
+    """Raises UserError for ranks above the smaller dimension of their matrices, by path; `field`
+    says the rank of all."""
     narrow = {path: size for path, size in sizes.items() if ranks[path] > size}
     if not narrow:
         return
@@ -142,7 +149,7 @@ def _refuse_large(ranks: Mapping[str, int], sizes: Mapping[str, int]) -> None:
         alone = " and ".join(f"lora.ranks.{name} = {size}" for name, size in own.items())
         cure = f"set {alone}, or {cure} for all"
     raise UserError(
-        f"lora.rank: {ranks[path]} is more than the {size} dimensions of {path}, so that it saves "
+        f"{field}: {ranks[path]} is more than the {size} dimensions of {path}, so that it saves "
         f"nothing; {cure}"
     )
 

@@ -1,6 +1,7 @@
 """Summary figures at the top of a report: results, cost and machine."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -124,12 +125,19 @@ def _size(record: RunRecord) -> Rows:
         rows["parameters"] = f"{params:,}"
     if steps := record.hours.steps:
         rows["steps"] = f"{steps[-1]:,}"
-        if isinstance(total := record.config.get("train.steps"), int):
+        if total := _planned_steps(record):
             rows["steps"] += f" of {total:,}"
     seen = record.train["tokens_seen"].values[-1] if "tokens_seen" in record.train else math.nan
     if math.isfinite(seen):
         rows["tokens seen"] = f"{int(seen):,}"
     return rows
+
+
+def _planned_steps(record: RunRecord) -> int:
+    """Steps of the run, or of its adapter that trains longest; 0 where it does not say them."""
+    names = re.compile(r"train\.steps|lora\.adapters\.\d+\.steps")
+    said = [value for key, value in record.config.items() if names.fullmatch(key)]
+    return max((steps for steps in said if isinstance(steps, int)), default=0)
 
 
 def _cost(record: RunRecord) -> Rows:

@@ -1,4 +1,4 @@
-"""Cost of the kernels of `tpu_mlstm`, `tpu_delta_rule` and `tpu_ssd`: chunks times the cycles of one.
+"""Cost of the kernels of `tpu_mlstm`, `tpu_delta_rule` and `tpu_ssd`: chunks times cycles of one.
 
 Cycles are those of the compiler's own schedule, as `benchmarks/recurrence_schedule.py` reads and
 fits them; never less than the matrix units need for a chunk's products, nor than the memory needs
@@ -23,6 +23,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (1093, 11.3, 0.833),
         "delta_rule_fwd": (576, 0, 1.11),
         "delta_rule_bwd": (609, 24, 0.95),
+        "ssd_fwd": (199, 8.49, 1.25),
+        "ssd_bwd": (568, 23, 0.301),
     },
     "v5e": {
         "mlstm_fwd": (681, 7.6, 0.5),
@@ -30,6 +32,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (675, 7.54, 0.736),
         "delta_rule_fwd": (597, 0, 0.944),
         "delta_rule_bwd": (552, 17.1, 0.809),
+        "ssd_fwd": (177, 6.02, 0.495),
+        "ssd_bwd": (520, 18.9, 0),
     },
     "v5p": {
         "mlstm_fwd": (735, 7.69, 0.502),
@@ -37,6 +41,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (880, 8.09, 0.7),
         "delta_rule_fwd": (603, 0, 0.842),
         "delta_rule_bwd": (551, 18.3, 0.742),
+        "ssd_fwd": (166, 5.25, 0.668),
+        "ssd_bwd": (514, 19, 0),
     },
     "v6e": {
         "mlstm_fwd": (686, 5.24, 1.13),
@@ -44,6 +50,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (814, 6.81, 0.552),
         "delta_rule_fwd": (535, 3.81, 2.19),
         "delta_rule_bwd": (525, 18, 1.9),
+        "ssd_fwd": (135, 5.16, 1.72),
+        "ssd_bwd": (467, 9.19, 2.59),
     },
     "7x": {
         "mlstm_fwd": (581, 6.43, 1.31),
@@ -51,6 +59,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (902, 5.27, 0.599),
         "delta_rule_fwd": (460, 15.7, 1.92),
         "delta_rule_bwd": (563, 6.81, 2.22),
+        "ssd_fwd": (135, 5.18, 1.53),
+        "ssd_bwd": (446, 8.14, 3.23),
     },
 }
 """Cycles of one core for a chunk of L tokens of a head, by generation and kernel: (a, b, c) stands
