@@ -14,7 +14,7 @@ from lmwright.nn import ssd as plain
 from tests.kernels.test_tpu_delta_rule import assert_near, segment_ids
 from tests.kernels.test_tpu_intervals import mesh_of
 
-GROUPS, KEY, HEAD = 2, 16, 32
+GROUPS, KEY, HEAD = 2, 128, 64
 SLOW = pytest.mark.slow
 
 
@@ -118,11 +118,13 @@ def test_equal_on_a_mesh(axes, kernels, ids):
 
 def test_what_it_takes():
     """Chunks of 64, 128 and 256 that divide the row; up to eight heads of a group in a step."""
-    fits = tpu_ssd.fits
-    assert all(fits(4096, size, 8, 128, 64, 2) for size in (64, 128, 256))
-    assert not any(fits(4096, size, 8, 128, 64, 2) for size in (32, 96, 512))
-    assert not fits(1000, 64, 8, 128, 64, 2) and not fits(1024, 64, 8, 72, 64, 2)
-    assert [tpu_ssd.heads_together(n) for n in (1, 6, 7, 12, 48, 64)] == [1, 6, 7, 6, 8, 8]
+    fits = lambda size, *dims, heads=48: tpu_ssd.Call(size, heads, 1).fits(*dims, 2)  # noqa: E731
+    assert all(fits(size, 4096, 128, 64) for size in (64, 128, 256))
+    assert not any(fits(size, 4096, 128, 64) for size in (32, 96, 512))
+    assert not fits(64, 1000, 128, 64) and not fits(64, 1024, 64, 64) and fits(64, 1024, 128, 32)
+    assert fits(64, 1024, 64, 16, heads=7) and not fits(64, 1024, 128, 8)
+    together = [tpu_ssd.Call(64, n, 1).heads for n in (1, 6, 7, 12, 48, 64)]
+    assert together == [1, 6, 7, 6, 8, 8] and tpu_ssd.Call(64, 48, 8).heads == 6
     arrays, _ = problem()
     arrays = [a[:, :40] for a in arrays]
     ids = jnp.ones((2, 40), jnp.int32)

@@ -92,20 +92,18 @@ class Call:
     ) -> list[Array]:
         """`kernel(*arrays, *out, *state)`; `arrays` and `out` are [B, N, T, .], or [B, N, C, ., .]
         of a chunk each. The first ones are the marks; others may have fewer heads, each of which
-        belongs to several, of a step or of several steps. `state` are the shapes of float32
-        memories, and chunks come `from_last` to first."""
+        belongs to several. `state` are the shapes of float32 memories, and chunks come `from_last`
+        to first."""
         b, n, count, *_ = arrays[0].shape
         steps = n // (self.heads or 1)
 
         def chunk(array: Any) -> pl.BlockSpec:
-            several = None if self.heads is None else max(1, array.shape[1] // steps)
-            share = 1 if several is None else several * steps // array.shape[1]
+            several = None if self.heads is None else array.shape[1] // steps
             inside = array.shape[3:] if len(array.shape) == 5 else (self.size, array.shape[3])
             block = (None, several, *([None] if len(array.shape) == 5 else []), *inside)
             rest = len(block) - 3
 
             def at(b: Array, n: Array, c: Array) -> tuple[Any, ...]:
-                n = n if share == 1 else lax.div(n, share)
                 return b, n, count - 1 - c if from_last else c, *(0,) * rest
 
             return pl.BlockSpec(block, at)

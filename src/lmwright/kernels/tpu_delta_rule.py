@@ -213,18 +213,17 @@ def _backward_of_head(of: Back, n: int, both: Array, scores: Array) -> Array:
     written = last * dot(new, after.astype(dtype), over=(1, 1))
     by_query = dot(dqk.astype(dtype), k)
     by_key = dot(dqk.astype(dtype), q, over=(0, 0)) + dot((dkk + dkk.T).astype(dtype), k)
-    write_gates(of, n, chunk, (
+    of.from_gates[n] = gates_by(chunk, (
         jnp.where(before, dqk * scores[:size], 0.0) + dkk * scores[size:],
         q * by_found[:size] + k * by_found[size:], k * written, dx * new,
-    ))  # fmt: skip
+    ), jnp.sum(chunk.keep * after * of.held[n]))  # fmt: skip
     of.dmemory[n] = chunk.keep * after + dot(both, found, over=(0, 0))
     return jnp.concatenate([by_query, by_key + written]) + by_found
 
 
-def write_gates(of: Any, n: int, chunk: Chunk, shares: tuple[Array, ...]) -> None:
-    """Derivatives of the gates of head n, of shares [L, .]: those of pairs of tokens, of what is
-    found in the memory, of what is written there, and of log b. `of` has `dmemory`, `held` and
-    `from_gates`, as `Back` has them."""
+def gates_by(chunk: Chunk, shares: tuple[Array, ...], kept: Array) -> Array:
+    """Derivatives of the gates [2, L], of shares [L, .]: those of pairs of tokens, of what is found
+    in the memory, of what is written there, and of log b; `kept` is that of the memory itself."""
     of_pairs, found, written, logs = shares
     by_row = lambda a: jnp.sum(a, axis=1, keepdims=True)  # noqa: E731
     lasts = by_row(written)
@@ -232,22 +231,21 @@ def write_gates(of: Any, n: int, chunk: Chunk, shares: tuple[Array, ...]) -> Non
     lane = lax.broadcasted_iota(jnp.int32, (chunk.size, LANES), 1)
     rows = jnp.where(lane == 0, *columns).T  # [LANES, L]
     place = lax.broadcasted_iota(jnp.int32, (1, chunk.size), 1)
-    kept = jnp.sum(chunk.keep * of.dmemory[n] * of.held[n])
     at_end = jnp.where(place == chunk.size - 1, jnp.sum(lasts) + kept, 0.0)
-    of.from_gates[n, :1] = rows[:1] - jnp.sum(of_pairs, axis=0, keepdims=True) + at_end
-    of.from_gates[n, 1:] = rows[1:2]
+    of_sums = rows[:1] - jnp.sum(of_pairs, axis=0, keepdims=True) + at_end
+    return jnp.concatenate([of_sums, rows[1:2]])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def rule(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array) -> Array:
     """o [B, N, T, H] of scaled q and k [B, G, T, K], and v [B, N, T, H]; b and g are [B, T, N],
     ids [B, T]."""
-    told = marks_of(call, b, g, ids)
+    told = marks_of(call.size, b, g, ids)
     return call(_forward_kernel, FORWARD, (told, q, k, v), [like(v)], [state_of(call, k, v)])[0]
 
 
 def _forward(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array):
-    told, state = marks_of(call, b, g, ids), state_of(call, k, v)
+    told, state = marks_of(call.size, b, g, ids), state_of(call, k, v)
     chunks = told.shape[:3]
     kept = [
         jax.ShapeDtypeStruct((*chunks, *dims), v.dtype) for dims in (state[1:], (call.size,) * 2)
@@ -259,7 +257,7 @@ def _forward(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: 
 
 def _backward(call: Call, residuals: tuple[Array, ...], grad: Array):
     q, k, b, g, ids, held, inverse, new = residuals
-    told = marks_of(call, b, g, ids)
+    told = marks_of(call.size, b, g, ids)
     rows, heads, count, _, size = told.shape
     gates = jax.ShapeDtypeStruct((rows, heads, count, 2, size), jnp.float32)
     arrays = told, q, k, grad.astype(new.dtype), held, inverse, new
@@ -276,12 +274,12 @@ def _backward(call: Call, residuals: tuple[Array, ...], grad: Array):
 rule.defvjp(_forward, _backward)
 
 
-def marks_of(call: Call, b: Array, g: Array, ids: Array) -> Array:
+def marks_of(size: int, b: Array, g: Array, ids: Array) -> Array:
     """[B, N, C, 8, L]: of strengths and log decays [B, T, N]."""
-    total = since(g, ids, call.size)
+    total = since(g, ids, size)
     none = jnp.zeros_like(total)
-    told = mlstm_marks.marks(none, (total, none, none), mlstm_marks.places(ids, call.size))
-    return told._replace(log_input=mlstm_marks.by_chunk(b, call.size)).stacked(none, none)
+    told = mlstm_marks.marks(none, (total, none, none), mlstm_marks.places(ids, size))
+    return told._replace(log_input=mlstm_marks.by_chunk(b, size)).stacked(none, none)
 
 
 def since(g: Array, ids: Array, size: int) -> Array:

@@ -101,7 +101,7 @@ class Mamba(PreNorm):
         """Weights of Mamba-2, or of attention."""
         if kind != MAMBA:
             return super().mixer_spec(kind)
-        d, n, h, taps = self.embed_dim, self.mamba_num_heads, self.mamba_head_dim, self.conv_tokens
+        d, n, taps = self.embed_dim, self.mamba_num_heads, self.conv_tokens
         convolved = self.inner_dim + self.written_dim
         std = into_stream(self) * self.inner_dim**-0.5
         return {
@@ -112,8 +112,8 @@ class Mamba(PreNorm):
             "a_log": Param("heads", (n,), fill=0.0, fill_to=2.77),
             "dt_bias": Param("heads", (n,), fill=-6.9, fill_to=-2.25),
             "skip": Param("heads", (n,), fill=1.0),
-            "memory_norm": Param("heads head_dim", (n, h), fill=1.0),
-            "mamba_out": Param("heads head_dim -> embed", (n, h, d), std=std),
+            "memory_norm": Param("heads", (self.inner_dim,), fill=1.0),
+            "mamba_out": Param("heads -> embed", (self.inner_dim, d), std=std),
         }
 
     def state(self, kind: str, *, batch_size: int, length: int, dtype: jnp.dtype) -> Tree:
@@ -137,7 +137,7 @@ class Mamba(PreNorm):
         inner, size = self.inner_dim, self.chunk_tokens
         cuts = [inner, 2 * inner]
         gate, x, rest = parts("btd,dn->btn", before_products(h), w, "mamba_in", cuts)
-        gate, x = self._by_head(gate), constrain(x, "batch seq heads")
+        gate, x = (constrain(a, "batch seq heads") for a in (gate, x))
         written, dt = jnp.split(rest, [self.written_dim], axis=2)
         steps = gates(dt, w["a_log"], w["dt_bias"], attend.ids)  # [B, T, N]
         taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
@@ -149,19 +149,20 @@ class Mamba(PreNorm):
                 for a, at in ((x, slice(inner)), (written, slice(inner, None)))
             )
             near, c, b = self._inputs(near, to_memory)
-            y = ssd(c, b, near, *steps, attend.ids, size, kernels=attend.kernels)
+            by_head = self._by_head(near)
+            y = ssd(c, b, by_head, *steps, attend.ids, size, kernels=attend.kernels)
             return self._skipped(w, y, near)
 
         def on(state: Tree) -> tuple[Array, Tree]:
             both = jnp.concatenate([x, written], axis=2)
             both, conv = conv_from(state["conv"], both, taps, bias, attend.real)
             near, c, b = self._inputs(*jnp.split(both, [inner], axis=2))
-            inputs = c, b, near, *steps, attend.ids
+            inputs = c, b, self._by_head(near), *steps, attend.ids
             y, memory = ssd_from(state["memory"], *inputs, chunk_tokens=size)
             return self._skipped(w, y, near), {"conv": conv, "memory": memory}
 
         y = attend.carry(whole, on)
-        return dot("btnh,nhd->btd", self._gated(w, y, gate), w["mamba_out"])
+        return dot("btn,nd->btd", self._gated(w, y, gate), w["mamba_out"])
 
     def _by_head(self, x: Array) -> Array:
         """[B, T, N, H] of all heads' numbers."""
@@ -169,25 +170,21 @@ class Mamba(PreNorm):
         return constrain(by_head, "batch seq heads head_dim")
 
     def _inputs(self, x: Array, written: Array) -> tuple[Array, Array, Array]:
-        """x [B, T, N, H], c and b [B, T, G, K] of what the convolutions give."""
+        """x [B, T, N H], c and b [B, T, G, K] of what the convolutions give."""
         b, c = jnp.split(jax.nn.silu(written), 2, axis=2)
         groups = (*x.shape[:2], self.mamba_num_groups, self.mamba_state_dim)
-        return self._by_head(jax.nn.silu(x)), c.reshape(groups), b.reshape(groups)
+        return jax.nn.silu(x), c.reshape(groups), b.reshape(groups)
 
     def _skipped(self, w: Tree, y: Array, x: Array) -> Array:
-        """y, and x itself by a factor of each head."""
-        return y + w["skip"].astype(x.dtype)[:, None] * x
+        """y [B, T, N, H], and x [B, T, N H] itself by a factor of each head; as x."""
+        return y.reshape(x.shape) + jnp.repeat(w["skip"].astype(x.dtype), y.shape[3]) * x
 
     def _gated(self, w: Tree, y: Array, gate: Array) -> Array:
-        """y [B, T, N, H] times its gate, normed over the heads of each group."""
+        """y [B, T, N H] times its gate, normed over the heads of each group."""
         wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
-        apart = (*y.shape[:2], self.mamba_num_groups, -1, y.shape[3])
-        scale = w["memory_norm"].reshape(apart[2:])
-        return (
-            rms_norm(wide.reshape(apart), scale, self.norm_eps, dims=2)
-            .reshape(y.shape)
-            .astype(y.dtype)
-        )
+        apart = (*y.shape[:2], self.mamba_num_groups, -1)
+        scale = w["memory_norm"].reshape(self.mamba_num_groups, -1)
+        return rms_norm(wide.reshape(apart), scale, self.norm_eps).reshape(y.shape).astype(y.dtype)
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
