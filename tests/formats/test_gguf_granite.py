@@ -1,5 +1,7 @@
 """A Granite 4 without Mamba-2 in GGUF: a Granite 3, of which llama.cpp computes the same."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,10 +27,11 @@ PLAIN = SIZES | MAMBA | {
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
 
 
-def write(config, out, monkeypatch):
-    """(model, random weights) of a config.json, which the file holds."""
+def write(config, out, monkeypatch, **fields):
+    """(model, random weights) of a config.json and other fields, which the file holds."""
     monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
     model, rng = model_from_config(config, "config.json"), np.random.default_rng(0)
+    model = replace(model, **fields)
     w = map_params(lambda p: jnp.asarray(rng.standard_normal(p.shape) * 0.3, "f4"), model.spec())
     write_gguf(model, HfTensors(model, w), lambda: w, None, out, dtype="fp32")
     return model, w
@@ -44,6 +47,15 @@ def test_llama_cpp_computes_the_same(tmp_path, monkeypatch):
     llama_cpp.needed()
     found = agreement(mine, llama_cpp.logits(out, ids[0])[None])
     assert found.max_abs_diff / found.max_abs_logit < 1e-5
+
+
+def test_what_means_the_same_is_written(tmp_path, monkeypatch):
+    """A pattern of all layers, the usual factor of scores, and chunks, of which files say none."""
+    config = PLAIN | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "nope"}
+    whole = {"mixer_pattern": ("mamba", "full") * 2, "attention_multiplier": None}
+    model, _ = write(config, tmp_path / "m.gguf", monkeypatch, chunk_tokens=64, **whole)
+    back = load_model(tmp_path / "m.gguf").model
+    assert (back.kinds, back.score_scale) == (model.kinds, model.score_scale)
 
 
 @pytest.mark.parametrize("change", [{"position_embedding_type": None}, EXPERTS])

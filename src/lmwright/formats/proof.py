@@ -276,7 +276,7 @@ def _insist(distance: Agreement, other: str, tolerance: float) -> None:
         )
 
 
-OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate")  # ends of fields about training alone
+OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "chunk_tokens")  # ends of such fields
 ALIKE = ({"glm4-moe-lite", "deepseek-v3"},)  # families of the same layers, one in GGUF
 
 

@@ -23,8 +23,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (1093, 11.3, 0.833),
         "delta_rule_fwd": (576, 0, 1.11),
         "delta_rule_bwd": (609, 24, 0.95),
-        "ssd_fwd": (199, 8.49, 1.25),
-        "ssd_bwd": (568, 23, 0.301),
+        "ssd_fwd": (154, 8.28, 0.571),
+        "ssd_bwd": (409, 19.1, 0.599),
     },
     "v5e": {
         "mlstm_fwd": (681, 7.6, 0.5),
@@ -32,8 +32,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (675, 7.54, 0.736),
         "delta_rule_fwd": (597, 0, 0.944),
         "delta_rule_bwd": (552, 17.1, 0.809),
-        "ssd_fwd": (177, 6.02, 0.495),
-        "ssd_bwd": (520, 18.9, 0),
+        "ssd_fwd": (122, 4.45, 0.583),
+        "ssd_bwd": (339, 15.4, 0),
     },
     "v5p": {
         "mlstm_fwd": (735, 7.69, 0.502),
@@ -41,8 +41,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (880, 8.09, 0.7),
         "delta_rule_fwd": (603, 0, 0.842),
         "delta_rule_bwd": (551, 18.3, 0.742),
-        "ssd_fwd": (166, 5.25, 0.668),
-        "ssd_bwd": (514, 19, 0),
+        "ssd_fwd": (129, 4.4, 0.573),
+        "ssd_bwd": (349, 15, 0),
     },
     "v6e": {
         "mlstm_fwd": (686, 5.24, 1.13),
@@ -50,8 +50,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (814, 6.81, 0.552),
         "delta_rule_fwd": (535, 3.81, 2.19),
         "delta_rule_bwd": (525, 18, 1.9),
-        "ssd_fwd": (135, 5.16, 1.72),
-        "ssd_bwd": (467, 9.19, 2.59),
+        "ssd_fwd": (91.9, 3.7, 1.86),
+        "ssd_bwd": (307, 11.2, 0),
     },
     "7x": {
         "mlstm_fwd": (581, 6.43, 1.31),
@@ -59,8 +59,8 @@ CYCLES: dict[str, dict[str, tuple[float, float, float]]] = {
         "mlstm_bwd": (902, 5.27, 0.599),
         "delta_rule_fwd": (460, 15.7, 1.92),
         "delta_rule_bwd": (563, 6.81, 2.22),
-        "ssd_fwd": (135, 5.18, 1.53),
-        "ssd_bwd": (446, 8.14, 3.23),
+        "ssd_fwd": (92.8, 3.46, 2.15),
+        "ssd_bwd": (291, 11.8, 0),
     },
 }
 """Cycles of one core for a chunk of L tokens of a head, by generation and kernel: (a, b, c) stands
@@ -77,9 +77,9 @@ def least_cycles(generation: str, way: str, size: int, key_dim: int, head_dim: i
         "mlstm_bwd": size**2 * (3 * key_dim + 2 * head_dim) + 4 * memory,
         "delta_rule_fwd": 2 * pairs + 3 * memory + inverse,
         "delta_rule_bwd": size**2 * (5 * key_dim + 4 * head_dim) + 6 * memory,
-        # a step of eight heads makes the product of c and b once
+        # eight heads of a step share products of pairs of tokens with c and b
         "ssd_fwd": size**2 * (key_dim / 8 + head_dim) + 2 * memory,
-        "ssd_bwd": size**2 * (17 * key_dim / 8 + 2 * head_dim) + 4 * memory,
+        "ssd_bwd": size**2 * (3 * key_dim / 8 + 2 * head_dim) + 5 * memory,
     }[way]
     rates = CHIPS[generation].rates
     return 2 * products * rates.clock_hz * rates.cores / CHIPS[generation].peak.bf16_flops
