@@ -149,7 +149,7 @@ class Heads:
         return jnp.where(self.each[0].seen(), 0.0, NEVER)
 
     def unseen_turned(self) -> Array:
-        """The same as [read, reader], in which the backward pass has fewer matrices to turn."""
+        """`unseen` as [read, reader], with which the backward pass has fewer matrices to turn."""
         read, reader = pairs(self.each[0].size)
         first = self.each[0].row(FIRST).astype(jnp.int32)
         return jnp.where((read <= reader) & (read >= first), 0.0, NEVER)
@@ -286,7 +286,7 @@ mix.defvjp(_forward, _backward)
 def _operands(
     call: Call, c: Array, b: Array, x: Array, dt: Array, g: Array, ids: Array
 ) -> tuple[list[tuple[str, Array]], tuple[int, int]]:
-    """What both kernels read, and the shape of the memories of a step."""
+    """Arrays that both kernels read, and the shape of the memories of a step."""
     told = marks_of(call.size, dt, g, ids)
     state = b.shape[2] // call.num_groups, x.shape[2] // call.steps
     return [("gates", told), ("groups", c), ("groups", b), ("heads", x)], state
