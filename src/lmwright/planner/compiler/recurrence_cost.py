@@ -95,11 +95,16 @@ def of_call(
     step: Instruction, holder: Computation, way: str, generation: str, rates: Rates
 ) -> float:
     """Seconds of a kernel on a device, from its marks [..., chunks, 8, L] and the queries or keys
-    and the values behind them, [..., T, K] and [..., T, H]."""
+    and the values behind them, [..., T, K] and [..., T, H]; of state spaces [..., T, G K] and
+    [..., T, N H], and memories [B, chunks, K, N H]."""
     given = [holder.by_name[name] for name in step.operands if name in holder.by_name]
     *several, _, size = arrays(given[0].shape)[0][1]
     values = 2 if way == "mlstm_states" else 3
     key_dim, head_dim = (arrays(given[i].shape)[0][1][-1] for i in (1, values))
+    if way in WAYS["ssd"]:
+        every = [sizes for each in (step, *given) for _, sizes in arrays(each.shape)]
+        memories = (sizes for sizes in every if len(sizes) == 4)
+        head_dim, key_dim = head_dim // several[1], next(memories, (0, 0, key_dim))[2]
     moved = step.nbytes + sum(each.nbytes for each in given)
     return mlstm_s(generation, rates, way, math.prod(several), size, key_dim, head_dim, moved)
 
