@@ -36,8 +36,7 @@ from lmwright.nn.ssd import gates, ssd_from
 
 MAMBA = "mamba"
 Mixer = Literal["mamba", "full"]
-KEPT = 6.5  # of the numbers that a convolution reads, and of those of the gate and of the result
-MOVES = 6.0
+KEPT, MOVES = 6.5, 6.0  # how often numbers around convolutions are kept, and moved forward
 
 
 @section
