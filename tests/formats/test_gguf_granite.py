@@ -63,3 +63,9 @@ def test_one_that_no_granite_3_is_is_refused(change, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"llama\.cpp computes a 'granite4.*only where"):
         write(PLAIN | change, tmp_path / "m.gguf", monkeypatch)
     assert not [*tmp_path.iterdir()]
+
+
+def test_one_without_attention_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"has attention in some layers, and here is none"):
+        write(PLAIN | {"layer_types": ["mamba"] * 4}, tmp_path / "m.gguf", monkeypatch)
+    assert not [*tmp_path.iterdir()]

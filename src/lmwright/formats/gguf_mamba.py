@@ -45,9 +45,15 @@ INNER, PLAIN = "ssm.inner_size", "feed_forward_length"
 SCALARS, NORM = (".mamba.A_log", ".mamba.D"), ".mamba.norm.weight"
 
 
-def metadata(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys below the architecture's name."""
+def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys below the architecture's name. Raises UserError for a model without attention, whose
+    heads the file would not say."""
     heads = config["num_key_value_heads"]
+    if TYPES["full"] not in config["layer_types"]:
+        raise UserError(
+            f"{where}: GGUF's Granite 4 has attention in some layers, and here is none "
+            "(model.mixer_pattern); export to a Hugging Face folder instead"
+        )
     meta = {
         HEADS: [heads if kind == TYPES["full"] else 0 for kind in config["layer_types"]],
         INNER: config["mamba_n_heads"] * config["mamba_d_head"],

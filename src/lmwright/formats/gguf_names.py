@@ -191,7 +191,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     if arch.short_convs:
         meta |= gguf_lfm2.metadata(config, where)
     if arch.mamba:
-        meta |= gguf_mamba.metadata(config)
+        meta |= gguf_mamba.metadata(config, where)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
     meta |= gguf_mistral3.metadata(rope, where)
