@@ -11,7 +11,7 @@ import pytest
 from lmwright.kernels import tpu_ssd
 from lmwright.kernels.ssd_by import ssd
 from lmwright.nn import ssd as plain
-from tests.kernels.test_tpu_delta_rule import assert_near, segment_ids
+from tests.kernels.test_tpu_delta_rule import assert_near, result, segment_ids
 from tests.kernels.test_tpu_intervals import mesh_of
 
 GROUPS, KEY, HEAD = 2, 128, 64
@@ -35,21 +35,6 @@ def kernel(*arrays, size=64):
 
 def chunks(*arrays, size=64):
     return plain.ssd(*arrays, size)
-
-
-def result(rule, arrays, ids, weight):
-    """What `rule` gives, with padding left out, and the gradients of its weighted sum."""
-    real = jnp.asarray(ids > 0)
-
-    def total(c, b, x, dt, g):
-        dt, g = (jnp.where(real[..., None], a, 0.0) for a in (dt, g))  # as `gates` has them
-        y = jnp.where(real[..., None, None], rule(c, b, x, dt, g, jnp.asarray(ids)), 0.0)
-        return jnp.sum(y * weight), y
-
-    grad = jax.grad(total, argnums=tuple(range(5)), has_aux=True)
-    with jax.default_matmul_precision("highest"):
-        gradients, y = jax.jit(grad)(*arrays)
-    return [np.asarray(a) for a in (y, *gradients)]
 
 
 @pytest.mark.parametrize(
