@@ -13,7 +13,9 @@ from lmwright.config.run import Mesh
 from lmwright.errors import UserError
 from lmwright.models.deberta import Deberta
 from lmwright.models.eurobert import EuroBert
+from lmwright.models.experts import Experts
 from lmwright.models.llada import Llada
+from lmwright.models.moe import Mixtral
 from lmwright.models.phi3 import Phi3
 from lmwright.objectives import KINDS as OBJECTIVES
 from lmwright.optim import KINDS
@@ -226,15 +228,26 @@ def test_a_host_without_the_memory_is_refused_before_it_is_pinned(monkeypatch, k
     assert told in str(error.value)
 
 
-def test_chunks_without_a_plain_mlp_are_refused():
-    """Phi-3's gate and up are one matrix, which is not taken in chunks."""
-    phi3 = Phi3(
-        vocab_size=64, embed_dim=32, mlp_dim=40, head_dim=8, num_layers=2, num_heads=4,
-        num_kv_heads=2, seq_len=24,
-    )  # fmt: skip
-    run = replace(make_run(remat="block", mlp_chunk_tokens=8), model=phi3)
-    with pytest.raises(UserError, match="has no effect on a phi3 model"):
-        check_run(run)
+SIZES = {"vocab_size": 64, "embed_dim": 32, "head_dim": 8, "num_layers": 2, "num_heads": 4,
+         "num_kv_heads": 2, "seq_len": 24}  # fmt: skip
+
+
+def test_chunks_of_experts_alone_are_refused():
+    experts = Experts(num_experts=4, experts_per_token=2, mlp_dim=40)
+    run = make_run(remat="block", mlp_chunk_tokens=8)
+    with pytest.raises(UserError, match="has no effect on a mixtral model"):
+        check_run(replace(run, model=Mixtral(**SIZES, experts=experts)))
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_chunks_of_a_gate_and_up_in_one_add_up(devices):
+    """Of Phi-3, whose mlp is Granite 4's, too."""
+    runs = [make_run(remat="block", mlp_chunk_tokens=chunk) for chunk in (None, 8)]
+    runs = [replace(run, model=Phi3(**SIZES, mlp_dim=40)) for run in runs]
+    (whole, metrics), (cut, cut_metrics) = (states(run, devices, steps=1)[0] for run in runs)
+    np.testing.assert_allclose(cut_metrics["loss"], metrics["loss"], rtol=1e-6)
+    moments = (state["trained"]["model"]["optimizer"]["mu"] for state in (cut, whole))
+    assert_close_to_largest(*moments, share=2e-6)
 
 
 def test_where_moments_lie_makes_no_other_run():

@@ -193,11 +193,10 @@ def _check_mlp_chunks(run: Run, tokens: int) -> None:
 
 
 def _has_mlp(spec: Any) -> bool:
-    """True for weights with an mlp that can be taken in chunks, which routed experts cannot, nor
-    Phi-3's gate and up, which are one matrix."""
+    """True for weights with an mlp that can be taken in chunks, which routed experts cannot."""
     if isinstance(spec, dict):
         return any(map(_has_mlp, spec.values()))
-    return spec.outputs == ("mlp",) and "experts" not in spec.batch
+    return spec.outputs[-1:] == ("mlp",) and "experts" not in spec.batch
 
 
 def _check_head_gradient(run: Run) -> None:
