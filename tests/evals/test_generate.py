@@ -213,6 +213,15 @@ def test_prompts_that_do_not_fit(weights, tokenizer, prompt, says):
         run(weights, tokenizer, [[1], prompt], Sampling(4))
 
 
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
+def test_logits_that_are_no_numbers_give_no_text(settings, weights, tokenizer):
+    """One NaN in the last norm; before, the first token was written again and again."""
+    broken = weights | {"norm": weights["norm"].copy()}
+    broken["norm"][0] = np.nan
+    with pytest.raises(UserError, match=r"gives logits that are not finite: the training diverged"):
+        run(broken, tokenizer, PROMPTS[:2], settings)
+
+
 def test_few_programs_are_compiled(weights, tokenizer):
     """Prompts of 17 to 32 tokens, other seeds and other sampling figures share programs."""
     run(weights, tokenizer, PROMPTS, SAMPLED)

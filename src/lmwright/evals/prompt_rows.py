@@ -8,8 +8,9 @@ import numpy as np
 
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
-from lmwright.evals.sampling import Sampling
+from lmwright.evals.sampling import NO_TOKEN, Sampling
 from lmwright.evals.text_stream import TextStream
+from lmwright.formats.proof import NOT_FINITE
 from lmwright.models.decoder import Decoder
 
 Prompt = str | Sequence[int]
@@ -86,11 +87,13 @@ def take(
     row: PromptRow, new: list[int], settings: Sampling, ends: frozenset[int], on_text: OnText | None
 ) -> None:
     """Appends new tokens to a row until it ends; `on_text(number, text)` is given what has become
-    final."""
+    final. Raises UserError for a model whose logits were not finite."""
     full = "length" if row.limit == settings.max_new_tokens else "context"
     for token in new:
         if row.finish is not None:
             return
+        if token == NO_TOKEN:
+            raise UserError(NOT_FINITE.format("logits"))
         text = row.push(token, ends, full)
         if text and on_text:
             on_text(row.number, text)

@@ -17,6 +17,7 @@ from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 
 Method = Literal["greedy", "sampled", "filtered"]
+NO_TOKEN = -1  # where logits are no numbers
 
 
 def refuse_wrong(settings: Any, wrong: Mapping[str, tuple[bool, str]]) -> None:
@@ -94,11 +95,15 @@ def filter_logits(logits: Array, temperature: Array, top_k: Array, top_p: Array)
 def choose(
     logits: Array, keys: Array, method: Method, temperature: Array, top_k: Array, top_p: Array
 ) -> Array:
-    """Next tokens int32 [B] for float32 logits [B, V]; row i samples with keys[i] alone."""
+    """Next tokens int32 [B] for float32 logits [B, V], `NO_TOKEN` where they are NaN; row i samples
+    with keys[i] alone."""
     if method == "greedy":
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    if method == "sampled":
-        logits = logits / temperature
+        chosen = jnp.argmax(logits, axis=-1)
     else:
-        logits = filter_logits(logits, temperature, top_k, top_p)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+        if method == "sampled":
+            logits = logits / temperature
+        else:
+            logits = filter_logits(logits, temperature, top_k, top_p)
+        chosen = jax.vmap(jax.random.categorical)(keys, logits)
+    of_chosen = jnp.take_along_axis(logits, chosen[:, None], axis=-1)[:, 0]  # NaN is the largest
+    return jnp.where(jnp.isnan(of_chosen), NO_TOKEN, chosen).astype(jnp.int32)

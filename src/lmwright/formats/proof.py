@@ -244,14 +244,17 @@ def prove(
     return replace(proof, source_to_transformers=_against(reference, expected, tolerance)[0])
 
 
+NOT_FINITE = (
+    "the model gives {} that are not finite: the training diverged, or the source is damaged; take "
+    "an earlier checkpoint, or download it again"
+)
+
+
 def finite(found: np.ndarray, what: str = "logits") -> np.ndarray:
     """Results of a model, unchanged. Raises UserError where some are not finite."""
     if np.isfinite(found).all():
         return found
-    raise UserError(
-        f"the model gives {what} that are not finite: the training diverged, or the source is "
-        "damaged; take an earlier checkpoint, or download it again"
-    )
+    raise UserError(NOT_FINITE.format(what))
 
 
 def _against(
