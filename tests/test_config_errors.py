@@ -240,8 +240,8 @@ def test_files_that_cannot_be_read(tmp_path):
         ),
         (["data.sources.0.sample_tokens=6"], "sources.0.sample_tokens: its tokens cannot be"),
         (
-            ["model.preset=phi-3-mini", "train.mlp_chunk_tokens=8", "train.remat=block"],
-            "train.mlp_chunk_tokens: has no effect on a phi3 model",
+            ["model.preset=moe-6m", "train.mlp_chunk_tokens=8", "train.remat=block"],
+            "train.mlp_chunk_tokens: has no effect on a qwen3-moe model",
         ),
         (
             ["data.sources.0={path='x', rows='messages'}", "data.pack.method=chunk"],

@@ -105,9 +105,9 @@ LONG = "model.seq_len=8192", "data.pack.seq_len=8192"
 
 
 @pytest.mark.parametrize("preset, cut", [("llama-70b", True), ("mixtral-8x7b", False),
-                                         ("phi-3-medium", False)])  # fmt: skip
+                                         ("phi-3-medium", True)])  # fmt: skip
 def test_chunks_are_offered_where_they_cut_something(tmp_path, preset, cut):
-    """Tokens go to experts whole, and Phi-3's gate and up are one matrix."""
+    """Tokens go to experts whole."""
     run = run_of(tmp_path, *LONG, preset=preset, batch=8)
     found = candidates(run, parse_machine("v5e-8"))
     chunks = {c.run.train.mlp_chunk_tokens for c in found}

@@ -61,6 +61,7 @@ class OverTable:
         self.inputs_first: tuple[str, ...] = table.inputs_first
         self.convs: tuple[str, ...] = table.convs
         self.stacked_experts: Stacked = table.stacked_experts
+        self.stacked_names: Mapping[str, str] = table.stacked_names
 
     def config(self, model: Any) -> Json:
         """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot
