@@ -279,7 +279,8 @@ def _insist(distance: Agreement, other: str, tolerance: float) -> None:
         )
 
 
-OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "chunk_tokens")  # ends of such fields
+# ends of fields that change no result, or only training
+OF_TRAINING = ("_std", "_cut", "_loss", "bias_rate", "chunk_tokens")
 ALIKE = ({"glm4-moe-lite", "deepseek-v3"},)  # families of the same layers, one in GGUF
 
 

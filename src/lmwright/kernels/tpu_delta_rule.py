@@ -241,11 +241,11 @@ def rule(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Arra
     """o [B, N, T, H] of scaled q and k [B, G, T, K], and v [B, N, T, H]; b and g are [B, T, N],
     ids [B, T]."""
     told = marks_of(call.size, b, g, ids)
-    return call(_forward_kernel, FORWARD, (told, q, k, v), [like(v)], [state_of(call, k, v)])[0]
+    return call(_forward_kernel, FORWARD, (told, q, k, v), [like(v)], [_state(call, k, v)])[0]
 
 
 def _forward(call: Call, q: Array, k: Array, v: Array, b: Array, g: Array, ids: Array):
-    told, state = marks_of(call.size, b, g, ids), state_of(call, k, v)
+    told, state = marks_of(call.size, b, g, ids), _state(call, k, v)
     chunks = told.shape[:3]
     kept = [
         jax.ShapeDtypeStruct((*chunks, *dims), v.dtype) for dims in (state[1:], (call.size,) * 2)
@@ -262,7 +262,7 @@ def _backward(call: Call, residuals: tuple[Array, ...], grad: Array):
     gates = jax.ShapeDtypeStruct((rows, heads, count, 2, size), jnp.float32)
     arrays = told, q, k, grad.astype(new.dtype), held, inverse, new
     out = [like(q), like(k), like(new), gates]
-    state = [state_of(call, k, new)]
+    state = [_state(call, k, new)]
     dq, dk, dv, gates = call(_backward_kernel, BACKWARD, arrays, out, state, from_last=True)
 
     _, turned = jax.vjp(lambda g: since(g, ids, call.size), g)
@@ -290,7 +290,7 @@ def since(g: Array, ids: Array, size: int) -> Array:
     return exact("bcts,bncs->bnct", same.astype(g.dtype), mlstm_marks.by_chunk(g, size))
 
 
-def state_of(call: Call, k: Array, v: Array) -> tuple[int, ...]:
+def _state(call: Call, k: Array, v: Array) -> tuple[int, ...]:
     """Shape of the memories of a step."""
     return call.heads or 1, k.shape[-1], v.shape[-1]
 

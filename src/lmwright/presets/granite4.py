@@ -1,7 +1,7 @@
 """Presets of Granite 4, dense ones and with experts, most of whose layers have Mamba-2.
 
-Where published, multipliers follow from the sizes: a score is divided by the width of its head, and
-logits are by a 256th of the model's.
+Where published, multipliers follow from the sizes: attention scores are divided by `head_dim`,
+and logits by `embed_dim` / 256.
 """
 
 from typing import Any
