@@ -68,6 +68,19 @@ def assert_near(mine, want, share=NEAR):
         assert np.abs(found - other).max() <= share * np.abs(other).max()
 
 
+def assert_as_near_in_bfloat16(kernel, chunks, arrays, ids, weight):
+    """`kernel` with bfloat16 arrays is no more than a fifth further than `chunks` from float32."""
+    narrow = *(jnp.asarray(a, jnp.bfloat16) for a in arrays[:3]), *arrays[3:]
+    wide = *(a.astype(jnp.float32) for a in narrow[:3]), *arrays[3:]
+    want = result(chunks, wide, ids, weight)
+
+    def off(rule):
+        pairs = zip(result(rule, narrow, ids, weight), want, strict=True)
+        return [np.linalg.norm(a.astype("f4") - b) / np.linalg.norm(b) for a, b in pairs]
+
+    assert max(off(kernel)) < 1.2 * max(off(chunks)) < 0.05
+
+
 @pytest.mark.parametrize("size", [64, pytest.param(128, marks=pytest.mark.slow)])
 def test_equal_to_the_recurrence(size):
     torch = pytest.importorskip("torch", reason="torch is the reference")
@@ -92,16 +105,7 @@ def test_documents_and_padding_as_in_plain_chunks(times):
 @pytest.mark.slow
 def test_bfloat16_is_as_near_as_in_plain_chunks():
     arrays, weight = problem(length=256)
-    ids = np.ones((1, 256), np.int32)
-    narrow = *(jnp.asarray(a, jnp.bfloat16) for a in arrays[:3]), *arrays[3:]
-    wide = *(a.astype(jnp.float32) for a in narrow[:3]), *arrays[3:]
-    want = result(chunks, wide, ids, weight)
-
-    def off(rule):
-        pairs = zip(result(rule, narrow, ids, weight), want, strict=True)
-        return [np.linalg.norm(a.astype("f4") - b) / np.linalg.norm(b) for a, b in pairs]
-
-    assert max(off(kernel)) < 1.2 * max(off(chunks)) < 0.05
+    assert_as_near_in_bfloat16(kernel, chunks, arrays, np.ones((1, 256), np.int32), weight)
 
 
 def test_nothing_of_a_document_reaches_another():

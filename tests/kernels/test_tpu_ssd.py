@@ -11,7 +11,12 @@ import pytest
 from lmwright.kernels import tpu_ssd
 from lmwright.kernels.ssd_by import ssd
 from lmwright.nn import ssd as plain
-from tests.kernels.test_tpu_delta_rule import assert_near, result, segment_ids
+from tests.kernels.test_tpu_delta_rule import (
+    assert_as_near_in_bfloat16,
+    assert_near,
+    result,
+    segment_ids,
+)
 from tests.kernels.test_tpu_intervals import mesh_of
 
 GROUPS, KEY, HEAD = 2, 128, 64
@@ -53,16 +58,7 @@ def test_equal_to_the_plain_chunks(heads, groups, size):
 @pytest.mark.slow
 def test_bfloat16_is_as_near_as_in_plain_chunks():
     arrays, weight = problem(length=256)
-    ids = np.ones((2, 256), np.int32)
-    narrow = *(jnp.asarray(a, jnp.bfloat16) for a in arrays[:3]), *arrays[3:]
-    wide = *(a.astype(jnp.float32) for a in narrow[:3]), *arrays[3:]
-    want = result(chunks, wide, ids, weight)
-
-    def off(rule):
-        pairs = zip(result(rule, narrow, ids, weight), want, strict=True)
-        return [np.linalg.norm(a.astype("f4") - b) / np.linalg.norm(b) for a, b in pairs]
-
-    assert max(off(kernel)) < 1.2 * max(off(chunks)) < 0.05
+    assert_as_near_in_bfloat16(kernel, chunks, arrays, np.ones((2, 256), np.int32), weight)
 
 
 def test_nothing_of_a_document_reaches_another():
