@@ -13,21 +13,19 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import at, map_params, nest, walk
 from lmwright.errors import UserError
-from lmwright.formats.adapter_verbs import merge_command
 from lmwright.formats.combine import Combination, combine
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_stream import from_hf
-from lmwright.formats.peft import lost_in_peft, merge_into, read_adapter, to_peft
+from lmwright.formats.peft import merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
 from lmwright.models.granite4 import Granite4, Granite4Moe
-from lmwright.models.lfm2 import Lfm2, Lfm2Moe
+from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
-from lmwright.models.moe import Dots1
 from lmwright.objectives.clm import Clm
 from lmwright.objectives.mlm import Mlm
 from lmwright.optim import KINDS
@@ -308,49 +306,6 @@ def test_an_adapter_of_a_family_opens_in_peft(case, tmp_path):
     close(bound_logits(adapter, weights, w, model), expected)
     _, merged = merge_into(model, w, read_folder(tmp_path / "adapter"), "adapter")
     close(logits(model, merged, np.int32(TOKENS % 61)), expected)
-
-
-def in_peft(model, tmp_path):
-    """The adapter as it is written, and names of the modules whose factors PEFT loads."""
-    w = map_params(lambda p: np.full(p.shape, 0.1, "f4"), model.spec())
-    export_hf(model, w, None, tmp_path / "base")
-    (adapter,) = resolved(replace(run_of(dict(rank=3, alpha=5.0), ("all",)), model=model))
-    ones = nest((m.path, map_params(lambda p: np.ones(p.shape, "f4"), module_spec(m, "lora")))
-                for m in adapter.modules)  # fmt: skip
-    made = to_peft(model, adapter, ones, "base")
-    (tmp_path / "adapter").mkdir()
-    write_folder(tmp_path / "adapter", made)
-    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
-    begins, ends = "base_model.model.", ".lora_A.default.weight"
-    factors = [n for n, _ in theirs.named_parameters() if n.endswith(ends)]
-    return made, {n.removeprefix(begins).removesuffix(ends) for n in factors}
-
-
-def test_modules_that_peft_takes_for_parts_of_experts_are_told(tmp_path):
-    """Dense layers and shared experts, whose factors PEFT drops, also without factors of
-    experts; a merged model is not compared with it then."""
-    model = Dots1(**SMALL, dense_layers=(0,), experts=EXPERTS)
-    made, kept = in_peft(model, tmp_path)
-    lost = lost_in_peft(made)
-    assert set(lost) == {n for n in made.modules if ".experts." not in n} - kept
-    assert len(lost) == 6
-    dense = replace(made, modules={name: made.modules[name] for name in lost})
-    assert set(lost_in_peft(dense, model)) == set(lost) and not lost_in_peft(dense)
-    proof = merge_command(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
-    assert proof.merged_to_peft is None and "leaves factors out (model.layers.0.mlp" in proof.peft
-
-
-def test_experts_that_peft_does_not_find_are_told(tmp_path):
-    """Those of LFM2, whose dense layers have the same names of modules and are found."""
-    experts = replace(EXPERTS, shared_dim=None)
-    model = Lfm2Moe(**SMALL, mixer_pattern=("conv", "full"), dense_layers=(0,), experts=experts)
-    made, kept = in_peft(model, tmp_path)
-    assert "model.layers.0.feed_forward.w1" in kept
-    assert not any(".experts." in name for name in kept)
-    assert set(lost_in_peft(made)) == made.modules.keys() - kept
-    proof = merge_command(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
-    assert proof.merged_to_peft is None and "feed_forward.experts.0.w1" in proof.peft
 
 
 def test_combined_adapters_keep_their_task_and_targets(tmp_path):

@@ -24,13 +24,14 @@ from lmwright.formats.open import HF, is_run, open_origin, open_run
 from lmwright.formats.peft import (
     in_files,
     in_stacks,
-    lost_in_peft,
     merge_into,
     module_slots,
+    read_for,
     to_peft,
 )
 from lmwright.formats.peft_folder import CONFIG, PeftFolder, read_folder, write_folder
 from lmwright.formats.peft_head import headed, noted
+from lmwright.formats.peft_names import lost_in_peft
 from lmwright.formats.proof import Proof, Source
 from lmwright.formats.safetensors import some
 from lmwright.formats.tensor_hash import weights_hash
@@ -109,7 +110,7 @@ def merge_command(
     Raises UserError for an adapter that was trained on another base."""
     _refuse_others(base, adapter)
     loaded = load_model(base)
-    peft = in_files(read_folder(adapter), loaded.model)
+    peft = in_files(read_for(loaded.model, adapter), loaded.model)
     loaded.check()
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), loaded.weights)
     model, weights, own = headed(loaded.model, weights, peft, adapter)

@@ -20,7 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from lmwright.errors import UserError
+from lmwright.formats.peft_experts import parameter_of
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config
+from lmwright.formats.peft_names import by_parameters
 from lmwright.formats.safetensors import some
 
 Method = Literal[
@@ -72,7 +74,10 @@ def combine(
     alphas = {name: float(module.rank) for name, module in modules.items()}
     base = adapters[0].config.get("base_model_name_or_path") or ""
     config = make_config(modules, base, alphas, **_said_by_all(adapters))
-    return PeftFolder(config, modules, _whole(adapters))
+    made = PeftFolder(config, modules, _whole(adapters))
+    said = tuple(f".{t}" for a in adapters for t in a.config.get("target_parameters") or ())
+    lost = [name for name in modules if f".{parameter_of(name)}".endswith(said)]
+    return by_parameters(made, alphas, lost) if lost else made
 
 
 def _said_by_all(adapters: Sequence[PeftFolder]) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:
 def _check(
     adapters: Sequence[PeftFolder], weights: Sequence[float], combination: Combination
 ) -> None:
-    if any(adapter.config.get("target_parameters") for adapter in adapters):
+    if any(adapter.stacked for adapter in adapters):
         raise UserError(
             "adapters: factors of target_parameters, of gpt-oss's experts, are not combined; merge "
             "one after the other into the base with lmwright adapters merge"

@@ -23,6 +23,7 @@ from lmwright.core.param import Tree, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats import peft_experts
 from lmwright.formats.hf_layout import Slot, slots
+from lmwright.formats.peft_experts import name_in_class
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, read_folder
 from lmwright.formats.peft_head import (
     config_of_saved,
@@ -31,14 +32,13 @@ from lmwright.formats.peft_head import (
     saves_head,
     task_type,
 )
+from lmwright.formats.peft_names import by_parameters, lost_in_peft
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
 from lmwright.formats.ternary import has_ternary
 from lmwright.models.over import OverEncoder
 from lmwright.models.text_part import TEXT_PARTS
 from lmwright.program.lora import Module, ResolvedAdapter, module_spec
-
-EXPERTS = ".experts."  # in names of modules
 
 
 def module_slots(model: HfModel) -> dict[str, Slot]:
@@ -101,7 +101,10 @@ def to_peft(
         config["ensure_weight_tying"] = True  # as PEFT keeps a table and a head that stay one
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, beginnings): weight for name, weight in saved.items()}
-    return PeftFolder(config, modules, saved=saved)
+    made = PeftFolder(config, modules, saved=saved, stacked=stacks)
+    if not stacks and adapter.variant != "dora" and (lost := lost_in_peft(made, model)):
+        return by_parameters(made, alphas, lost)
+    return made
 
 
 def in_stacks(model: HfModel, adapter: ResolvedAdapter) -> bool:
@@ -121,14 +124,23 @@ def _replaced(name: str, beginnings: Mapping[str, str]) -> str:
     return name
 
 
+def read_for(model: HfModel, folder: str | Path) -> PeftFolder:
+    """`read_folder` of an adapter for a model."""
+    return read_folder(folder, model.hf.stacked_experts == "turns")
+
+
 def in_files(adapter: PeftFolder, model: HfModel) -> PeftFolder:
     """The adapter with the names that its modules have in files of the text model alone."""
     own = {theirs: ours for ours, theirs in model.hf.modules.items()}
     beginnings = own | {a: b for part in TEXT_PARTS.values() for a, b in part.prefixes.items()}
     named = lambda each: {_replaced(n, beginnings): v for n, v in each.items()}  # noqa: E731
+    modules = named(adapter.modules)
+    if adapter.stacked:  # whose experts have the names of transformers' class
+        files = {name_in_class(name): name for name in module_slots(model)}
+        modules = {files.get(name, name): module for name, module in modules.items()}
     return replace(
         adapter,
-        modules=named(adapter.modules),
+        modules=modules,
         whole=named(adapter.whole),
         saved=named(adapter.saved),
     )
@@ -139,30 +151,6 @@ def _short(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
     last = lambda name: name.rpartition(".")[2]  # noqa: E731
     others = {last(name) for name in set(known) - set(chosen)}
     return sorted({name if last(name) in others else last(name) for name in chosen})
-
-
-def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
-    """Names of the modules whose factors PEFT drops when it loads the folder: with transformers 5,
-    it takes those with the last name of an expert's module for parts of experts, and finds none of
-    LFM2's experts. Without a model, only experts that have factors are known."""
-    last = lambda name: name.rpartition(".")[2]  # noqa: E731
-    if adapter.config.get("target_parameters"):  # by which it finds them
-        return []
-    names = {*adapter.modules}
-    if model is not None and not _files_stack_experts(model):
-        names |= module_slots(model).keys()
-    if any(peft_experts.UNKNOWN in name for name in names):
-        return [name for name in adapter.modules if EXPERTS in name]
-    experts = {last(name) for name in names if EXPERTS in name}
-    return [name for name in adapter.modules if EXPERTS not in name and last(name) in experts]
-
-
-def _files_stack_experts(model: HfModel) -> bool:
-    """True for a family whose files hold experts as transformers does, so that PEFT has no names of
-    single experts to take others for."""
-    own: Any = model.encoder if isinstance(model, OverEncoder) else model
-    hf = own.hf
-    return hf.stacked_experts is not None or bool(hf.fused(hf.config(own), hf.name))
 
 
 def read_adapter(
@@ -176,7 +164,7 @@ def read_adapter(
 
     Raises UserError for a folder of another base, with more targets, or with more rank.
     """
-    loaded = _head_once(in_files(read_folder(folder), model), model, str(folder))
+    loaded = _head_once(in_files(read_for(model, folder), model), model, str(folder))
     known = _known_slots(loaded, model, str(folder))
     loaded = _on_base(loaded, model, base, str(folder))
     paths = {known[name].path for name in loaded.modules}
@@ -206,11 +194,6 @@ def _known_slots(adapter: PeftFolder, model: HfModel, where: str) -> dict[str, S
     """The slots of `module_slots`. Raises UserError where the adapter has a module that is not
     among them."""
     known = module_slots(model)
-    if adapter.config.get("target_parameters") and model.hf.stacked_experts is None:
-        raise UserError(
-            f"{where}: has factors of target_parameters, which are read for gpt-oss and Gemma 4; "
-            "merge it with PEFT"
-        )
     if strange := [name for name in adapter.modules if name not in known]:
         raise UserError(f"{where}: the model has no {some(strange)}; it belongs to another base")
     return known

@@ -48,7 +48,9 @@ HARMLESS = {
     "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
     "modules_to_save", "target_parameters", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
-OF_EXPERTS = re.compile(r"([\w.]+\.)?experts\.(gate_up|down)_proj")
+OF_EXPERTS = re.compile(
+    r"([\w.]+\.)?(experts\.(gate_up|down)_proj|((gate|up|down)_proj|w[123]|gate|router)\.weight)"
+)
 LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
 ENDING = r"(.*\.)?({})$"  # how PEFT looks for a pattern of ranks or alphas in a name
 SECONDS = 5.0  # for all patterns of a file; honest ones take microseconds
@@ -77,13 +79,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _refuse_parameters(config: Mapping[str, Any], path: Path) -> None:
-    """Raises UserError for `target_parameters` other than experts."""
+    """Raises UserError for `target_parameters` other than of experts, routers and feed-forwards."""
     said = config.get("target_parameters") or []
     known = isinstance(said, list) and all(isinstance(each, str) for each in said)
     if not known or not all(OF_EXPERTS.fullmatch(each) for each in said):
         raise UserError(
             f"{path}: target_parameters = {_short(said)} is not supported; these are: "
-            "experts.gate_up_proj, experts.down_proj"
+            "experts.gate_up_proj, experts.down_proj, and weights of routers and of gate, up, down"
         )
 
 

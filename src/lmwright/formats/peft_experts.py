@@ -1,8 +1,9 @@
-"""Factors of the experts of gpt-oss and Gemma 4 in PEFT, which adapts the tensors that hold all of
-a layer (`target_parameters`), under the names of each expert.
+"""Factors of experts in PEFT, which adapts the tensors that hold all of a layer
+(`target_parameters`), under the names of each expert: those that PEFT made, of any family, and ours
+for gpt-oss, Gemma 4 and Granite 4.
 
     X.mlp.experts.gate_up_proj   A [E R, D]   B [2 F, R E], gpt-oss: rows of gate and up in turn
-    X.experts.gate_up_proj       A [E R, D]   B [2 F, R E], Gemma 4: those of the gate, those of up
+    X.experts.gate_up_proj       A [E R, D]   B [2 F, R E], others: those of the gate, those of up
     X.experts.down_proj          A [E R, F]   B [D, R E]
 
 Gate and up of an expert share its A there; here each has one of its own. Written, the two stand
@@ -26,7 +27,12 @@ from lmwright.formats.stacked_experts import OWN, PARTS, SOURCES
 INSIDE = ".base_layer"
 GATE_UP, DOWN = PARTS
 EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|down_proj)")
-UNKNOWN = ".feed_forward.experts."  # in names of LFM2's modules, which PEFT 0.21 does not find
+OLD = {"w1": "gate", "w3": "up", "w2": "down"}
+"""Parts of an expert by the names of Mixtral and LFM2."""
+PART = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"} | OLD
+ROUTERS = (".mlp.gate", ".feed_forward.gate", ".mlp.router", ".block_sparse_moe.router")
+EXPERT = re.compile(rf"(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<part>{'|'.join(PART)})")
+"""Module of an expert alone."""
 
 Factors = dict[str, np.ndarray]
 Group = dict[tuple[str, int], Any]
@@ -58,15 +64,41 @@ def _parameter(name: str, parts: Mapping[str, Factors], targets: Sequence[str], 
     return told[0]
 
 
+def parameter_of(name: str) -> str:
+    """The parameter in transformers' class that a module's factors are for."""
+    match = EXPERT.fullmatch(name)
+    if match is None:
+        return f"{name}.weight"
+    layer = match["layer"]
+    if match["part"] in OLD:  # Mixtral's have another name there
+        layer = layer.replace(".block_sparse_moe.", ".mlp.")
+    return f"{layer}.{DOWN if PART[match['part']] == 'down' else GATE_UP}"
+
+
+def name_in_class(name: str) -> str:
+    """Name of a module, of an expert as a part of its parameter in transformers' class."""
+    match = EXPERT.fullmatch(name)
+    if match is None:
+        return name
+    layer = parameter_of(name).rpartition(".")[0]
+    return f"{layer}.{match['expert']}.{PART[match['part']]}_proj"
+
+
+def is_router(name: str) -> bool:
+    """True for the module of a router, which is no linear layer in transformers."""
+    return name.endswith(ROUTERS)
+
+
 def is_stacked(name: str) -> bool:
     """True for the name of a parameter that holds all experts of a layer."""
     return EXPERTS.fullmatch(name) is not None
 
 
 def of_each(
-    name: str, part: Factors, rank: int, where: str
+    name: str, part: Factors, rank: int, where: str, turns: bool
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(module, A [R, inputs], B [outputs, R]) of each expert, from the factors of parameter `name`.
+    """(module, A [R, inputs], B [outputs, R]) of each expert, from the factors of parameter `name`,
+    of which rows of gate and up are in turn or one behind the other.
     Raises UserError where their shapes are not of one rank."""
     stem = name.rpartition(".")[0]
     a, b = part.get("a"), part.get("b")
@@ -80,26 +112,26 @@ def of_each(
         )
     inner, outer = a.reshape(-1, rank, a.shape[1]), b.reshape(len(b), rank, -1)
     for expert, each in enumerate(inner):
-        for part_name, rows in zip(parts, _apart(name, outer), strict=True):
+        for part_name, rows in zip(parts, _apart(name, outer, turns), strict=True):
             yield f"{stem}.{expert}.{part_name}_proj", each, rows[..., expert]
 
 
-def _in_turn(name: str) -> bool:
+def in_turn(name: str) -> bool:
     """True for a parameter of gpt-oss, whose rows of gate and up are in turn."""
     return ".mlp.experts." in name
 
 
-def _apart(name: str, rows: np.ndarray) -> np.ndarray:
+def _apart(name: str, rows: np.ndarray, turns: bool) -> np.ndarray:
     """[parts, outputs, ...] of the rows [parts outputs, ...] of a parameter."""
     count = len(_parts(name))
-    if _in_turn(name):
+    if turns:
         return rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1)
     return rows.reshape(count, -1, *rows.shape[1:])
 
 
 def _together(name: str, apart: np.ndarray) -> np.ndarray:
     """The rows of a parameter of what `_apart` gives."""
-    parts = apart.swapaxes(0, 1) if _in_turn(name) else apart
+    parts = apart.swapaxes(0, 1) if in_turn(name) else apart
     return parts.reshape(-1, *apart.shape[2:])
 
 
@@ -155,8 +187,11 @@ def as_parameters(
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Modules and their alphas for adapter_config.json, with the experts of a layer as its
     parameters: one expert stands for all, and the scale is one."""
-    alone = {name: each for name, each in modules.items() if not OWN.fullmatch(f"{name}.weight")}
-    rest = {name: alphas[name] for name in alone}
+    alone, rest = {}, {}
+    for name, each in modules.items():
+        if not OWN.fullmatch(f"{name}.weight"):
+            key = parameter_of(name) if is_router(name) else name
+            alone[key], rest[key] = each, alphas[name]
     for name, group in _groups(modules).items():
         first = [group[part, 0] for part in _parts(name) if (part, 0) in group]
         alone[name] = replace(first[0], a=np.concatenate([each.a for each in first]), scale=1.0)
@@ -166,7 +201,8 @@ def as_parameters(
 
 def targets_of(names: Iterable[str]) -> list[str]:
     """`target_parameters` of the parameters among these names."""
-    words = {name: -3 if _in_turn(name) else -2 for name in names if is_stacked(name)}
+    words = {name: -3 if in_turn(name) else -2 for name in names if is_stacked(name)}
+    words |= {name: -3 for name in names if name.endswith(".weight")}
     return sorted({".".join(name.split(".")[start:]) for name, start in words.items()})
 
 

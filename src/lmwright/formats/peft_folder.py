@@ -76,14 +76,19 @@ class PeftFolder:
     """Weights of the base, [outputs, inputs], that PEFT loads in place of the base's own."""
     saved: dict[str, np.ndarray] = field(default_factory=dict)
     """Weights of modules_to_save, by their whole names: trained with the factors."""
+    stacked: bool = False
+    """True where the factors of a layer's experts are in the tensors of all."""
     start: str | None = None
     """"pissa" or "olora" where the product that the factors began with is still to be taken
     out of the base: `formats.peft_start`."""
 
 
-def read_folder(folder: str | Path) -> PeftFolder:
-    """Reads an adapter. Raises UserError for a folder that is none, is damaged, or uses a
-    feature that is not plain LoRA, rsLoRA or DoRA."""
+def read_folder(folder: str | Path, turns: bool | None = None) -> PeftFolder:
+    """Reads an adapter. Where it has factors for the tensor of all gates and ups of a layer,
+    `turns` tells whether their rows are in turn, as in gpt-oss; by default their name does.
+
+    Raises UserError for a folder that is none, is damaged, or uses a feature that is not plain
+    LoRA, rsLoRA or DoRA."""
     folder = Path(folder)
     config = read_config(folder / CONFIG)
     path = folder / TENSORS
@@ -92,18 +97,24 @@ def read_folder(folder: str | Path) -> PeftFolder:
     modules = {name: part for name, part in parts.items() if part}
     targets = config.get("target_parameters") or []
     modules = peft_experts.named(modules, targets, str(path))
-    ranks, scales = _ranks_and_scales(config, list(modules), str(folder / CONFIG))
+    keys = {name: _key(name, targets) for name in modules}
+    ranks, scales = _ranks_and_scales(config, keys, str(folder / CONFIG))
     start = start_of(config, str(folder / CONFIG))
     factors = {}
     for name, part in modules.items():
         if targets and peft_experts.is_stacked(name):
-            for own, a, b in peft_experts.of_each(name, part, ranks[name], str(path)):
+            in_turn = peft_experts.in_turn(name) if turns is None else turns
+            for own, a, b in peft_experts.of_each(name, part, ranks[name], str(path), in_turn):
                 factors[own] = PeftModule(a, b, scales[name])
             continue
         _check(part, name, path, bool(config.get("use_dora")))
         if name in tables and "magnitude" in part:
             raise UserError(f"{path}: DoRA of {name}, a table, is not supported; merge with PEFT")
         rank = len(part["a"])
+        if keys[name] != name and peft_experts.EXPERT.fullmatch(name):
+            if part["a"].any() or part["b"].any():  # no stand-in for a part without factors
+                factors[name] = PeftModule(part["a"], part["b"], scales[name])
+            continue
         # an SVD or QR has no more directions than the matrix has rows or columns
         most = min(part["a"].shape[1], len(part["b"])) if start else ranks[name]
         if rank != min(ranks[name], most):
@@ -115,7 +126,15 @@ def read_folder(folder: str | Path) -> PeftFolder:
         )
     if not factors:
         raise UserError(f"{path}: holds no LoRA factors")
-    return PeftFolder(config, factors, whole, saved, start)
+    stacked = any(map(peft_experts.is_stacked, modules))
+    return PeftFolder(config, factors, whole, saved, stacked, start)
+
+
+def _key(name: str, targets: Sequence[str]) -> str:
+    """The name that patterns of ranks match: of a module, or of its parameter that is a target."""
+    parameter = peft_experts.parameter_of(name)
+    is_target = any(f".{parameter}".endswith(f".{target}") for target in targets)
+    return parameter if is_target else name
 
 
 def _tensors(
@@ -180,22 +199,25 @@ def _split(key: str, path: Path) -> tuple[str, str]:
 
 
 def _ranks_and_scales(
-    config: Mapping[str, Any], names: list[str], where: str
+    config: Mapping[str, Any], keys: Mapping[str, str], where: str
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Rank and scale of each module: alpha over the rank, or over its root."""
+    """Rank and scale of each module, of which patterns match `keys`: alpha over the rank, or over
+    its root."""
+    names = list(dict.fromkeys(keys.values()))
     ranks = dict.fromkeys(names, config.get("r", 8))
     ranks |= patterned(config.get("rank_pattern"), names, where)
     alphas = dict.fromkeys(names, config.get("lora_alpha", 8))
     alphas |= patterned(config.get("alpha_pattern"), names, where)
     over = {name: rank**0.5 if config.get("use_rslora") else rank for name, rank in ranks.items()}
-    return ranks, {name: float(alphas[name]) / over[name] for name in names}
+    scales = {name: float(alphas[key]) / over[key] for name, key in keys.items()}
+    return {name: ranks[key] for name, key in keys.items()}, scales
 
 
 def write_folder(folder: Path, adapter: PeftFolder) -> None:
     """Writes both files into an existing folder."""
     tensors = {}
     experts = {}
-    if adapter.config.get("target_parameters"):
+    if adapter.stacked:
         experts = peft_experts.stacked(adapter.modules)
     for name, (a, b) in experts.items():
         stem = f"{PREFIX}{peft_experts.keys_of(name, experts)}."

@@ -16,9 +16,9 @@ import psutil
 from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.hf_read import is_body
-from lmwright.formats.peft import lost_in_peft
 from lmwright.formats.peft_config import refuse_endless
 from lmwright.formats.peft_folder import read_folder
+from lmwright.formats.peft_names import lost_in_peft
 from lmwright.formats.safetensors import some
 from lmwright.models import TABLES
 from lmwright.models.hf.answerer import ANSWERER

@@ -1,0 +1,120 @@
+"""How PEFT finds the factors of an adapter on a model with experts, whose modules in transformers 5
+hold the experts of a layer in one tensor.
+
+By `target_modules`, PEFT 0.21 takes the factors of single experts for those of the tensors: in
+families that it knows, and where gate, up and down have some of one rank and scale, or down alone.
+It then takes every module with the last name of an expert's for one of them, and drops the factors
+of dense layers and shared experts. Where it would lose any, the config names parameters:
+
+    ...mlp.experts.3.up_proj        mlp.experts.gate_up_proj          the ranks of gate and up added
+    ...mlp.shared_experts.up_proj   mlp.shared_experts.up_proj.weight
+
+The tensors keep their names. PEFT asks for all three parts of an expert then; those without factors
+get some of rank 1 that are zero, and are left out when they are read.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lmwright.core.contract import HfModel
+from lmwright.formats.hf_layout import slots
+from lmwright.formats.peft_experts import EXPERT, OLD, PART, is_router, parameter_of
+from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config
+from lmwright.models.over import OverEncoder
+
+NOT_FOUND = ("lfm2_moe", "qwen3_5_moe_text")
+"""Each `model_type` whose single experts PEFT does not find by `target_modules`."""
+
+OF_RANKS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern")
+ALL = {"gate", "up", "down"}
+
+Modules = Mapping[str, PeftModule]
+
+
+def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
+    """Names of the modules whose factors PEFT drops, or for which it refuses the folder. Without a
+    model, only experts that have factors are known."""
+    if adapter.config.get("target_parameters"):  # by which it finds them
+        return []
+    experts = [name for name in adapter.modules if EXPERT.fullmatch(name)]
+    names = {*adapter.modules}
+    if model is not None:
+        hf = _own(model).hf
+        if hf.stacked_experts or next(iter(hf.model_types.values())) in NOT_FOUND:
+            return [name for name in adapter.modules if name in experts or is_router(name)]
+        names |= {slot.name.removesuffix(".weight") for slot in slots(model)}
+    words = {_last(name) for name in names if EXPERT.fullmatch(name)}
+    beside = [name for name in adapter.modules if _last(name) in words and name not in experts]
+    whole = _found_together([adapter.modules[name] for name in experts], experts, adapter.config)
+    return beside if whole else [*experts, *beside]
+
+
+def _own(model: Any) -> Any:
+    return model.encoder if isinstance(model, OverEncoder) else model
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _found_together(
+    modules: Iterable[PeftModule], names: Iterable[str], config: Mapping[str, Any]
+) -> bool:
+    """True for factors of experts that PEFT puts together by `target_modules` alone."""
+    rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
+    usual = {(each.rank, each.scale, each.magnitude is None) for each in modules}
+    parts = {PART[_last(name)] for name in names}
+    return usual <= {(rank, alpha / rank, True)} and parts in (set(), {"down"}, ALL)
+
+
+def by_parameters(
+    adapter: PeftFolder, alphas: Mapping[str, float], lost: Sequence[str]
+) -> PeftFolder:
+    """The adapter with a config that names experts and the modules `lost` by their parameters, and
+    with all parts of experts."""
+    experts = {name: each for name, each in adapter.modules.items() if EXPERT.fullmatch(name)}
+    if len({each.scale for each in experts.values()}) > 1:  # gate and up have one in PEFT
+        experts = {
+            n: replace(each, b=each.scale * each.b, scale=1.0) for n, each in experts.items()
+        }
+    modules = adapter.modules | experts | _missing_parts(experts)
+    told: dict[str, int] = {}
+    own: dict[str, float] = {}
+    for name, module in modules.items():
+        match = EXPERT.fullmatch(name)
+        if match and match["expert"] != "0":
+            continue  # as the first
+        key = parameter_of(name) if match or name in lost else name
+        told[key] = told.get(key, 0) + module.rank
+        own[key] = module.scale * told[key] if match else alphas[name]
+    stand_ins = {key: PeftModule(np.empty((rank, 0)), np.empty((0, rank)), 1.0)
+                 for key, rank in told.items()}  # fmt: skip
+    made = make_config(stand_ins, "", own)
+    words = {_last(name) for name in modules.keys() & told.keys()}
+    targets = [each for each in adapter.config["target_modules"] if _last(each) in words]
+    config = adapter.config | {key: made[key] for key in OF_RANKS}
+    config |= {"target_modules": targets or None, "lora_dropout": 0.0}
+    config["target_parameters"] = sorted(told.keys() - modules.keys())
+    return replace(adapter, config=config, modules=modules)
+
+
+def _missing_parts(experts: Modules) -> dict[str, PeftModule]:
+    """Factors of zeros for the gate or up that lacks its other, and for the down that they lack."""
+    made = {}
+    for name, module in experts.items():
+        match = EXPERT.fullmatch(name)
+        assert match
+        stem, part = name.removesuffix(match["part"]), PART[match["part"]]
+        if part == "down":
+            continue
+        words = {PART[word]: word for word in PART if (word in OLD) == (match["part"] in OLD)}
+        sizes = {part: (module.a.shape[1], len(module.b)) for part in ("gate", "up")}
+        sizes["down"] = sizes["gate"][::-1]
+        for other, (inputs, outputs) in sizes.items():
+            if (missing := f"{stem}{words[other]}") not in experts:
+                zeros = np.zeros((1, inputs), np.float32), np.zeros((outputs, 1), np.float32)
+                made[missing] = PeftModule(*zeros, module.scale)
+    return made
