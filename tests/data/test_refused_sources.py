@@ -1,6 +1,7 @@
 """Sources that cannot give what a run asks of them: one sentence with the field and the cause."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,11 @@ def test_a_link_to_nowhere_in_the_folder_s_place_is_named(tmp_path, capsys):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     said = refused(tmp_path, capsys, 'name = "a"', f"data.dir={tmp_path}/link")
     assert f"data.dir: {tmp_path}/link is a link to nowhere" in said
+
+
+def test_a_pipe_is_not_said_to_be_missing(tmp_path, capsys):
+    os.mkfifo(tmp_path / "texts.jsonl")
+    said = refused(tmp_path, capsys, f'path = "{tmp_path}/texts.jsonl"')
+    assert (
+        "texts.jsonl is a pipe or a device, which cannot be read twice; save it as a file" in said
+    )

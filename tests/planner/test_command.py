@@ -138,7 +138,8 @@ def test_kaggle_is_a_machine_with_sessions(plan, capsys):
     assert "a session there ends" not in (told := capsys.readouterr().out) and "\n2 hours" in told
     assert plan("--on", "kaggle", "--quick", *small, "limits.session_hours=12") == 0
     told = capsys.readouterr().out
-    assert "a session there ends after 9 hours, before the 12 that are asked for here" in told
+    assert "9 hours, so that the 12 that are asked for are counted as sessions of 9\n" in told
+    assert "\n9 hours: " in told and "\n12 hours" not in told
     assert plan("--on", "kaggle", "--quick", "--hours", "2", *small) == 0
     assert "\n2 hours: " in capsys.readouterr().out
 

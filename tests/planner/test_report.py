@@ -72,6 +72,10 @@ def test_an_estimate_and_what_it_takes_are_in_plan_json(tmp_path):
     assert sum(plan["peak"].values()) == plan["peak_bytes"]
     assert list(plan["peak"])[2:] == ["gradients", "saved activations", "temporaries"]
     assert plan["estimate"]["collectives"] == {"all-reduce": 1}
+    analytic = json.loads(report.quick.to_json(cost))  # `plan --quick` has the same names
+    assert (plan["by"], analytic["by"]) == ("compiler", "analytic")
+    for name in ("limit_bytes", "memory_by", "step_s", "remat", "mesh", "fits"):
+        assert type(plan[name]) is type(analytic[name]), name
     assert set(plan["estimate"]["by_kind"]) == {"exposed collectives"}
     assert plan["takes"]["chip_hours"] == 16_000 and plan["takes"]["usd"] == 32_000
     text = "\n".join(report.lines(cost))

@@ -51,6 +51,12 @@ def test_the_command_line_changes_what_was_chosen(capsys):
     assert "tokens a parameter" not in notes
 
 
+def test_rows_divide_into_the_microbatches_that_are_asked_for(capsys):
+    code, found, notes = answer(capsys, "llama-5m", "--on", "v5e-8", "train.num_microbatches=6")
+    assert code == 0 and found["fits"] and "the largest 3 x 2^n that fits" in notes
+    assert int(re.search(r"(\d+) rows a chip", notes).group(1)) % 6 == 0
+
+
 def test_one_row_a_chip_that_does_not_fit_is_said(capsys):
     code, _, notes = answer(capsys, "llama-70b", "--on", "v5e-8")
     assert code == 1 and "1 row a chip, 8 in all (which do not fit)" in notes

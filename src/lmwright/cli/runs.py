@@ -124,7 +124,11 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
 
 @click.command()
 @click.argument("run_dirs", nargs=-1, required=True)
-@click.option("-o", "--out", help="File; default: report.html or report.md in the run directory.")
+@click.option(
+    "-o",
+    "--out",
+    help="File; default: report.html or .md in the run directory; for several, here.",
+)
 @click.option("--markdown", is_flag=True, help="Write report.md: what ran where, cost, losses.")
 @click.option("--watch", is_flag=True, help="Write the page anew until the training is done.")
 def report(run_dirs: Sequence[str], out: str | None, markdown: bool, watch: bool) -> None:

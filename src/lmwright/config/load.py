@@ -8,6 +8,7 @@ anew, so that nothing of another optimizer or model lingers in it.
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -111,7 +112,8 @@ class RunFiles:
             values["seed"] %= 2**32  # earlier versions took larger ones, for the same run
         if "sweep" in values:
             raise UserError(
-                f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep"
+                f"{path}: [sweep] makes several runs of it; train them by: lmwright sweep "
+                f"{shlex.quote(str(path))}, and give other commands a file without [sweep]"
             )
         merged = Merged(path, lines)
         # A new kind empties its section, so it comes before the fields that go with it.

@@ -74,6 +74,7 @@ def grow_command(
         )
     before, after = (count_params(m.spec()) for m in (loaded.model, model))
     grown = [f"{n} {was} to {now}" for n, was, now in _changes(loaded.model, model)]
+    grown += [text for text in overrides if text.partition("=")[0].split(".")[-1] not in SIZES]
     print(f"{out}: {before:,} parameters became {after:,}: {', '.join(grown)}")
     for line in proof.lines():
         print(f"  {line}")

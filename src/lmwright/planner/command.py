@@ -132,11 +132,11 @@ def answer_of(run: Run, wanted: Wanted, notes: Sequence[str] = ()) -> Answer:
     alias = known_as(wanted.on)
     if alias is not None:
         hours = run.limits.session_hours if wanted.hours is None else wanted.hours
-        own = alias.hours if hours is None else wanted.hours
+        own = alias.hours if hours is None else min(hours, alias.hours)
         wanted, notes = replace(wanted, on=alias.name, hours=own), [*notes, alias.note]
-        if hours is not None and hours > alias.hours:
-            notes.append(f"a session there ends after {alias.hours:g} hours, before the {hours:g} "
-                         "that are asked for here")  # fmt: skip
+        if hours is not None and hours > own:
+            notes.append(f"a session there ends after {own:g} hours, so that the {hours:g} that "
+                         f"are asked for are counted as sessions of {own:g}")  # fmt: skip
     if run.train.epochs is not None and not is_bucket(run.data.dir) and not _is_prepared(run):
         notes = [*notes, f"train.epochs: nothing is prepared in {run.data.dir}, which counts the "
                          f"steps; hours and cost are those of {ASSUMED_STEPS:,} steps"]  # fmt: skip

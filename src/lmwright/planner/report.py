@@ -144,6 +144,12 @@ class Report:
         return json.dumps(
             numbers
             | {
+                "by": "compiler",
+                "remat": self.run.train.fixed_remat,
+                "limit_bytes": self.limit_bytes,
+                "memory_by": "compiler",
+                "memory": self.parts,
+                "step_s": self.estimate.step_s if self.estimate else None,
                 "chips": self.where.num_chips,
                 "devices": self.where.num_devices,
                 "hbm_limit_bytes": self.limit_bytes,

@@ -32,6 +32,7 @@ MOST_ROWS = 2**12  # a chip
 HOST_ROWS = 8  # of a CPU, whose memory is not known
 COMPARED_TOKENS = 2**22  # in a step, where machines are compared
 BATCH, STEPS, EPOCHS = (("train", n) for n in ("global_batch_size", "steps", "epochs"))
+MICROBATCHES = ("train", "num_microbatches")
 DEPTH, RECIPE, VOCABULARY = ("depth",), ("recipe",), ("model", "vocab_size")
 
 
@@ -57,6 +58,9 @@ class _Alone:
             raise UserError(f"depth and {name} both choose the model; keep one")
         self.recipe = self.given.get(RECIPE) or pretraining_of(model)
         self.vocab_size = self.given.get(VOCABULARY, model.vocab_size)
+        pieces = self.given.get(MICROBATCHES, 1)
+        self.pieces = pieces // (pieces & -pieces) if isinstance(pieces, int) and pieces > 0 else 1
+        """The odd part of the number of microbatches, which divides the rows of a chip."""
         self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:
@@ -81,7 +85,8 @@ class _Alone:
             return HOST_ROWS, f"{HOST_ROWS} rows a step (the memory of the host is not known)"
         rows, fits = self._most_rows(machine)
         every = rows * machine.num_chips
-        why = "the largest power of two that fits, by --quick" if fits else "which do not fit"
+        power = "power of two" if self.pieces == 1 else f"{self.pieces} x 2^n"
+        why = f"the largest {power} that fits, by --quick" if fits else "which do not fit"
         plural = "s" if rows > 1 else ""
         return every, f"{rows} row{plural} a {machine.unit}, {every:,} in all ({why})"
 
@@ -89,7 +94,7 @@ class _Alone:
         """The largest power of two of rows a chip that fits, or the smallest that can be laid
         out where none does."""
         smallest, best, refusal = None, None, None
-        rows = 1
+        rows = self.pieces
         while rows <= MOST_ROWS:
             try:
                 quick = Quick.of(self._run(rows * machine.num_chips, LEAST_STEPS), machine)

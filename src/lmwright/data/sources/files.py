@@ -103,6 +103,11 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
         return _choose(source, [str(p) for p in paths], str(root) + os.sep)
     if root.is_file():
         return _choose(source, [str(root)], str(root.parent) + os.sep, single=True)
+    if root.exists():
+        raise UserError(
+            f"data.sources: {source.path} is a pipe or a device, which cannot be read twice; save "
+            "it as a file"
+        )
     if not re.search(r"[*?\[]", source.path):
         hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)
         cure = "" if root.is_absolute() else f" in {Path.cwd()}"
