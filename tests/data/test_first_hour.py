@@ -205,6 +205,31 @@ def test_words_for_what_is_not_a_run_or_not_there(inside, capsys):
     assert "change data.sources.text_column or data.sources.rows" in said
 
 
+def test_equal_rows_are_the_same_data_wherever_they_come_from(inside, capsys):
+    """A run goes on after its data were lost, or its texts copied; with other rows it does not."""
+    assert command(capsys, "train", "run.toml")[0] == 0
+    made = TokenStore.open("data")
+    shutil.rmtree("data")
+    Path("elsewhere").mkdir()
+    shutil.copy("words.jsonl", "elsewhere/words.jsonl")  # of another time, at another place
+    moved = "data.sources.0.path=elsewhere/words.jsonl"
+    assert command(capsys, "prepare", "run.toml", moved)[0] == 0
+    again = TokenStore.open("data")
+    assert again.fingerprint == made.fingerprint and again.packed.hash != made.packed.hash
+    code, said = command(capsys, "train", "run", "train.steps=3")
+    assert code == 0 and "step 3" in said
+    # a checkpoint of an earlier version knows its data by the manifest
+    earlier = again._digest(again.packed.hash)
+    assert again.is_called(earlier) and not made.is_called(earlier)
+
+    lines = Path("words.jsonl").read_text().splitlines()
+    shutil.rmtree("data")
+    Path("elsewhere/words.jsonl").write_text("\n".join([*lines[1:], lines[0]]) + "\n")
+    assert command(capsys, "prepare", "run.toml", moved)[0] == 0
+    code, said = command(capsys, "train", "run", "train.steps=4")
+    assert code == 2 and "the prepared data is not what run was trained on" in said
+
+
 def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
     inside, capsys, monkeypatch
 ):

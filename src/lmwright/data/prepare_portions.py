@@ -105,7 +105,7 @@ def _is_whole(data_dir: str, number: int, there: Portions) -> bool:
         store = TokenStore.open(place_in(data_dir, folder_of(number)))
     except UserError:
         return False
-    return store.fingerprint == there.finished[number].fingerprint
+    return store.is_called(there.finished[number].fingerprint)
 
 
 def _portion_data(data: Data, portion: Portion) -> Data:
@@ -146,9 +146,12 @@ def _listed(there: Portions, portion: Portion, summary: Summary, own: Data) -> P
             "the folder and prepare again"
         )
     starts = {name: (part, rows) for name, (part, rows) in facts["starts"].items()}
-    finished = Finished(TokenStore.open(own.dir).fingerprint, starts)
-    if number < len(there.finished) and there.finished[number] == finished:
-        return there
+    store = TokenStore.open(own.dir)
+    finished = Finished(store.fingerprint, starts)
+    if number < len(there.finished):
+        before = there.finished[number]
+        if before.starts == starts and store.is_called(before.fingerprint):
+            return there
     drawn = there.drawn if number else facts["drawn"]
     return replace(there, drawn=drawn, finished=(*there.finished[:number], finished))
 

@@ -48,10 +48,8 @@ def refuse_other_data(plan: Plan, stores: dict[str, TokenStore], trained: dict[s
     """Raises UserError where a trainee goes on with other data than it was `trained` on, which
     has the fingerprints by its name."""
     for trainee in plan.training.trainees:
-        if (
-            trained.get(trainee.name, stores[trainee.name].fingerprint)
-            != stores[trainee.name].fingerprint
-        ):
+        known = trained.get(trainee.name)
+        if known is not None and not stores[trainee.name].is_called(known):
             raise UserError(
                 f"{trainee.data}: the prepared data is not what {plan.run.dir} was trained on; "
                 f"prepare it as before, or choose another dir="

@@ -34,6 +34,9 @@ class OwnStore(Protocol):
     def fingerprint(self) -> str:
         """Of its rows and their order."""
 
+    def is_called(self, fingerprint: str) -> bool:
+        """True for its fingerprint, also that of earlier versions."""
+
     @property
     def shape(self) -> dict[str, Any]:
         """All that stores of one run have in common."""
@@ -170,7 +173,7 @@ class Portioned:
         have = dict(zip(store.sources, store.order.rows_per_source, strict=True))
         first = self._open_ones.get(0, store)
         told = self._told.finished[number].fingerprint
-        as_told = store.fingerprint == told and have == self._told.rows_of(number)
+        as_told = store.is_called(told) and have == self._told.rows_of(number)
         if not as_told or store.shape != first.shape:
             raise UserError(
                 f"{self.folder(number)}: is not the portion that {PORTIONS} lists; run `lmwright "

@@ -27,7 +27,7 @@ from lmwright.config.rows import (
     TAGGED_WORDS,
     TEXTS,
 )
-from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest
+from lmwright.data.manifest import MANIFEST, STAGES, Manifest, digest, dump_json
 from lmwright.data.portions import PORTIONS, folder_of, parse_portions
 from lmwright.data.rows.cached import GIB, CachedPlace
 from lmwright.data.rows.portioned import Portioned
@@ -146,11 +146,21 @@ class TokenStore:
     def fingerprint(self) -> str:
         """Fingerprint of the rows and their order: equal stores give equal batches at every step.
 
-        Written and virtual epochs of one order are the same data.
+        Written and virtual epochs of one order are the same data, and so are equal rows of files
+        that were copied, downloaded again or moved.
         """
+        facts = {name: value for name, value in self.packed.facts.items() if name != "efficiency"}
+        return self._digest(dump_json({"files": self.packed.files, "facts": facts}).decode())
+
+    def is_called(self, fingerprint: str) -> bool:
+        """True for the fingerprint of this store, also that of earlier versions, which changed
+        when a file was copied."""
+        return fingerprint in (self.fingerprint, self._digest(self.packed.hash))
+
+    def _digest(self, rows: str) -> str:
         facts = {n: self.shuffled.facts[n] for n in ("rows_per_source", "weights", "seed")}
         facts |= {"block_rows": self.order.block_rows, "kind": self.order.kind}
-        return digest(f"{self.packed.hash} {json.dumps(facts, sort_keys=True)}".encode())
+        return digest(f"{rows} {json.dumps(facts, sort_keys=True)}".encode())
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -272,6 +282,9 @@ class PortionedStore(TokenStore):
     def fingerprint(self) -> str:
         """Fingerprint of what was declared, and of the first portion."""
         return self.portions.fingerprint
+
+    def is_called(self, fingerprint: str) -> bool:
+        return fingerprint == self.fingerprint
 
     @property
     def whole(self) -> bool:
