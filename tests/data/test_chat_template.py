@@ -6,6 +6,7 @@ import pytest
 from lmwright.config.run import Chat
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_encode import ChatEncoder
+from lmwright.data.text.chat_ends import answer_end
 from lmwright.data.text.chat_template import BUILT_IN, FOLDER, ChatTemplate, template_source
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
@@ -100,6 +101,43 @@ def test_masks_equal_those_of_transformers(key, tokenizer, reference):
     bare = MARKED.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
     again = ChatEncoder(ChatTemplate(bare, tokenizer), tokenizer, Chat(), 999, None)
     assert again.encode({"messages": CHATS[key]}).learned.tolist() == ours.learned.tolist()
+
+
+# As TRL's templates of Phi-3 and others: what ends an answer is marked apart, and so is the end of
+# the text; what a model thinks first is marked in some turns alone.
+BLOCKS = """{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['role'] == 'assistant' %}
+{%- if loop.last %}{% generation %}{{ 'So: ' }}{% endgeneration %}{% endif %}
+{%- generation %}{{ message['content'] | trim }}{% endgeneration %}{{ '\\n' }}
+{%- generation %}{{ '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}
+{%- endfor %}
+{%- generation %}{{ eos_token }}{% endgeneration %}"""
+
+
+def test_a_turn_of_several_marked_blocks(tokenizer, reference):
+    template, chat = ChatTemplate(BLOCKS, tokenizer), CHATS["turns"]
+    make = lambda **said: ChatEncoder(template, tokenizer, Chat(**said), 999, None).encode  # noqa: E731
+    wanted = reference.apply_chat_template(
+        chat, chat_template=BLOCKS, return_dict=True, return_assistant_tokens_mask=True
+    )
+    text = lambda example: tokenizer.decode(example.ids[example.learned])  # noqa: E731
+    whole = make()({"messages": chat})
+    assert whole.learned.astype(int).tolist() == wanted["assistant_masks"]
+    first, last = (
+        "It is 42.<|im_end|>",
+        "So: assistant\nXq5 \u00e9\U0001f600<|im_end|><|endoftext|>",
+    )
+    assert text(whole) == first + last
+    assert text(make(train_on="last")({"messages": chat})) == last
+    assert text(make()({"messages": chat, "liked": True})) == last  # KTO's
+    assert text(make()({"messages": chat, "first": 2})) == last  # as in preferences
+    light = [*chat[:1], chat[1] | {"weight": 0}, *chat[2:]]
+    assert text(make()({"messages": light})) == last
+    light = [*chat[:3], chat[3] | {"weight": 0}]
+    assert text(make()({"messages": light})) == first
+    assert answer_end(template, tokenizer)[0].startswith("<|im_end|>")
 
 
 LEARNED = {

@@ -335,3 +335,4 @@ def test_texts_without_the_token_with_which_a_models_texts_begin(tmp_path):
 
     assert len(said()) == 1 and repr(made.bos) in said()[0]
     assert not said(start=None) and not said(prepend="bos") and not said(rows="messages")
+    assert "has no effect on conversations" in said(prepend="bos", rows="messages")[0]

@@ -4,23 +4,29 @@ generation_config.json, and by a chat template."""
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import jax
 import pytest
 
-from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
+from lmwright.config.run import Chat, Data, Eval, Pack, Source, Tokenize, Tokenizer
 from lmwright.data.prepare import prepare
+from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from lmwright.evals.generate import Sampling, generate
+from lmwright.evals.held_out import HeldOut
 from lmwright.formats import proof, reference
 from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
 from lmwright.formats.convert import export_command, import_command
 from lmwright.formats.hf_write import GENERATION
-from lmwright.formats.load import load_model
+from lmwright.formats.load import load_model, run_prefix
 from lmwright.formats.open import load_run
 from lmwright.formats.vocab import vocab_command
 from lmwright.models.llama import Llama
 from lmwright.objectives.sft import Sft
 from lmwright.program.lora_section import LowRank
+from lmwright.program.plan import resolve
 from tests.in_memory import export_hf
 from tests.saved_run import save_run, tiny_run, weights_at
 
@@ -109,6 +115,27 @@ def test_a_chat_model_begins_texts_as_its_template_does(chat_run, tmp_path):
     said = [{"role": "user", "content": "a cat?"}]
     asked = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
     assert theirs("a cat")["input_ids"][0] == asked[0] == loaded.tokenizer.bos_id
+
+
+def test_samples_of_a_training_begin_as_generate_does(chat_run):
+    loaded, settings = load_model(chat_run), Sampling(max_new_tokens=8, temperature=0.0)
+    told = Eval(prompts=("a cat",), sample_tokens=8)
+    plan = resolve(replace(load_run(chat_run / "run.toml"), eval=told), jax.devices()[:1])
+    (sample,) = HeldOut(plan, TokenStore.open(plan.run.data.dir)).samples(loaded.weights)
+    make = partial(generate, loaded.model, loaded.weights, loaded.tokenizer, ["a cat"], settings)
+    begun, bare = (make(plan.compute, prefix=p)[0].text for p in (loaded.prompt_prefix, ()))
+    assert sample["text"] == begun != bare
+
+
+def test_what_begins_texts_begins_no_conversations(chat_run):
+    """`data.tokenize.prepend` is about texts: conversations are stored as their template is."""
+    run = load_run(chat_run / "run.toml")
+    run = replace(run, data=replace(run.data, tokenize=Tokenize(prepend="bos")))
+    tokenizer = load_tokenizer(Path(run.data.dir) / "tokenizer")
+    bare = replace(tokenizer, chat_template="{{ messages[-1].content }}")
+    assert run_prefix(run, tokenizer) == (tokenizer.bos_id,) and run_prefix(run, bare) == ()
+    plain = replace(run.data, sources=(replace(run.data.sources[0], rows="text"),))
+    assert run_prefix(replace(run, data=plain), bare) == (tokenizer.bos_id,)
 
 
 @pytest.fixture(scope="module")

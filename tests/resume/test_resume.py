@@ -357,7 +357,10 @@ def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message)
 ONE_LINE = """
     import os, resource, signal, sys
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # all tests share it: no cut file there
+    from types import SimpleNamespace
+    from lmwright.checkpoint import store
     from lmwright.train.hooks import HOOKS, Hook
+    store.time = SimpleNamespace(sleep=lambda _: None, monotonic=store.time.monotonic)
     class Trouble(Hook):
         def before_save(self, session, step):
             if {full}:  # no file can become longer, as on a full disk

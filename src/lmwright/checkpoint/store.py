@@ -37,7 +37,7 @@ from lmwright.errors import StorageError, UserError, first_line
 __all__ = ["Checkpoints", "check_shapes"]
 
 MIN_TIMEOUT_S = 240  # Orbax's waits are longer
-MOST_FAILURES = 4  # of saves into a bucket, one after the other
+MOST_FAILURES = 6  # of saves, one after the other: two minutes
 
 
 class _Save(NamedTuple):
@@ -170,10 +170,9 @@ class Checkpoints(SavedStates):
         )
 
     def _may_pass(self) -> bool:
-        """True for a bucket, whose trouble may pass. Several processes are started again
-        together instead, since the others do not know of it."""
-        in_bucket = isinstance(self.files, BucketRoot)
-        return in_bucket and jax.process_count() == 1 and self._failures < MOST_FAILURES
+        """True while the trouble of a bucket or a full disk may pass. Several processes are started
+        again together instead, since the others do not know of it."""
+        return jax.process_count() == 1 and self._failures < MOST_FAILURES
 
     def _save_again(self, error: Exception) -> None:
         """Saves the last state once more, or, if the step after has taken its memory, does
@@ -182,8 +181,10 @@ class Checkpoints(SavedStates):
         manager = vars(self).pop("_manager", None)  # which may have failed to open
         with suppress(Exception):  # what failed may be told again
             manager and manager.close()
-        if isinstance(self.files, BucketRoot):
-            time.sleep(2.0**self._failures)
+        pause = 2.0**self._failures
+        if self._failures > 1 or not isinstance(self.files, BucketRoot):
+            self._tell(f"{_unwritten(self.root, error)}; trying again in {pause:.0f} s")
+        time.sleep(pause)
         self._remove_unfinished()
         if last and not any(leaf.is_deleted() for leaf in jax.tree.leaves(last.state)):
             self.save(last.step, last.state, last.meta)
@@ -252,6 +253,10 @@ def _hash(files: StepFiles) -> None:
 
 def _save_error(root: Any, error: BaseException) -> StorageError:
     return StorageError(
-        f"{root}: the checkpoint could not be written ({first_line(error):.200}); free some space "
-        "or correct the folder's permissions and run again to continue"
+        f"{_unwritten(root, error)}; free some space or correct the folder's permissions and run "
+        "again to continue"
     )
+
+
+def _unwritten(root: Any, error: BaseException) -> str:
+    return f"{root}: the checkpoint could not be written ({first_line(error):.200})"

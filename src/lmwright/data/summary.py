@@ -71,11 +71,17 @@ def _beyond_a_cosine(summary: Summary) -> Iterator[str]:
 
 
 def _without_beginning(run: Run, folder: Path) -> Iterator[str]:
-    """Texts that are prepared without the token with which those of a released model begin."""
+    """Texts that are prepared without the token with which those of a released model begin, and
+    conversations that are not."""
     from lmwright.data.tokens.around import ids_around
     from lmwright.data.tokens.tokenizer import load_tokenizer
 
     plain = any(source.rows in PLAIN for source in run.data.sources)
+    if run.data.sources and run.data.tokenize.prepend != "none" and not plain:
+        yield (
+            "data.tokenize.prepend: has no effect on conversations, which begin as their chat "
+            "template says; leave it out"
+        )
     if run.train.init_from is None or run.data.tokenize.prepend != "none" or not plain:
         return
     tokenizer = load_tokenizer(folder)

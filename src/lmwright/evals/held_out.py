@@ -100,10 +100,10 @@ class HeldOut:
         from lmwright.data.text.chat_ends import end_ids
         from lmwright.data.tokens.tokenizer import load_tokenizer
         from lmwright.evals.generate import Sampling, generate
+        from lmwright.formats.load import run_prefix
 
         settings = Sampling(max_new_tokens=run.eval.sample_tokens, temperature=0.0)
         tokenizer = load_tokenizer(self._store.tokenizer_dir)
-        starts = run.data.tokenize.prepend == "bos" and tokenizer.bos_id is not None
         model, weights = run.objective.exported(run.model, weights)
         generations = generate(
             model,
@@ -113,7 +113,7 @@ class HeldOut:
             settings,
             replace(self._plan.compute, unroll=False),  # a few tokens: not worth the compilation
             lambda _row, _text: beat("eval"),
-            prefix=(tokenizer.bos_id,) if starts else (),
+            prefix=run_prefix(run, tokenizer),
             end_ids=end_ids(tokenizer) if run.eval.prompt_format == "chat" else (),
         )
         return [

@@ -12,6 +12,7 @@ from lmwright.core.copies import count_copies
 from lmwright.core.spread import count_devices
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat_ends import begins_with_bos, end_ids
+from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
 from lmwright.formats.card import facts_of_run
 from lmwright.formats.document_tokenizer import fit_tokenizer
@@ -136,11 +137,15 @@ def write_run_tokenizer(run: Any, path: Path, folder: Path) -> None:
 def run_tokenizer(run: Any, path: Path) -> tuple[Path, tuple[int, ...]]:
     """The tokenizer kept in the run directory, else that of the prepared data, and the ids that
     began each document."""
-    folder, prefix = _run_tokenizer(run, path), ()
-    tokenizer = open_tokenizer(folder)
-    if run.data.tokenize.prepend == "bos" or (all(_chats(run)) and begins_with_bos(tokenizer)):
-        prefix = (tokenizer.bos_id,)
-    return folder, prefix
+    folder = _run_tokenizer(run, path)
+    return folder, run_prefix(run, open_tokenizer(folder))
+
+
+def run_prefix(run: Any, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """The ids that begin each document of a run: of conversations, what their template writes."""
+    chats = all(_chats(run))
+    begins = begins_with_bos(tokenizer) if chats else run.data.tokenize.prepend == "bos"
+    return (tokenizer.bos_id,) if begins and tokenizer.bos_id is not None else ()
 
 
 def _run_tokenizer(run: Any, path: Path) -> Path:

@@ -198,16 +198,16 @@ def _answer(question: dict[str, Any], finders: dict[str, TurnFinder]) -> dict[st
         if question["op"] == "compile":
             return {"marked": finder.renderer.marked}
         if question["op"] == "turns":
-            text, turns = finder.turns(conversation)
+            text, turns, of = finder.turns(conversation)
         else:
             messages, tools = conversation["messages"], conversation.get("tools")
             text = finder.renderer.text(messages, tools, prompt=question["prompt"])
-            turns = ()
+            turns = of = ()
     except (UnusableError, NoTemplateError) as e:
         return {type(e).__name__: str(e)}
     if len(text) > TEXT_BYTES and len(text) > TEXT_PER_BYTE * len(json.dumps(conversation)):
         return {"LimitError": f"the chat template makes {len(text):,} letters of it"}
-    return {"text": text, "turns": turns}
+    return {"text": text, "turns": turns, "of": of}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 from lmwright.config.run import Chat
 from lmwright.data.text.chat import UnusableError
 from lmwright.data.text.chat_markers import marker_pattern
-from lmwright.data.text.chat_template import ChatTemplate, Span
+from lmwright.data.text.chat_template import ChatTemplate, Span, Turns
 from lmwright.data.tokens.tokenizer import TextTokenizer
 
 LEARNED, BEGINS, LIKED = 1, 2, 4
@@ -94,8 +94,11 @@ class ChatEncoder:
         liked = conversation.get("liked")
         # an answer that is rated is one turn: it changes places with others (objectives/kto.py)
         every = self.chat.train_on == "all" and liked is None
-        chosen = _with_weights(turns.turns, conversation)[0 if every else -1 :]
-        spans: Sequence[Span] = [span for span, weight in chosen if weight]
+        learned_ones = _learned(turns, conversation)
+        spans: Sequence[Span] = [
+            span for span, turn in zip(turns.turns, turns.of, strict=True)
+            if turn in learned_ones and (every or turn == turns.of[-1])
+        ]  # fmt: skip
         to_end = bool(spans) and spans[-1] == turns.turns[-1]
         ends = turns.text.rstrip().endswith(self._endings)
         if self.end_id is not None and not ends and to_end:
@@ -144,19 +147,19 @@ class ChatEncoder:
                 )
 
 
-def _with_weights(turns: Sequence[Span], conversation: dict[str, Any]) -> list[tuple[Span, Any]]:
-    """Turns of the assistant, each with the `weight` of its message: 0 if it is not to be learned
-    (as in OpenAI's fine-tuning files), else 1. Raises UnusableError where a turn is missing."""
+def _learned(turns: Turns, conversation: dict[str, Any]) -> set[int]:
+    """Numbers of the assistant's turns but those whose message has the `weight` 0 (as in OpenAI's
+    fine-tuning files). Raises UnusableError where a turn is missing."""
     messages = conversation["messages"][conversation.get("first", 0) :]
     weights = [m.get("weight", 1) for m in messages if m["role"] == "assistant"]
     if all(weights):
-        return [(turn, 1) for turn in turns]
-    if len(weights) != len(turns):
+        return set(turns.of)
+    if len(weights) != len(set(turns.of)):
         raise UnusableError(
             "the chat template leaves out a turn of the assistant, so that it is not known which "
             "turns have the weight 0"
         )
-    return list(zip(turns, weights, strict=True))
+    return {turn for turn, weight in enumerate(weights) if weight}
 
 
 def _to_the_end(text: str, spans: Sequence[Span]) -> Sequence[Span]:

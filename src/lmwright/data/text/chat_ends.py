@@ -28,8 +28,7 @@ def answer_end(template: ChatTemplate, tokenizer: TextTokenizer) -> tuple[str, i
         turns = template.turns({"messages": said})
     except UnusableError:
         return "", None
-    turn = turns.text[slice(*turns.turns[-1])] if turns.turns else ""
-    end = turn.rpartition(ANSWER)[2].strip()
+    end = turns.last.rpartition(ANSWER)[2].strip()
     if not end:
         return "", None
     first, *_ = tokenizer.encode(end, parse_special=True)

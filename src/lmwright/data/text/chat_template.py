@@ -28,11 +28,18 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Turns:
-    """Rendered conversation: `turns` are character spans, one for each turn of the assistant that
-    may be learned, in order."""
+    """Rendered conversation: `turns` are character spans of the assistant's turns that may be
+    learned, in order; `of` is the number of each span's turn."""
 
     text: str
     turns: tuple[Span, ...]
+    of: tuple[int, ...]
+
+    @property
+    def last(self) -> str:
+        """Text of the last turn."""
+        spans = zip(self.turns, self.of, strict=True)
+        return "".join(self.text[a:b] for (a, b), turn in spans if turn == self.of[-1])
 
 
 class ChatTemplate:
@@ -80,7 +87,7 @@ class ChatTemplate:
         a call or a result, or where a turn cannot be told from the rest.
         """
         answer = self._ask("turns", conversation)
-        return Turns(answer["text"], tuple((a, b) for a, b in answer["turns"]))
+        return Turns(answer["text"], tuple((a, b) for a, b in answer["turns"]), tuple(answer["of"]))
 
     def _ask(self, op: str, conversation: dict[str, Any], **more: Any) -> dict[str, Any]:
         asked = {k: v for k, v in conversation.items() if k in ("messages", "tools", "first")}

@@ -53,8 +53,9 @@ class TurnFinder:
         self.renderer = renderer
         self._opens: str | None = None
 
-    def turns(self, conversation: dict[str, Any]) -> tuple[str, list[Span]]:
-        """Text of a conversation and the spans of the assistant's turns from `first` on.
+    def turns(self, conversation: dict[str, Any]) -> tuple[str, list[Span], list[int]]:
+        """Text of a conversation, the spans of the assistant's turns from `first` on, and the
+        number of each span's turn: a template may mark several in one.
 
         Raises UnusableError where the template refuses the conversation or leaves out a part
         of it, or where a turn cannot be told from the rest.
@@ -63,10 +64,13 @@ class TurnFinder:
         messages, text = self._rendered(messages, tools)
         refuse_dropped(self.renderer, text, messages, tools)
         first = conversation.get("first", 0)
-        marked = self.renderer.marked
-        spans = (self._marked if marked else self._told)(text, messages, tools, first)
+        if self.renderer.marked:
+            spans, of = self._marked(text, messages, tools, first)
+        else:
+            spans = self._told(text, messages, tools, first)
+            of = list(range(len(spans)))
         self._refuse_misplaced(text, spans, messages, tools, first)
-        return text, spans
+        return text, spans, of
 
     def _rendered(self, messages: Sequence[Message], tools: Any) -> tuple[Sequence[Message], str]:
         """Messages and their text. Arguments of calls that are JSON, as OpenAI writes them, become
@@ -201,8 +205,10 @@ class TurnFinder:
             with suppress(UnusableError):  # the template wants this result and no other
                 yield _differing(text, [self.renderer.text(other, tools) for other in others])
 
-    def _marked(self, text: str, messages: Sequence[Message], tools: Any, first: int) -> list[Span]:
-        """Spans of the template's own `{% generation %}` blocks."""
+    def _marked(
+        self, text: str, messages: Sequence[Message], tools: Any, first: int
+    ) -> tuple[list[Span], list[int]]:
+        """Spans of the template's own `{% generation %}` blocks, and the turn of each."""
         plain, *pieces = self.renderer.text(messages, tools, marks=True).split(BEGIN)
         spans: list[Span] = []
         for piece in pieces:
@@ -212,11 +218,39 @@ class TurnFinder:
         if plain != text:
             raise UnusableError("the chat template's generation blocks do not add up to its text")
         earlier = sum(m["role"] == "assistant" for m in messages[:first])
-        if earlier and len(spans) != sum(m["role"] == "assistant" for m in messages):
-            raise UnusableError(
-                "the chat template's generation blocks do not match the assistant's turns"
-            )
-        return [span for span in spans[earlier:] if span[0] < span[1]]
+        of = list(range(len(spans)))
+        if len(spans) != sum(m["role"] == "assistant" for m in messages):
+            told = self._turns_of(text, spans, messages, tools)
+            if earlier and told is None:
+                raise UnusableError(
+                    "the chat template's generation blocks do not match the assistant's turns"
+                )
+            of = told or of
+        kept = [(span, turn - earlier) for span, turn in zip(spans, of, strict=True)
+                if turn >= earlier and span[0] < span[1]]  # fmt: skip
+        return [span for span, _ in kept], [turn for _, turn in kept]
+
+    def _turns_of(
+        self, text: str, spans: Sequence[Span], messages: Sequence[Message], tools: Any
+    ) -> list[int] | None:
+        """The assistant's turn of each block, by where the words of each turn are: a block between
+        two turns belongs to the first if nothing but blanks is before it, else to the second. None
+        where the words of a turn are not found."""
+        numbers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        try:
+            words = [self._words(text, messages, tools, number) for number in numbers]
+        except UnusableError:
+            return None
+        if not words or None in words:
+            return None
+        turn, end, of = 0, 0, []
+        for start, stop in spans:
+            while turn + 1 < len(words) and stop > words[turn + 1].start:
+                turn += 1
+            behind = start >= words[turn].stop and text[end:start].strip()
+            of.append(min(turn + bool(behind), len(words) - 1))
+            end = stop
+        return of
 
     def _refuse_misplaced(
         self,

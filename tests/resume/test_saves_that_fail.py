@@ -1,0 +1,61 @@
+"""A disk that is full for a while costs a message and no step; a run that goes on without a
+checkpoint for long would lose its work, so a disk that stays full ends it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from lmwright.checkpoint.store import MOST_FAILURES
+from lmwright.config.run import Checkpoint
+from lmwright.train.command import train
+from tests.resume.small_runs import in_dir, train_in_process
+
+FULL_FROM_STEP_4 = """
+    import os, resource
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # all tests share it: no cut file there
+    from types import SimpleNamespace
+    from lmwright.checkpoint import store
+    from lmwright.train.hooks import HOOKS, Hook
+    def limit(size):  # no file can become longer, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    class Trouble(Hook):
+        def before_save(self, session, step):
+            if step == 4:
+                limit(9000)
+    pauses = []
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == {pauses}:
+            limit(resource.RLIM_INFINITY)
+    store.time = SimpleNamespace(sleep=sleep, monotonic=store.time.monotonic)
+    HOOKS.append(Trouble())
+"""
+
+
+SLOW = pytest.mark.slow  # as long as the other
+
+
+@pytest.mark.parametrize(
+    "pauses",
+    [pytest.param(1, marks=SLOW), MOST_FAILURES, pytest.param(MOST_FAILURES + 1, marks=SLOW)],
+)
+def test_a_disk_that_is_full_for_a_while(small_run, tmp_path, pauses):
+    policy = Checkpoint(save_every_steps=4, keep_last=20)
+    run = in_dir(replace(small_run, checkpoint=policy), tmp_path / "run")
+    done = train_in_process(run, FULL_FROM_STEP_4.format(pauses=pauses))
+    said = done.stdout + done.stderr
+    assert "the checkpoint could not be written (" in said and "trying again in 2 s" in said
+    names = [path.name for path in (Path(run.dir) / "checkpoints").iterdir()]
+    kept = sorted(int(name) for name in names if name.isdigit())
+    if pauses > MOST_FAILURES:  # the last is the error
+        assert done.returncode and not kept
+        assert "free some space or correct the folder's permissions and run again" in said
+        return
+    assert done.returncode == 0, said
+    assert kept[-1] == run.train.steps and all(
+        json.loads((Path(run.dir) / f"checkpoints/{step}/hashes.json").read_text()) for step in kept
+    )
+    assert train(run, jax.devices()[:1]).step == run.train.steps
