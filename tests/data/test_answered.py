@@ -17,6 +17,7 @@ from lmwright.data.prepare import prepare
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.stale import refuse_stale
 from lmwright.data.text.answered import answered_question
 from lmwright.data.text.chat_render import UnusableError
 from lmwright.data.tokens.answers import AnswerColumn, Windows, document_of, in_windows
@@ -213,6 +214,14 @@ def test_a_long_question_leaves_half_of_a_window(tokenizer):
     made = in_windows(tokenizer, ["why " * 40], ["because " * 9], windows, around)[0]
     assert made.cut and len(made.question) == 9 and made.room == 9
     assert all(len(document_of(made, begin, around)[0]) <= 20 for begin in made.starts)
+
+
+def test_other_windows_are_not_trained_on_in_silence(run, tmp_path):
+    begun = replace(run, dir=str(tmp_path / "none"))
+    refuse_stale(begun)
+    other = replace(begun, objective=replace(ANSWER, window_tokens=24, window_overlap=6))
+    with pytest.raises(UserError, match=r"objective.window_tokens is 32 there and 24 here; run"):
+        refuse_stale(other)
 
 
 def test_settings_that_do_not_fit(run, tmp_path):

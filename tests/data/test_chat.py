@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from lmwright.data.prepare import prepare, print_summary
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.show import show_command, show_sources
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.stale import find_changes
 from lmwright.data.text.chat import UnusableError, conversation
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
@@ -259,9 +261,25 @@ def test_too_many_bad_examples(tmp_path, tokenizer_dir):
     data = data_of(tmp_path, tokenizer_dir, rows, chat=Chat(template=str(template)))
     with pytest.raises(UserError, match=r"2 of 2 examples cannot be used.*refuses it: no!"):
         prepare(data, 64, workers=1)
+    short = data_of(tmp_path, tokenizer_dir, replace(rows, min_tokens=9000))
+    with pytest.raises(UserError, match="no example is left; all 2 documents are shorter than min"):
+        prepare(short, 512, workers=1)
     long = data_of(tmp_path, tokenizer_dir, rows)
     with pytest.raises(UserError, match="2 are longer than a row"):
         prepare(long, 8, workers=1)
+
+
+def test_another_text_of_a_template_is_another_template(tmp_path, tokenizer_dir):
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[0].content }}: {{ messages[1].content }}")
+    rows = Source(path=str(write(tmp_path, "json")), rows="alpaca", format="json")
+    data = data_of(tmp_path, tokenizer_dir, rows, chat=Chat(template=str(template)))
+    prepare(data, 64, workers=1)
+    assert not list(find_changes(data))
+    template.write_text("{{ messages[0].content }} - {{ messages[1].content }}")
+    assert [field for field, *_ in find_changes(data)] == ["data.chat.template"]
+    template.unlink()
+    assert not list(find_changes(data))  # trained where it is not
 
 
 def test_a_missing_column(tmp_path, tokenizer_dir):

@@ -249,6 +249,8 @@ def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
         ("data.tokenize.append=none", 'data.tokenize.append is "eos" there and "none" here'),
         ("data.sources.0.text_column=body", 'sources.0.text_column is "text" there and "body"'),
         ("data.sources.0.weight=2.0", "data.sources.0.weight is unset there and 2.0 here"),
+        ("data.sources.0.min_tokens=9", "data.sources.0.min_tokens is unset there and 9 here"),
+        ("data.sources.0.sample_tokens=900", "sources.0.sample_tokens is unset there and 900 here"),
         ("data.sources.0.name=other", 'data.sources is ["words"] there and ["other"] here'),
         ("data.tokenizer.vocab_size=280", "data.tokenizer.vocab_size is 300 there and 280 here"),
         ("data.tokenizer.train=unigram", 'data.tokenizer.train is "bpe" there and "unigram" here'),
@@ -261,6 +263,10 @@ def test_train_prepares_what_takes_minutes_and_names_the_command_for_more(
     path = ["dir=fresh", "data.tokenizer.vocab_size=none", "data.tokenizer.path=other/tokenizer"]
     code, said = command(capsys, "train", "run.toml", *path)
     assert code == 2 and 'data.tokenizer.path is unset there and "other/tokenizer" here' in said
+    Path("words.jsonl").write_text(Path("words.jsonl").read_text().replace("a", "b"))  # as large
+    code, said = command(capsys, "train", "run.toml", "dir=fresh")
+    assert code == 0 and "note: words.jsonl changed since data was prepared" in said
+    shutil.rmtree("fresh")
     with open("words.jsonl", "a") as f:
         f.write(json.dumps({"text": "more words"}) + "\n")
     code, said = command(capsys, "train", "run.toml", "train.steps=3")

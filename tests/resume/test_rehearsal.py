@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.models.modernbert import ModernBert
 from lmwright.planner.checklist import Check, fits_check
-from lmwright.train import command, rehearsal
+from lmwright.train import command, rehearsal, rehearsal_checks
 from lmwright.train.session import train
 from tests.in_memory import export_hf
 from tests.labeled_run import SIZES
@@ -52,6 +53,23 @@ def test_a_rehearsal_shows_what_holds_and_leaves_nothing(run, capsys):
     assert "steps 6 to 10 after a restore" in said["resumes"][1]
     assert "opens in transformers" in said["export"][1]
     assert sorted(Path().iterdir()) == [Path("run.toml")]
+
+
+@pytest.mark.parametrize(
+    "kind, names", [("dpo", ["reward_margin"]), ("kto", ["reward_chosen", "reward_rejected"])]
+)
+def test_preferences_are_judged_by_their_rewards(kind, names):
+    """The loss of what is held out is that of chosen answers, which may well rise."""
+    told = SimpleNamespace(objective=SimpleNamespace(kind=kind))
+    line = lambda *values: SimpleNamespace(values=values)  # noqa: E731
+    rewards = dict(zip(names, (line(0.0, 0.4), line(0.0, -0.2)), strict=False))
+    held_out = {"pairs": {"loss": line(9.1, 9.4), **rewards}}
+    falls = lambda evals: rehearsal_checks._falls(told, SimpleNamespace(train={}, evals=evals))  # noqa: E731
+    assert falls(held_out).holds
+    assert f"margin 0.0000, then {0.4 if kind == 'dpo' else 0.6:.4f}" in falls(held_out).evidence
+    worse = {name: line(*curve.values[::-1]) for name, curve in held_out["pairs"].items()}
+    assert falls({"pairs": worse}).holds is False
+    assert falls({"pairs": {"loss": line(9.1, 9.4)}}).holds is None
 
 
 def test_nothing_is_trained_if_something_does_not_hold(run, capsys, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.data.manifest import total
-from lmwright.data.rows.lengths import cure, histogram_of
+from lmwright.data.rows.lengths import cure, histogram_of, none_left
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
@@ -88,6 +88,9 @@ def gather_bad_examples(
             f"{folder.parent}: no example is left; {sums['too_long']} are longer than a row; "
             f"{cure(histogram_of(counts))}, and data.chat.too_long cuts them"
         )
+    if not sums["docs"] and not sums["bad"]:
+        other = int(sum(total(count, "other_length") for count in counts))
+        raise UserError(f"{folder.parent}: no example is left; {none_left(other)}")
     if not sums["docs"]:
         raise UserError(f"{folder.parent}: no example is left; the first: {first}")
     return {}

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from lmwright.storage.bucket import is_bucket
 from lmwright.storage.hub import PREFIX, is_hub_name
 
 STATE = "stage.json"
+JINJA = (".jinja", ".jinja2", ".j2")
+WINDOWS = (("window_tokens", "window_tokens"), ("window_overlap", "overlap"))
+"""Fields of an objective with windows, and their names in what the stage records."""
 MOST_SHOWN = 3
 LONGEST_SHOWN = 60
 ELSEWHERE = ("name", "weight")
 """Settings of a source that are compared as such, or in another stage."""
-UNSAID: dict[str, Any] = {"prompts": {}, "unlabeled": []}
+UNSAID: dict[str, Any] = {"prompts": {}, "unlabeled": [], "sample_tokens": None}
 """Settings of a source that are recorded where there are any."""
 
 Change = tuple[str, Any, Any]
@@ -41,7 +45,7 @@ def refuse_stale(run: Run) -> None:
     data = run.data
     if _has_begun(run.dir):
         return
-    changes = list(find_changes(data))
+    changes = [*find_changes(data), *_window_changes(run)]
     if changes:
         shown = [
             f"{path} is {_show(then)} there and {_show(now)} here" for path, then, now in changes
@@ -106,6 +110,24 @@ def find_changes(data: Data) -> Iterator[Change]:
     for i, (name, source) in enumerate(zip(source_names(data.sources), data.sources, strict=True)):
         if name in weights and weights[name] != source.weight:
             yield f"data.sources.{i}.weight", weights[name], source.weight
+        limits = (tokenize.get("lengths") or {}).get(name, (None, None))
+        for field, then in zip(("min_tokens", "max_tokens"), limits, strict=True):
+            if tokenize and then != (now := getattr(source, field)):
+                yield f"data.sources.{i}.{field}", then, now
+    template = (tokenize.get("conversations") or {}).get("template")
+    if data.chat.template.endswith(JINJA) and template is not None:
+        with suppress(OSError, UnicodeDecodeError):  # it may be on another machine
+            if Path(data.chat.template).expanduser().read_text("utf-8") != template:
+                yield "data.chat.template", "another text", f"that of {data.chat.template}"
+
+
+def _window_changes(run: Run) -> Iterator[Change]:
+    """Windows of questions, which the objective says."""
+    made = _recorded(run.data, "tokenize").get("classes") or {}
+    if run.objective.windows and "window_tokens" in made:
+        for (field, key), now in zip(WINDOWS, run.objective.windows, strict=True):
+            if made[key] != now:
+                yield f"objective.{field}", made[key], now
 
 
 def _normalize_changes(data: Data) -> Iterator[Change]:
@@ -163,15 +185,27 @@ def _changes(section: str, then: dict[str, Any], names: set[str], now: Any) -> I
 
 
 def _find_changed_files(data: Data) -> Iterator[str]:
-    """Local files of the sources that are still there, with another size."""
+    """Local files of the sources that have another size, or were written since. Some may not be
+    there: data may be trained on where its sources are not."""
     parts = _recorded(data, "normalize").get("parts", ())
-    files = {s["file"]["path"]: s["file"]["size"] for part in parts for s in part["slices"]}
-    for path, size in files.items():
-        try:
-            if "://" not in path and os.stat(path).st_size != size:
+    files = {s["file"]["path"]: s["file"] for part in parts for s in part["slices"]}
+    made_ns = _made_ns(data)
+    for path, file in files.items():
+        with suppress(OSError):
+            if "://" in path:
+                continue
+            now = os.stat(path)
+            written = made_ns is not None and now.st_mtime_ns > made_ns
+            if now.st_size != file["size"] or (written and str(now.st_mtime_ns) != file["stamp"]):
                 yield path
-        except OSError:
-            pass  # data may be trained on where its sources are not
+
+
+def _made_ns(data: Data) -> int | None:
+    """Time at which the texts were read; None for data in a bucket."""
+    try:
+        return os.stat(Path(data.dir, "normalize", MANIFEST)).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _recorded(data: Data, stage: str) -> dict[str, Any]:

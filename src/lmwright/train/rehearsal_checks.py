@@ -43,6 +43,7 @@ from lmwright.train.chips import SLICE
 from lmwright.train.start import starting_note
 
 SAME_SHARE = 1e-3  # of a loss, that ten steps of a warm-up may change it by
+MARGINS = {"dpo": ("reward_margin",), "kto": ("reward_chosen", "reward_rejected")}
 PROMPT = "The"
 NEW_TOKENS = 16
 CHILD = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LMWRIGHT_HEARTBEAT")
@@ -50,7 +51,7 @@ CHILD = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LMWR
 
 def device_checks(run: Run, devices: Sequence[jax.Device], record: RunRecord) -> list[Check]:
     """Checks of the first session of a rehearsal."""
-    return [_loads(run, record), _fits(devices, record), _falls(record), _speed(run, record)]
+    return [_loads(run, record), _fits(devices, record), _falls(run, record), _speed(run, record)]
 
 
 def _loads(run: Run, record: RunRecord) -> Check:
@@ -75,9 +76,20 @@ def _fits(devices: Sequence[jax.Device], record: RunRecord) -> Check:
     return Check(FITS, True, f"{used}, {free_bytes / GIB:.2f} GiB are free beside it")
 
 
-def _falls(record: RunRecord) -> Check:
+def _falls(run: Run, record: RunRecord) -> Check:
     """Check that the loss falls: the held-out loss of the same rows before and after, else that of
-    training."""
+    training. What is held out of preferences has the loss of the chosen answers alone, which DPO
+    and KTO may raise, so that its rewards count there."""
+    rate = _rate(record)
+    if (names := MARGINS.get(run.objective.kind)) and record.evals:
+        if not all(name in curves for curves in record.evals.values() for name in names):
+            return Check(FALLS, None, "no reward of both kinds of answers is held out")
+        sides = []
+        for at in (0, -1):
+            rewards = [[c[name].values[at] for name in names] for c in record.evals.values()]
+            sides.append(sum(first - sum(rest) for first, *rest in rewards) / len(rewards))
+        text = f"held-out reward margin {sides[0]:.4f}, then {sides[1]:.4f}{rate}"
+        return Check(FALLS, sides[1] > sides[0], text)
     pairs = [(c["loss"].values[0], c["loss"].values[-1]) for c in record.evals.values()]
     what = "held-out loss"
     if not pairs:
@@ -86,12 +98,15 @@ def _falls(record: RunRecord) -> Check:
         pairs = [(sum(losses[:some]) / some, sum(losses[-some:]) / some)]
         what = f"nothing is held out; training loss of the first and last {some} steps:"
     before, after = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
-    rates = record.train.get("learning_rate")
-    rate = f", at a learning rate of {rates.values[-1]:.2g}" if rates else ""
     text = f"{what} {before:.4f}, then {after:.4f}{rate}"
     if after < before:
         return Check(FALLS, True, text)
     return Check(FALLS, False if after > before * (1 + SAME_SHARE) else None, text)
+
+
+def _rate(record: RunRecord) -> str:
+    rates = record.train.get("learning_rate")
+    return f", at a learning rate of {rates.values[-1]:.2g}" if rates else ""
 
 
 def _speed(run: Run, record: RunRecord) -> Check:

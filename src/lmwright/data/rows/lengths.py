@@ -58,6 +58,11 @@ def why_empty(tokenized: Manifest) -> str:
     """Why tokenized data holds no tokens, and the cure."""
     splits = tokenized.counts.get("sources", {}).values()
     other = sum(count.get("other_length", 0) for split in splits for count in split.values())
+    return none_left(other)
+
+
+def none_left(other: int) -> str:
+    """Why no text is left, of which `other` have other lengths than their source wants."""
     if not other:
         return "the corpus is empty; add text"
     return (
