@@ -194,6 +194,7 @@ def test_an_interrupted_command_goes_on(made, form, tmp_path, monkeypatch, capsy
     if form == "jsonl":
         lines = lines_of(out)
         assert lines[7]["error"] == "'text' is a number, not text" and "embedding" not in lines[7]
+        assert lines[7]["id"].endswith(":8")
         found = np.float32([line.get("embedding", [0] * 24) for line in lines])
     elif form == "npz":
         found = np.load(out)["embeddings"]

@@ -17,6 +17,7 @@ from lmwright.evals import decoding
 from lmwright.evals.needle import (
     Hay,
     answer_greedily,
+    default_lengths,
     find_needles,
     is_found,
     make_prompt,
@@ -55,6 +56,14 @@ def test_prompts(hay, length, depth):
 def test_a_length_without_room(hay):
     with pytest.raises(UserError, match="--lengths: 20 tokens are less than needle"):
         make_prompt(hay, 20, 50, np.random.default_rng(0))
+
+
+def test_lengths_by_default_have_room(hay):
+    assert default_lengths(4096, hay.tokenizer) == (512, 1024, 2048, 4096)
+    few = default_lengths(128, hay.tokenizer)
+    assert few[-1] == 128 and len(few) < 4
+    for length in few:
+        make_prompt(hay, length, 50, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_rows_get_the_texts_of_transformers(
     """Of jsonl, with rows that have no prompt or one too long; on one device, on three that have
     all weights each, and on two that share them."""
     rows = [{"prompt": each, "n": n} for n, each in enumerate(prompts)]
-    rows[3:3] = [{"prompt": 5}, {"prompt": "dog " * 400, "n": 99}]
+    rows[3:3] = [{"prompt": 5, "n": "A1"}, {"prompt": "dog " * 400, "n": 99}]
     rows.append({"other": "x"})
     file, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -69,6 +69,7 @@ def test_rows_get_the_texts_of_transformers(
     found = lines_of(out)
     assert [line["row"] for line in found] == list(range(1, len(rows) + 1))
     assert found[3]["error"] == "'prompt' is a number, not text" and "text" not in found[3]
+    assert found[3]["id"] == "A1" and "id" not in found[-1]  # which has none
     assert "the model's context is 320; shorten it" in found[4]["error"]
     assert found[-1]["error"] == "no 'prompt', only 'other'"
     good = [line for line in found if "text" in line]

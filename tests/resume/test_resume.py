@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -296,6 +297,21 @@ def test_a_directory_of_another_run_is_refused(uninterrupted, one_device, monkey
     assert "done: 12 steps" in capsys.readouterr().out
 
 
+def test_a_lost_run_file_is_in_the_checkpoint(uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted[0].dir, folder)
+    (folder / "run.toml").unlink()
+    run = replace(uninterrupted[0], dir=str(folder))
+    other = replace(run, model=replace(run.model, mlp_dim=56))
+    with pytest.raises(UserError, match=r"model.mlp_dim is 48 there and 56 here"):
+        train(other, jax.devices()[:1])
+    assert train(run, jax.devices()[:1]).step == 12 and load_run(folder / "run.toml") == run
+    (folder / "run.toml").unlink()
+    (folder / "checkpoints/12/meta/metadata").write_text("{}")
+    with pytest.raises(UserError, match=r"no run.toml, and its newest checkpoint does not"):
+        train(run, jax.devices()[:1])
+
+
 def test_a_checkpoint_of_another_shape_is_refused(small_run, uninterrupted):
     from lmwright.checkpoint.store import Checkpoints
     from lmwright.program.plan import resolve
@@ -352,40 +368,3 @@ def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message)
     told = replace(small_run.train, compiler_options=options, global_batch_size=16)
     with pytest.raises(UserError, match=message):
         train(replace(in_dir(small_run, tmp_path / "run"), train=told))
-
-
-ONE_LINE = """
-    import os, resource, signal, sys
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # all tests share it: no cut file there
-    from types import SimpleNamespace
-    from lmwright.checkpoint import store
-    from lmwright.train.hooks import HOOKS, Hook
-    store.time = SimpleNamespace(sleep=lambda _: None, monotonic=store.time.monotonic)
-    class Trouble(Hook):
-        def before_save(self, session, step):
-            if {full}:  # no file can become longer, as on a full disk
-                resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        def after_save(self, session, step):
-            if not {full}:
-                os.kill(os.getpid(), signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
-    HOOKS.append(Trouble())
-    from lmwright.cli.main import main
-    raise SystemExit(main(["train", {file!r}]))
-"""
-
-
-@pytest.mark.parametrize(
-    "full, code", [(True, 2), pytest.param(False, 130, marks=pytest.mark.slow)]
-)
-def test_a_save_that_fails_or_is_given_up_is_one_line(small_run, tmp_path, full, code):
-    run = in_dir(small_run, tmp_path / "run")
-    file = str(Path(run.dir).with_suffix(".toml"))
-    done = train_in_process(run, ONE_LINE.format(full=full, file=file))
-    assert done.returncode == code
-    said = [line for line in done.stderr.splitlines() if line and "compilation cache" not in line]
-    assert len(said) == 1 and said[0].startswith("lmwright: "), done.stderr
-    if full:
-        assert "File too large" in said[0] or "could not be written" in said[0]
-        assert "Traceback" in (Path(run.dir) / "log.txt").read_text()
-    assert train(run, jax.devices()[:1]).exit_code == 0

@@ -59,3 +59,40 @@ def test_a_disk_that_is_full_for_a_while(small_run, tmp_path, pauses):
         json.loads((Path(run.dir) / f"checkpoints/{step}/hashes.json").read_text()) for step in kept
     )
     assert train(run, jax.devices()[:1]).step == run.train.steps
+
+
+ONE_LINE = """
+    import os, resource, signal, sys
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # all tests share it: no cut file there
+    from types import SimpleNamespace
+    from lmwright.checkpoint import store
+    from lmwright.train.hooks import HOOKS, Hook
+    store.time = SimpleNamespace(sleep=lambda _: None, monotonic=store.time.monotonic)
+    class Trouble(Hook):
+        def before_save(self, session, step):
+            if {full}:  # no file can become longer, as on a full disk
+                resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        def after_save(self, session, step):
+            if not {full}:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+    HOOKS.append(Trouble())
+    from lmwright.cli.main import main
+    raise SystemExit(main(["train", {file!r}]))
+"""
+
+
+@pytest.mark.parametrize(
+    "full, code", [(True, 2), pytest.param(False, 130, marks=pytest.mark.slow)]
+)
+def test_a_save_that_fails_or_is_given_up_is_one_line(small_run, tmp_path, full, code):
+    run = in_dir(small_run, tmp_path / "run")
+    file = str(Path(run.dir).with_suffix(".toml"))
+    done = train_in_process(run, ONE_LINE.format(full=full, file=file))
+    assert done.returncode == code
+    said = [line for line in done.stderr.splitlines() if line and "compilation cache" not in line]
+    assert len(said) == 1 and said[0].startswith("lmwright: "), done.stderr
+    if full:
+        assert "File too large" in said[0] or "could not be written" in said[0]
+        assert "Traceback" in (Path(run.dir) / "log.txt").read_text()
+    assert train(run, jax.devices()[:1]).exit_code == 0

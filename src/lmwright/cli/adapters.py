@@ -59,7 +59,11 @@ def adapters_merge(base: str, adapter: str, out: str, overwrite: bool, **options
 @click.argument("out")
 @click.argument("folders", nargs=-1, required=True, metavar="ADAPTER...")
 @click.option(
-    "--weight", "weights", type=float, multiple=True, help="Weight of each adapter, in order."
+    "--weight",
+    "weights",
+    type=float,
+    multiple=True,
+    help="Weight of each adapter, in order; default: equal ones that add up to 1.",
 )
 @click.option("--method", type=click.Choice(METHODS), help="How to combine; default: svd.")
 @click.option(

@@ -103,6 +103,7 @@ def embed_lines(
         for row in chunk:
             made: dict[str, Any] = {"row": row.number}
             if isinstance(row, Bad):
+                made |= {"id": row.id} if row.id is not None else {}
                 made["error"], vector = row.reason, None
             else:
                 vector, was_cut = next(found)

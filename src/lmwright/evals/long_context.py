@@ -96,7 +96,7 @@ def needle_command(
     of its run, and keeps it in the run directory; returns 0. Raises UserError for lengths beyond
     the context."""
     loaded = load_model(path, adapter, num_devices=devices)
-    lengths = tuple(lengths) or default_lengths(loaded.model.seq_len)
+    lengths = tuple(lengths) or default_lengths(loaded.model.seq_len, loaded.tokenizer)
     if too_long := [n for n in lengths if n > loaded.model.seq_len]:
         raise UserError(
             f"--lengths: {too_long[0]} is beyond the model's context of {loaded.model.seq_len}; "

@@ -160,9 +160,14 @@ def answer_greedily(loaded: LoadedModel, compute: Any) -> Answer:
     return answer
 
 
-def default_lengths(seq_len: int) -> tuple[int, ...]:
-    """A context and its half, quarter and eighth, in tokens."""
-    return tuple(seq_len >> shift for shift in (3, 2, 1, 0))
+def default_lengths(seq_len: int, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """A context and its half, quarter and eighth, in tokens; of a small one, those that have room
+    for twice a needle with its question and answer."""
+    number = "9" * DIGITS
+    said = f"{NEEDLE.format(number=number)}{QUESTION} {number}"
+    least = 2 * (len(tokenizer.encode(said)) + SPARE_TOKENS)
+    lengths = (seq_len >> shift for shift in (3, 2, 1))
+    return (*(length for length in lengths if length >= least), seq_len)
 
 
 def print_needles(scores: NeedleScores) -> None:

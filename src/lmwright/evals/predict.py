@@ -130,6 +130,7 @@ def predict_lines(
         for row in chunk:
             made: dict[str, Any] = {"row": row.number}
             if isinstance(row, Bad):
+                made |= {"id": row.id} if row.id is not None else {}
                 made["error"] = row.reason
             else:
                 each, was_cut, expected = next(found)

@@ -114,7 +114,7 @@ class Writer:
 
     def _line(self, row: Row | Bad, prompt: Chat, reason: str, written: PromptRow | None) -> str:
         made: dict[str, Any] = {"row": row.number}
-        if isinstance(row, Row):
+        if row.id is not None:
             made["id"] = row.id
         if written is None:
             made["error"] = reason

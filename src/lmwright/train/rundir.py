@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from lmwright.checkpoint.files import root_of
+from lmwright.checkpoint.files import StepFiles, root_of
+from lmwright.checkpoint.hashes import Unusable, read_meta
 from lmwright.config.fields import without
 from lmwright.config.load import dump_toml, is_kept, same_folder
 from lmwright.config.run import FREE, UNCHOSEN, Run
@@ -28,7 +30,7 @@ from lmwright.config.text import read_toml
 from lmwright.core.param import walk
 from lmwright.core.processes import from_first
 from lmwright.data.rows.store import TokenStore
-from lmwright.errors import TransientError, UserError
+from lmwright.errors import TransientError, UserError, first_line
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.folders import copy_folder
@@ -241,12 +243,13 @@ def _lock(lock: int, run: Run) -> None:
 
 def refuse_other_run(run: Run, folder: Path) -> None:
     """Raises UserError with the fields in which the directory's run differs, both values of each,
-    and how to continue it."""
-    if not (folder / "run.toml").exists():
-        if root_of(folder).steps():
-            raise UserError(f"dir: {run.dir} has checkpoints but no run.toml; choose another dir=")
+    and how to continue it. Where its run.toml is lost, the newest checkpoint tells its run."""
+    if (folder / "run.toml").exists():
+        before = load_run(folder / "run.toml", [])
+    elif steps := root_of(folder).steps():
+        before = _run_of(root_of(folder).step(steps[-1]), run.dir)
+    else:
         return
-    before = load_run(folder / "run.toml", [])
     if run.train.init_from and not before.train.init_from and root_of(folder).steps():
         raise UserError(
             f"train.init_from: {run.dir} has begun without it and would go on from its own "
@@ -266,6 +269,17 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             f"{f', and {more} more fields differ' if more > 0 else ''}; continue that one with "
             f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one"
         )
+
+
+def _run_of(files: StepFiles, where: str) -> Run:
+    """The run that a checkpoint was saved by."""
+    try:
+        return load_run(tomllib.loads(read_meta(files)["run"]), [])
+    except (Unusable, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"dir: {where} has no run.toml, and its newest checkpoint does not tell its run "
+            f"({first_line(error)}); choose another dir="
+        ) from None
 
 
 def refuse_lost_checkpoints(run: Run, folder: Path) -> None:

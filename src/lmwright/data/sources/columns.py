@@ -6,7 +6,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmwright.config.fields import default_of
@@ -58,6 +58,8 @@ class Bad:
     """True if a column that every row needs is not there at all."""
     there: tuple[str, ...] = ()
     """Columns that are there, where one is not."""
+    id: str | None = None
+    """Of a row that can be read, and has one."""
 
 
 class NoColumnError(UserError):
@@ -169,6 +171,20 @@ def _own_keys(value: Any) -> Any:
 
 def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
     """Document of one JSON object or record."""
+    made = _from_mapping(row, number, file, source)
+    if isinstance(made, Bad) and isinstance(row, Mapping):
+        name = source.id_column
+        id_ = f"{file.name}:{number}" if name is None else row.get(name)
+        known = not _no_id(id_) and str(id_).encode(errors="ignore").decode() == str(id_)
+        return replace(made, id=str(id_)) if known else made
+    return made
+
+
+def _no_id(value: Any) -> bool:
+    return isinstance(value, bool) or not isinstance(value, str | int)
+
+
+def _from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
     if not isinstance(row, Mapping):
         return Bad(number, f"{kind_of(row)}, not an object")
     for name in content_columns(source):
@@ -193,7 +209,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
     if source.id_column is not None:
         name = source.id_column
         id_ = row.get(name)
-        if isinstance(id_, bool) or not isinstance(id_, str | int):
+        if _no_id(id_):
             wrong = f"id {name!r} is {kind_of(id_)}, not text or a number"
             wrong = wrong if name in row else f"no {name!r}, only {names_of(row)}"
             return Bad(number, wrong, there=tuple(row))
