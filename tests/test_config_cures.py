@@ -104,3 +104,13 @@ def test_what_another_kind_on_the_command_line_leaves_out_is_to_be_said_there(
     assert re.findall("leaves nothing of .*; add (.*) there", told(run, override)) == [cure]
     found = load_run(run, [override, *shlex.split(cure)])
     assert found.optim.learning_rate == 1e-3
+
+
+def test_a_kind_within_a_section_that_another_kind_has_emptied():
+    """It is in the file, where it would be left out again."""
+    optim = RUN["optim"] | {"schedule": {"kind": "linear", "warmup_steps": 2}}
+    override = ["optim.kind=lion", "optim.learning_rate=0.001", "optim.schedule.warmup_steps=3"]
+    run = RUN | {"optim": optim, "model": {"preset": "llama-5m"}}
+    (cure,) = re.findall("leaves nothing of .*; add (.*) there", told(run, *override))
+    assert cure == "optim.schedule.kind=linear"
+    assert load_run(run, [*override, cure]).optim.schedule.warmup_steps == 3

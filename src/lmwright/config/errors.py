@@ -190,7 +190,7 @@ def _sentence(
     if kind in UNKNOWN:  # also a `kind`, where there are none
         return _unknown(keys, where, fields)
     if kind in UNTAGGED or keys[-1:] == ("kind",):
-        return _kind(keys, errors[0], where, fields)
+        return _kind(keys, errors[0], where, fields, emptied)
     if kind in MISSING:
         return _missing(keys, errors[0], where, emptied.get(keys[:-1]))
     return _wrong(keys, errors, where)
@@ -269,11 +269,24 @@ def _of_heads(name: str, sizes: Any) -> str:
     return f"{name} = {follows[name]}" if name in follows else ""
 
 
-def _kind(keys: Keys, error: dict[str, Any], where: Callable[[Keys], str], fields: Callable) -> str:
+def _kind(
+    keys: Keys,
+    error: dict[str, Any],
+    where: Callable[[Keys], str],
+    fields: Callable,
+    emptied: Mapping[Keys, Mapping[Keys, Any]],
+) -> str:
     table = keys[:-1] if keys[-1:] == ("kind",) else keys
     name = join_keys((*table, "kind"))
     kinds = fields((*table, "kind"))
     if error["type"] in ("union_tag_not_found", *MISSING):
+        for section, before in emptied.items():
+            if (*table, "kind") in before:  # which another kind of the section has left out
+                above, setting = join_keys(section), f"{name}={before[(*table, 'kind')]}"
+                return (
+                    f"{COMMAND_LINE}: {name} is missing, since another {above}.kind on the command "
+                    f"line leaves nothing of [{above}]; add {shlex.quote(setting)} there"
+                )
         choices = " or ".join(f'"{kind}"' for kind in kinds)
         return f"{where(table)}: {name} is missing; add kind = {choices} in [{join_keys(table)}]"
     given = error.get("ctx", {}).get("tag", error.get("input"))
