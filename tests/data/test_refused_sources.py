@@ -76,6 +76,20 @@ def test_a_link_to_nowhere_in_the_folder_s_place_is_named(tmp_path, capsys):
     assert f"data.dir: {tmp_path}/link is a link to nowhere" in said
 
 
+def test_links_to_folders_are_told(tmp_path, capsys):
+    write_run(tmp_path, path="corpus")
+    for name in ("corpus", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text("some text of words\n\n" * 50)
+    (tmp_path / "corpus" / "more").symlink_to(tmp_path / "other")
+    code, said = command(
+        capsys, "prepare", str(tmp_path / "run.toml"), f"data.dir={tmp_path}/data",
+        f'data.sources=[{{path = "{tmp_path}/corpus"}}]',
+    )  # fmt: skip
+    said = "".join(said.split())
+    assert code == 0 and f"linkstofoldersarenotread:{tmp_path}/corpus/more;nameeachasa" in said
+
+
 def test_a_pipe_is_not_said_to_be_missing(tmp_path, capsys):
     os.mkfifo(tmp_path / "texts.jsonl")
     said = refused(tmp_path, capsys, f'path = "{tmp_path}/texts.jsonl"')

@@ -115,10 +115,28 @@ def find_changes(data: Data) -> Iterator[Change]:
             if tokenize and then != (now := getattr(source, field)):
                 yield f"data.sources.{i}.{field}", then, now
     template = (tokenize.get("conversations") or {}).get("template")
-    if data.chat.template.endswith(JINJA) and template is not None:
-        with suppress(OSError, UnicodeDecodeError):  # it may be on another machine
-            if Path(data.chat.template).expanduser().read_text("utf-8") != template:
-                yield "data.chat.template", "another text", f"that of {data.chat.template}"
+    now = None if template is None else _template_now(data)
+    if now not in (None, template):
+        yield "data.chat.template", "another text", "what its file has now"
+
+
+def _template_now(data: Data) -> str | None:
+    """Text of the chat template that a file or a folder's tokenizer has now; None where it is not
+    on this machine, or the tokenizer's files are as they were."""
+    name, spec = data.chat.template, data.tokenizer
+    if name.endswith(JINJA):
+        with suppress(OSError, UnicodeDecodeError):
+            return Path(name).expanduser().read_text("utf-8")
+    if name != "tokenizer" or spec.chat_template is not None or not spec.path:
+        return None
+    recorded = _recorded(data, "tokenizer").get("files")
+    if recorded is None or not os.path.exists(spec.path):
+        return None
+    from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+    from lmwright.data.tokens.tokenizer_stage import hashes
+
+    same = hashes(Path(spec.path)) == recorded
+    return None if same else import_tokenizer(spec.path).chat_template
 
 
 def _window_changes(run: Run) -> Iterator[Change]:

@@ -1,5 +1,6 @@
 """Summary: what the stages of `prepare` made, in counts, and what a user should know of it."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,10 +94,25 @@ def _without_beginning(run: Run, folder: Path) -> Iterator[str]:
         )
 
 
+def _links_to_folders(path: str) -> list[str]:
+    """Links to folders below a source's folder, which is read without what is behind them."""
+    found = []
+    for here, folders, _ in os.walk(os.path.expanduser(path)):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [link for name in folders if os.path.islink(link := os.path.join(here, name))]
+    return found
+
+
 def notes(run: Run, summary: Summary) -> Iterator[str]:
     """Things a user should know before training on the prepared data."""
     from lmwright.data.tokens.vocabulary import note_unused
 
+    for source in run.data.sources:
+        if "://" not in source.path and (links := _links_to_folders(source.path)):
+            yield (
+                f"data.sources: links to folders are not read: {visible(', '.join(links[:3]))}"
+                f"{', ...' if links[3:] else ''}; name each as a source of its own"
+            )
     if tokenizer := summary.stages.get("tokenizer"):
         note = note_unused(run.model, summary.dir, tokenizer.facts["vocab_size"])
         if note and run.train.init_from is None:  # whose model is as it is
