@@ -70,6 +70,7 @@ MODELS = {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "gpt2": DENSE | {"num_kv_heads": 4},
     "gpt-neox": DENSE | {"num_kv_heads": 4, "rotary_fraction": 0.5},
+    "glm4": DENSE | {"rotary_fraction": 0.5, "bias": "qkv"}, "ernie4-5": DENSE | {"bias": "all"},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},

@@ -10,9 +10,11 @@ import pytest
 
 from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
+from lmwright.models.ernie4_5 import Ernie45
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
 from lmwright.models.gemma4 import Gemma4
+from lmwright.models.glm4 import Glm4
 from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
@@ -104,6 +106,8 @@ MODELS = {
         rotary_fraction=0.34, rope_scaling=YARN, head="tied",
     ),
     "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
+    "glm4": Glm4(**SIZES, rotary_fraction=0.75, bias="qkv"),
+    "ernie4-5": Ernie45(**SIZES, bias="all", rope_scaling=YARN),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(

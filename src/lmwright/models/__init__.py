@@ -18,6 +18,8 @@ CLASSES = {
     "lfm2": "lfm2.Lfm2", "lfm2-moe": "lfm2.Lfm2Moe",
     "lfm3": "lfm3.Lfm3",
     "phi3": "phi3.Phi3",
+    "glm4": "glm4.Glm4",
+    "ernie4-5": "ernie4_5.Ernie45",
     "gpt-neox": "gpt_neox.GptNeox",
     "gpt2": "gpt2.Gpt2",
     "mixtral": "moe.Mixtral", "qwen3-moe": "moe.Qwen3Moe", "olmoe": "moe.Olmoe",
