@@ -60,6 +60,9 @@ PUBLISHED = {
     "granite-3-3-8b": 8_170_864_640,
     "xlstm-7b": 6_865_424_896,
     "phi3-mini": 3_821_079_552,
+    # as `transformers` counts the default config of GlmForCausalLM and Ernie4_5ForCausalLM
+    "glm-4-9b": 9_399_951_360,
+    "ernie-4-5-0-3b": 360_748_032,
     "phi3-medium": 13_960_238_080,
     "gpt2-small": 124_439_808,
     "gpt2-medium": 354_823_168,

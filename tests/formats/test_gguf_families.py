@@ -99,6 +99,13 @@ FAMILIES = {
             " uneven": {"mscale": 1.0, "mscale_all_dim": 0.6}}.items()},
     "Phi3ForCausalLM": {"head_dim": 16, "sliding_window": None, "rope_parameters": {
         "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.75}},
+    "Glm4ForCausalLM": {"attention_bias": True, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
+    "GlmForCausalLM": {"attention_bias": False, "head_dim": 16, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
+    "Ernie4_5ForCausalLM": {"use_bias": False, "tie_word_embeddings": True, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+        "rope_theta": 5003.0}},
     "GPTNeoXForCausalLM": NEOX | {"rotary_pct": 0.5},
     "GPTNeoXForCausalLM sequential": NEOX | {
         "use_parallel_residual": False, "hidden_act": "gelu_new", "rope_parameters": {

@@ -6,6 +6,7 @@ transformers in all of `test_families.py`.
 """
 
 from tests.parity.gemmas import GEMMAS
+from tests.parity.glms import GLMS
 from tests.parity.granites import GRANITES
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
@@ -362,26 +363,7 @@ ROWS = {
         GPT2 | {"n_inner": None, "tie_word_embeddings": False, "activation_function": "relu"},
         gradients=False,
     ),
-    "glm4": Row(
-        "Glm4ForCausalLM",
-        {"rope_parameters": rope(partial_rotary_factor=0.61), "attention_bias": True},
-        generates=True,
-    ),
-    "glm4-plain": Row(
-        "GlmForCausalLM",
-        {
-            "rope_parameters": rope("linear", factor=2.5, partial_rotary_factor=1.0),
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-        },
-        generates=True,
-    ),
-    "ernie4-5": Row(
-        "Ernie4_5ForCausalLM",
-        {"use_bias": True, "rope_parameters": rope("yarn", factor=4.0, **OLD)},
-        generates=True,
-    ),
-    "ernie4-5-untied": Row("Ernie4_5ForCausalLM", {"tie_word_embeddings": False}, gradients=False),
+    **GLMS,
     "phi3-short": Row(
         "Phi3ForCausalLM",
         {

@@ -94,6 +94,13 @@ ARCHS = {
         "Ministral3ForCausalLM", "ministral3", rotated=True, fixed={"hidden_act": "silu"}
     ),
     "phi3": Arch("Phi3ForCausalLM", "phi3", partial=True, even=True, fixed={"hidden_act": "silu"}),
+    "glm4": Arch("Glm4ForCausalLM", "glm4", partial=True, biases=True, acts=("silu",)),
+    "chatglm": Arch(
+        "GlmForCausalLM", "glm", partial=True, biases=True, even=True, acts=("silu",)
+    ),
+    "ernie4_5": Arch(
+        "Ernie4_5ForCausalLM", "ernie4_5", fixed={"hidden_act": "silu", "use_bias": False}
+    ),
     "gptneox": Arch(
         "GPTNeoXForCausalLM", "gpt_neox", partial=True, biases=True, by_part=True,
         acts=("gelu", "gelu_new"),

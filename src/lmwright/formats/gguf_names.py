@@ -116,7 +116,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["vocab_size"] = shapes["token_embd.weight"][0]
     config.setdefault("rope_theta", 10_000.0)
     config["tie_word_embeddings"] = "output.weight" not in shapes
-    config["attention_bias"] = any(name.endswith("attn_output.bias") for name in shapes)
+    biased = "attn_q.bias" if arch.partial else "attn_output.bias"
+    config["attention_bias"] = any(name.endswith(biased) for name in shapes)
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
     if name == gguf_gemma4.NAME:

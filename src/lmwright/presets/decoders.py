@@ -120,6 +120,21 @@ def _phi3(shape: Shape, head_dim: int) -> Any:
     return Phi3(**sizes(shape), vocab_size=32_064, head_dim=head_dim, seq_len=4096, window=2047)
 
 
+def _glm4(shape: Shape) -> Any:
+    from lmwright.models.glm4 import Glm4
+
+    return Glm4(
+        **sizes(shape), vocab_size=151_552, head_dim=128, seq_len=8192, norm_eps=1.5625e-7,
+        bias="qkv", out_norms="none",
+    )  # fmt: skip
+
+
+def _ernie45(shape: Shape) -> Any:
+    from lmwright.models.ernie4_5 import Ernie45
+
+    return Ernie45(**sizes(shape), vocab_size=103_424, head_dim=128, seq_len=131_072)
+
+
 def _pythia(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.gpt_neox import GptNeox
 
@@ -263,6 +278,11 @@ PRESETS = {
     "phi-3-medium": row(
         "14.0 B: Phi-3 medium 4K with its window (https://arxiv.org/abs/2404.14219)",
         _phi3, (5120, 17_920, 40, 40, 10), head_dim=128),
+    "glm-4-9b": row("9.40 B: GLM-4 9B, before 0414 (https://arxiv.org/abs/2406.12793)", _glm4,
+        (4096, 13_696, 40, 32, 2)),
+    "ernie-4.5-0.3b": row(
+        "0.361 B: ERNIE 4.5 0.3B (https://huggingface.co/baidu/ERNIE-4.5-0.3B-PT)", _ernie45,
+        (1024, 3072, 18, 16, 2)),
     "gpt2-small": row("124 M: GPT-2 (https://huggingface.co/openai-community/gpt2)", _gpt2,
         (768, 3072, 12, 12, 12)),
     "gpt2-medium": row("355 M: GPT-2 medium (https://huggingface.co/openai-community/gpt2-medium)",
