@@ -214,7 +214,7 @@ def _find_changed_files(data: Data) -> Iterator[str]:
                 continue
             now = os.stat(path)
             written = made_ns is not None and now.st_mtime_ns > made_ns
-            if now.st_size != file["size"] or (written and str(now.st_mtime_ns) != file["stamp"]):
+            if now.st_size != file["size"] or (written and str(now.st_mtime_ns) != file.get("stamp")):
                 yield path
 
 

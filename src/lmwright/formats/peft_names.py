@@ -3,14 +3,14 @@ hold the experts of a layer in one tensor.
 
 By `target_modules`, PEFT 0.21 takes the factors of single experts for those of the tensors: in
 families that it knows, and where gate, up and down have some of one rank and scale, or down alone.
-It then takes every module with the last name of an expert's for one of them, and drops the factors
-of dense layers and shared experts. Where it would lose any, the config names parameters:
+It then takes every module whose last name is that of an expert's for one of them, and drops the
+factors of dense layers and shared experts. Where it would lose any, the config names parameters:
 
     ...mlp.experts.3.up_proj        mlp.experts.gate_up_proj          the ranks of gate and up added
     ...mlp.shared_experts.up_proj   mlp.shared_experts.up_proj.weight
 
-The tensors keep their names. PEFT asks for all three parts of an expert then; those without factors
-get some of rank 1 that are zero, and are left out when they are read.
+Tensors of the adapter's file keep the names of single experts. PEFT then asks for all three parts of
+an expert: one without factors gets factors of rank 1 that are zero, which are not read back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
