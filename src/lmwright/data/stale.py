@@ -213,8 +213,9 @@ def _find_changed_files(data: Data) -> Iterator[str]:
             if "://" in path:
                 continue
             now = os.stat(path)
-            written = made_ns is not None and now.st_mtime_ns > made_ns
-            if now.st_size != file["size"] or (written and str(now.st_mtime_ns) != file.get("stamp")):
+            later = made_ns is not None and now.st_mtime_ns > made_ns
+            later = later and str(now.st_mtime_ns) != file.get("stamp")
+            if later or now.st_size != file["size"]:
                 yield path
 
 

@@ -9,8 +9,8 @@ factors of dense layers and shared experts. Where it would lose any, the config 
     ...mlp.experts.3.up_proj        mlp.experts.gate_up_proj          the ranks of gate and up added
     ...mlp.shared_experts.up_proj   mlp.shared_experts.up_proj.weight
 
-Tensors of the adapter's file keep the names of single experts. PEFT then asks for all three parts of
-an expert: one without factors gets factors of rank 1 that are zero, which are not read back.
+Tensors of the file keep the names of single experts. PEFT then asks for all three parts of an
+expert: one without factors gets factors of rank 1 that are zero, which are not read back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
