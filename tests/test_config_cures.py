@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
-from lmwright.formats.open import load_run
+from lmwright.formats.open import load_noted, load_run
 from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
 from lmwright.models.moe import Mixtral
@@ -114,3 +115,22 @@ def test_a_kind_within_a_section_that_another_kind_has_emptied():
     (cure,) = re.findall("leaves nothing of .*; add (.*) there", told(run, *override))
     assert cure == "optim.schedule.kind=linear"
     assert load_run(run, [*override, cure]).optim.schedule.warmup_steps == 3
+
+
+def test_a_longer_run_keeps_the_warm_up_with_which_it_began(tmp_path):
+    """Which a short trial had fitted to its steps; one that is said stays as it is said."""
+    run = RUN | {"recipe": "pretrain", "dir": str(tmp_path), "model": {"preset": "llama-5m"}}
+    run = {name: table for name, table in run.items() if name != "optim"}
+    short = load_run(run, ["train.steps=100"])
+    assert short.optim.schedule.warmup_steps == 10
+    (tmp_path / "run.toml").write_text(dump_toml(short))
+    longer, notes = load_noted(run, ["train.steps=2000"])
+    assert longer.optim.schedule == short.optim.schedule
+    assert notes == [
+        "optim.schedule.warmup_steps: 10 instead of the 500 of recipe pretrain, as "
+        f"{tmp_path} began"
+    ]
+    said = load_run(run, ["train.steps=2000", "optim.schedule.warmup_steps=300"])
+    assert said.optim.schedule.warmup_steps == 300
+    other = load_run(run | {"dir": f"{tmp_path}/other"}, ["train.steps=2000"])
+    assert other.optim.schedule.warmup_steps == 500

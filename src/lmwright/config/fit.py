@@ -1,10 +1,14 @@
-"""Fit: warm-up, decay and cool-down of a recipe or preset, shortened for a short run.
+"""Fit: warm-up, decay and cool-down of a recipe or preset, shortened for a short run. A run that
+has begun with shorter ones keeps them when it becomes longer.
 
 Only such values: what the run file or the command line says is refused where it does not fit.
 """
 
 import math
+import tomllib
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lmwright.config.fields import UNSET
@@ -34,12 +38,13 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
         return []
     falls = schedule.get("kind") in FALLING  # which takes a step after the warm-up at least
     if warmup + decay + falls <= steps:
-        return []
+        return _as_begun(merged, ("warmup_steps", end))
     least = int(schedule.get("kind") == "wsd")  # which decays for a step at least
     most = min(max(steps // SHARE, 1), steps - falls - least)
     lines = _put(merged, "warmup_steps", warmup, min(warmup, most), length)
     left = max(steps - falls - schedule.get("warmup_steps", 0), least)
-    return lines + _put(merged, end, decay, min(decay, left), length)
+    lines += _put(merged, end, decay, min(decay, left), length)
+    return lines + _as_begun(merged, ("warmup_steps", end))
 
 
 def count_steps(epochs: float, epoch_rows: int, global_batch_size: int) -> int:
@@ -60,6 +65,25 @@ def _length(values: Any, epoch_rows: EpochRows) -> tuple[Any, str]:
         return None, ""
     steps = count_steps(epochs, rows, size)
     return steps, f"the {steps} steps of train.epochs = {epochs:g}"
+
+
+def _as_begun(merged: Merged, names: tuple[str, ...]) -> list[str]:
+    """Keeps the shorter values with which the run in `dir` has begun."""
+    folder, schedule, lines = merged.values.get("dir"), _at(merged.values, SCHEDULE), []
+    begun: Any = {}
+    if isinstance(folder, str) and "://" not in folder:
+        with suppress(OSError, ValueError):  # there is none, or loading it says what is wrong
+            begun = _at(tomllib.loads(Path(folder, "run.toml").read_text("utf-8")), SCHEDULE)
+    for name in names:
+        value, before = schedule.get(name), (begun or {}).get(name)
+        origin = merged.origin.get((*SCHEDULE, name), "")
+        shorter = type(value) is type(before) is int and 0 < before < value
+        if shorter and origin.startswith(GIVEN):
+            schedule[name] = before
+            merged.origin[*SCHEDULE, name] = f"{origin}, as {folder} has begun"
+            field = ".".join((*map(str, SCHEDULE), name))
+            lines.append(f"{field}: {before} instead of the {value} of {origin}, as {folder} began")
+    return lines
 
 
 def _put(merged: Merged, name: str, value: int, fitted: int, length: str) -> list[str]:
