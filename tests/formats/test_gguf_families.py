@@ -271,6 +271,11 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Qwen3ForCausalLM", {"attention_bias": True}, "qwen3 has no biases"),
         ("GraniteForCausalLM", {"hidden_act": "relu"}, "hidden_act"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0] * 3}, "rope_pattern"),
+        (
+            "Glm4MoeLiteForCausalLM",
+            {"rope_parameters": {"rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0}},
+            "of kind linear here",
+        ),
         ("Lfm2MoeForCausalLM", {"routed_scaling_factor": 1.7}, "routed_scaling_factor = 1.7"),
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias = False"),
         ("Lfm2ForCausalLM", {"head_dim": 32}, "llama.cpp's lfm2;"),

@@ -8,7 +8,7 @@ import pytest
 
 from lmwright.config.run import Data, Run, Train
 from lmwright.core.param import map_params, nest, walk
-from lmwright.formats.adapter_verbs import combine_command, merge_command
+from lmwright.formats.adapter_verbs import combine_command, merge_command, names_in_whole
 from lmwright.formats.hf_read import import_hf
 from lmwright.formats.peft import read_adapter, to_peft
 from lmwright.formats.peft_folder import make_config, read_folder, write_folder
@@ -154,10 +154,81 @@ def test_peft_finds_factors_of_parts(architecture, lora, bases, tmp_path):
     assert_same_in_peft(bases(architecture), tmp_path / "made", **lora)
 
 
-@pytest.mark.parametrize("targets", ["mlp", "shared_up"])
-def test_peft_finds_factors_beside_experts_alone(targets, bases, tmp_path):
-    base = bases("DeepseekV3ForCausalLM")
-    assert_same_in_peft(base, tmp_path / "made", targets=(targets,), rank=2)
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"targets": ("mlp",)},
+        {"targets": ("shared_up",)},
+        {"targets": ("experts",), "dropout": 0.1},
+        {"targets": ("router", "o"), "dropout": 0.1},
+        {"targets": ("router", "o"), "ranks": {"router": 4}, "alphas": {"router": 9.0}},
+    ],
+    ids=["dense and shared", "one part", "dropout", "routers and dropout", "other routers"],
+)  # fmt: skip
+def test_peft_finds_factors_beside_experts_and_routers(lora, bases, tmp_path):
+    assert_same_in_peft(bases("DeepseekV3ForCausalLM"), tmp_path / "made", rank=2, **lora)
+
+
+def test_peft_finds_factors_of_mixtrals_routers(bases, tmp_path):
+    """Which have another name in its files than in transformers' class."""
+    lora = {"targets": ("router", "experts"), "rank": 2, "ranks": {"router": 4}}
+    assert_same_in_peft(bases("MixtralForCausalLM"), tmp_path / "made", **lora)
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "OlmoeForCausalLM"])
+def test_dora_of_routers_is_told(architecture, bases):
+    base = bases(architecture)
+    model, _, adapter, _ = adapter_of(base, targets=("router", "o"), rank=2, variant="dora")
+    lost = lost_in_peft(to_peft(model, adapter, with_norms(adapter), str(base)), model)
+    assert lost == [f"model.layers.{i}.{router_of(model)}" for i in range(2)]
+
+
+def router_of(model):
+    return model.hf.weights["layers.router"].partition("{i}.")[2].removesuffix(".weight")
+
+
+def test_experts_of_a_model_that_holds_more_than_text(tmp_path):
+    """PEFT asks for the tensors of all experts there, and is compared with at a merge."""
+    text = FAMILIES["Qwen3_5MoeForCausalLM"] | {"initializer_range": 0.2}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+              "out_hidden_size": 24, "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
+    config = transformers.Qwen3_5MoeConfig(
+        text_config=text, vision_config=vision, image_token_id=5, video_token_id=6,
+        vision_start_token_id=7, vision_end_token_id=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3_5MoeForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    base = tmp_path / "base"
+    model, w, adapter, weights = adapter_of(base, targets=("all", "router"), rank=2)
+    whole = names_in_whole(str(base), model)
+    made = to_peft(model, adapter, weights, str(base), whole)
+    assert not lost_in_peft(made, model)
+    written(tmp_path / "adapter", made)
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        wanted = theirs(input_ids=torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    params = {module.path: module.param for module in adapter.modules}
+    assert_close(logits(model, bind(params, w, scaled(adapter, weights)), TOKENS), wanted)
+    proof = merge_command(base, tmp_path / "adapter", tmp_path / "merged", dtype="fp32")
+    assert proof.merged_to_peft.max_abs_diff < 1e-3
+
+
+@pytest.mark.parametrize("words", [["gate_proj", "up_proj", "down_proj", "q_proj"], ["gate"]])
+def test_what_peft_saves_of_target_modules_is_merged(words, bases, tmp_path):
+    """It names the parameters without their modules then."""
+    base = bases("MixtralForCausalLM" if words == ["gate"] else "Qwen3MoeForCausalLM")
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = peft.LoraConfig(r=3, lora_alpha=7, task_type="CAUSAL_LM", target_modules=words)
+    model = peft.get_peft_model(model, config)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "adapter")
+    proof = merge_command(base, tmp_path / "adapter", tmp_path / "merged", dtype="fp32")
+    assert proof.merged_to_peft.max_abs_diff < 1e-3
+    assert_close(theirs(tmp_path / "merged"), theirs(base, tmp_path / "adapter"))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,11 @@ def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
         "attention.key_length_mla": config[PLAIN] + rotated,
     }
     rope = config["rope_parameters"]
+    if rope["rope_type"] == "linear":  # for which it scales attention as for YaRN
+        raise UserError(
+            f"{where}: llama.cpp computes no model.rope_scaling of kind linear here; export to a "
+            "Hugging Face folder instead"
+        )
     if rope["rope_type"] == "yarn":
         if not rope.get("mscale") or rope.get("mscale") != rope.get("mscale_all_dim"):
             raise UserError(

@@ -67,6 +67,8 @@ def to_peft(
     name or folder of the base model, and `whole` what its module names begin with where it holds
     more than the text (`TextPart.modules`)."""
     stacks = in_stacks(model, adapter)
+    if whole and adapter.variant != "dora" and any(map(_is_of_experts, adapter.modules)):
+        stacks = stacks or "halves"  # in models that hold more than text, PEFT asks for these
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in walk(weights)}
     modules, alphas, beginnings = {}, {}, {**model.hf.modules, **(whole or {})}
     for name, slot in module_slots(model).items():
@@ -107,9 +109,10 @@ def to_peft(
     return made
 
 
-def in_stacks(model: HfModel, adapter: ResolvedAdapter) -> bool:
-    """True for an adapter on experts that PEFT keeps in one tensor for all of a layer."""
-    return model.hf.stacked_experts is not None and any(map(_is_of_experts, adapter.modules))
+def in_stacks(model: HfModel, adapter: ResolvedAdapter) -> str | None:
+    """Order of gate and up in an adapter on experts that PEFT keeps in one tensor for all of a
+    layer; None for others."""
+    return model.hf.stacked_experts if any(map(_is_of_experts, adapter.modules)) else None
 
 
 def _is_of_experts(module: Module) -> bool:
@@ -135,7 +138,7 @@ def in_files(adapter: PeftFolder, model: HfModel) -> PeftFolder:
     beginnings = own | {a: b for part in TEXT_PARTS.values() for a, b in part.prefixes.items()}
     named = lambda each: {_replaced(n, beginnings): v for n, v in each.items()}  # noqa: E731
     modules = named(adapter.modules)
-    if adapter.stacked:  # whose experts have the names of transformers' class
+    if adapter.config.get("target_parameters"):  # whose names are those of transformers' class
         files = {name_in_class(name): name for name in module_slots(model)}
         modules = {files.get(name, name): module for name, module in modules.items()}
     return replace(

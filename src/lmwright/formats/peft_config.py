@@ -49,7 +49,7 @@ HARMLESS = {
     "modules_to_save", "target_parameters", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 OF_EXPERTS = re.compile(
-    r"([\w.]+\.)?(experts\.(gate_up|down)_proj|((gate|up|down)_proj|w[123]|gate|router)\.weight)"
+    r"([\w.]+\.)?((gate_up|down)_proj|((gate|up|down)_proj|w[123]|gate|router)\.weight)"
 )
 LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
 ENDING = r"(.*\.)?({})$"  # how PEFT looks for a pattern of ranks or alphas in a name

@@ -30,7 +30,8 @@ EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|down_proj)")
 OLD = {"w1": "gate", "w3": "up", "w2": "down"}
 """Parts of an expert by the names of Mixtral and LFM2."""
 PART = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"} | OLD
-ROUTERS = (".mlp.gate", ".feed_forward.gate", ".mlp.router", ".block_sparse_moe.router")
+MIXTRAL, MIXTRAL_IN_CLASS = ".block_sparse_moe.gate", ".mlp.gate"  # its router
+ROUTERS = (".mlp.gate", ".feed_forward.gate", ".mlp.router", ".block_sparse_moe.router", MIXTRAL)
 EXPERT = re.compile(rf"(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<part>{'|'.join(PART)})")
 """Module of an expert alone."""
 
@@ -68,7 +69,7 @@ def parameter_of(name: str) -> str:
     """The parameter in transformers' class that a module's factors are for."""
     match = EXPERT.fullmatch(name)
     if match is None:
-        return f"{name}.weight"
+        return f"{name_in_class(name)}.weight"
     layer = match["layer"]
     if match["part"] in OLD:  # Mixtral's have another name there
         layer = layer.replace(".block_sparse_moe.", ".mlp.")
@@ -79,7 +80,7 @@ def name_in_class(name: str) -> str:
     """Name of a module, of an expert as a part of its parameter in transformers' class."""
     match = EXPERT.fullmatch(name)
     if match is None:
-        return name
+        return name.replace(MIXTRAL, MIXTRAL_IN_CLASS) if name.endswith(MIXTRAL) else name
     layer = parameter_of(name).rpartition(".")[0]
     return f"{layer}.{match['expert']}.{PART[match['part']]}_proj"
 
@@ -129,9 +130,9 @@ def _apart(name: str, rows: np.ndarray, turns: bool) -> np.ndarray:
     return rows.reshape(count, -1, *rows.shape[1:])
 
 
-def _together(name: str, apart: np.ndarray) -> np.ndarray:
+def _together(apart: np.ndarray, turns: bool) -> np.ndarray:
     """The rows of a parameter of what `_apart` gives."""
-    parts = apart.swapaxes(0, 1) if in_turn(name) else apart
+    parts = apart.swapaxes(0, 1) if turns else apart
     return parts.reshape(-1, *apart.shape[2:])
 
 
@@ -144,9 +145,10 @@ class Stack(NamedTuple):
     """[outputs, R E]."""
 
 
-def stacked(modules: Mapping[str, Any]) -> dict[str, Stack]:
-    """Factors by parameter, of the modules of experts."""
-    return {name: _stack(name, group) for name, group in _groups(modules).items()}
+def stacked(modules: Mapping[str, Any], turns: bool) -> dict[str, Stack]:
+    """Factors by parameter, of the modules of experts, with the rows of gate and up in turn or one
+    behind the other."""
+    return {name: _stack(name, group, turns) for name, group in _groups(modules).items()}
 
 
 def _groups(modules: Mapping[str, Any]) -> dict[str, Group]:
@@ -164,7 +166,7 @@ def _parts(name: str) -> tuple[str, ...]:
     return PARTS[name.rpartition(".")[2]]
 
 
-def _stack(name: str, group: Group) -> Stack:
+def _stack(name: str, group: Group, turns: bool) -> Stack:
     parts = _parts(name)
     there = [part for part in parts if (part, 0) in group]
     experts = range(len(group) // len(there))
@@ -179,7 +181,7 @@ def _stack(name: str, group: Group) -> Stack:
             module = group[part, e]
             b[parts.index(part), :, start : start + rank, e] = module.scale * module.b
         start += rank
-    return Stack(a.reshape(-1, a.shape[2]), _together(name, b).reshape(outputs * len(parts), -1))
+    return Stack(a.reshape(-1, a.shape[2]), _together(b, turns).reshape(outputs * len(parts), -1))
 
 
 def as_parameters(

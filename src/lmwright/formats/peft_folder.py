@@ -76,8 +76,9 @@ class PeftFolder:
     """Weights of the base, [outputs, inputs], that PEFT loads in place of the base's own."""
     saved: dict[str, np.ndarray] = field(default_factory=dict)
     """Weights of modules_to_save, by their whole names: trained with the factors."""
-    stacked: bool = False
-    """True where the factors of a layer's experts are in the tensors of all."""
+    stacked: str | None = None
+    """Order of gate and up where the factors of a layer's experts are in the tensors of all: in
+    "turns" or "halves"."""
     start: str | None = None
     """"pissa" or "olora" where the product that the factors began with is still to be taken
     out of the base: `formats.peft_start`."""
@@ -126,7 +127,9 @@ def read_folder(folder: str | Path, turns: bool | None = None) -> PeftFolder:
         )
     if not factors:
         raise UserError(f"{path}: holds no LoRA factors")
-    stacked = any(map(peft_experts.is_stacked, modules))
+    stacks = [name for name in modules if peft_experts.is_stacked(name)]
+    ordered = any(map(peft_experts.in_turn, stacks)) if turns is None else turns
+    stacked = ("turns" if ordered else "halves") if stacks else None
     return PeftFolder(config, factors, whole, saved, stacked, start)
 
 
@@ -218,7 +221,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
     tensors = {}
     experts = {}
     if adapter.stacked:
-        experts = peft_experts.stacked(adapter.modules)
+        experts = peft_experts.stacked(adapter.modules, adapter.stacked == "turns")
     for name, (a, b) in experts.items():
         stem = f"{PREFIX}{peft_experts.keys_of(name, experts)}."
         tensors |= {f"{stem}lora_A.weight": a, f"{stem}lora_B.weight": b}

@@ -13,7 +13,7 @@ Tensors of the file keep the names of single experts. PEFT then asks for all thr
 expert: one without factors gets factors of rank 1 that are zero, which are not read back.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +48,9 @@ def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]
         names |= {slot.name.removesuffix(".weight") for slot in slots(model)}
     words = {_last(name) for name in names if EXPERT.fullmatch(name)}
     beside = [name for name in adapter.modules if _last(name) in words and name not in experts]
-    whole = _found_together([adapter.modules[name] for name in experts], experts, adapter.config)
-    return beside if whole else [*experts, *beside]
+    routers = [name for name in adapter.modules if is_router(name)] if words else []
+    lost = [group for group in (experts, routers) if not _is_found(adapter, group)]
+    return [*(name for group in lost for name in group), *beside]
 
 
 def _own(model: Any) -> Any:
@@ -60,14 +61,15 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _found_together(
-    modules: Iterable[PeftModule], names: Iterable[str], config: Mapping[str, Any]
-) -> bool:
-    """True for factors of experts that PEFT puts together by `target_modules` alone."""
+def _is_found(adapter: PeftFolder, names: Sequence[str]) -> bool:
+    """True for experts, or routers, that PEFT takes for parameters by `target_modules` alone: of
+    these it drops no inputs, has no DoRA, and does not see other ranks and alphas."""
+    config, modules = adapter.config, [adapter.modules[name] for name in names]
     rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
     usual = {(each.rank, each.scale, each.magnitude is None) for each in modules}
-    parts = {PART[_last(name)] for name in names}
-    return usual <= {(rank, alpha / rank, True)} and parts in (set(), {"down"}, ALL)
+    parts = {PART[_last(name)] for name in names if EXPERT.fullmatch(name)}
+    plain = usual <= {(rank, alpha / rank, True)} and parts in (set(), {"down"}, ALL)
+    return not names or (plain and not config.get("lora_dropout"))
 
 
 def by_parameters(

@@ -27,6 +27,7 @@ from lmwright.models.hf.embedder import EMBEDDER
 from lmwright.models.text_part import MASK_DECODER
 
 NOT_INSTALLED = "it is not installed"
+IN_WHOLE = ".language_model."  # in an adapter's names of a model that holds more than text
 ROOM = 1.3  # memory a model takes while it is loaded, over its weights
 
 
@@ -126,7 +127,10 @@ def _logits(
             raise UserError("it has no class with an enhanced mask decoder and opens another model")
         kind = _class_for(own["architectures"][0], not is_gguf and is_body(own, folder))
     else:  # which may bring a head, or be for an encoder without one
-        kind = _class_for(config["architectures"][0])
+        own = parse_json(folder / "config.json") if not is_gguf else config
+        names = read_folder(adapter).modules
+        whole = any(IN_WHOLE in name for name in names)
+        kind = _class_for((own if whole else config)["architectures"][0])
         file |= _head_of(config, folder)
     try:
         theirs = kind.from_pretrained(
