@@ -61,7 +61,8 @@ class _Alone:
         pieces = self.given.get(MICROBATCHES, 1)
         self.pieces = pieces // (pieces & -pieces) if isinstance(pieces, int) and pieces > 0 else 1
         """The odd part of the number of microbatches, which divides the rows of a chip."""
-        self.short = Path(name.rstrip("/").rpartition("://")[2]).stem or "model"
+        place = Path(name.rstrip("/").rpartition("://")[2])
+        self.short = place.name.removesuffix(".gguf") or "model"
 
     def on(self, machine: Machine | None) -> tuple[Run, list[str]]:
         """The run on a machine; for a comparison of several where it is None."""
