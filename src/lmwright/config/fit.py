@@ -18,6 +18,8 @@ from lmwright.config.text import Keys
 GIVEN = (f"{RECIPE} ", "preset ", "depth ")
 SHARE = 10  # a fitted warm-up is a tenth of the run
 FALLING = ("linear", "cosine", "exponential")
+FITTED = "fitted to the run's length", "the {old} of {origin} do not fit into {of}; using {new}"
+BEGUN = "as the run has begun", "{new} instead of the {old} of {origin}, as {of} began"
 SCHEDULE: Keys = ("optim", "schedule")
 
 
@@ -37,13 +39,13 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
     if type(warmup) is not int or type(decay) is not int:
         return []
     falls = schedule.get("kind") in FALLING  # which takes a step after the warm-up at least
-    if warmup + decay + falls <= steps:
-        return _as_begun(merged, ("warmup_steps", end))
-    least = int(schedule.get("kind") == "wsd")  # which decays for a step at least
-    most = min(max(steps // SHARE, 1), steps - falls - least)
-    lines = _put(merged, "warmup_steps", warmup, min(warmup, most), length)
-    left = max(steps - falls - schedule.get("warmup_steps", 0), least)
-    lines += _put(merged, end, decay, min(decay, left), length)
+    lines: list[str] = []
+    if warmup + decay + falls > steps:
+        least = int(schedule.get("kind") == "wsd")  # which decays for a step at least
+        most = min(max(steps // SHARE, 1), steps - falls - least)
+        lines += _put(merged, "warmup_steps", min(warmup, most), *FITTED, length)
+        left = max(steps - falls - schedule.get("warmup_steps", 0), least)
+        lines += _put(merged, end, min(decay, left), *FITTED, length)
     return lines + _as_begun(merged, ("warmup_steps", end))
 
 
@@ -69,32 +71,30 @@ def _length(values: Any, epoch_rows: EpochRows) -> tuple[Any, str]:
 
 def _as_begun(merged: Merged, names: tuple[str, ...]) -> list[str]:
     """Keeps the shorter values with which the run in `dir` has begun."""
-    folder, schedule, lines = merged.values.get("dir"), _at(merged.values, SCHEDULE), []
+    folder, schedule = merged.values.get("dir"), _at(merged.values, SCHEDULE)
     begun: Any = {}
     if isinstance(folder, str) and "://" not in folder:
         with suppress(OSError, ValueError):  # there is none, or loading it says what is wrong
             begun = _at(tomllib.loads(Path(folder, "run.toml").read_text("utf-8")), SCHEDULE)
+    lines = []
     for name in names:
         value, before = schedule.get(name), (begun or {}).get(name)
-        origin = merged.origin.get((*SCHEDULE, name), "")
-        shorter = type(value) is type(before) is int and 0 < before < value
-        if shorter and origin.startswith(GIVEN):
-            schedule[name] = before
-            merged.origin[*SCHEDULE, name] = f"{origin}, as {folder} has begun"
-            field = ".".join((*map(str, SCHEDULE), name))
-            lines.append(f"{field}: {before} instead of the {value} of {origin}, as {folder} began")
+        if type(value) is type(before) is int and 0 < before < value:
+            lines += _put(merged, name, before, *BEGUN, folder)
     return lines
 
 
-def _put(merged: Merged, name: str, value: int, fitted: int, length: str) -> list[str]:
+def _put(merged: Merged, name: str, new: int, why: str, line: str, of: Any) -> list[str]:
+    """Puts another number in the place of a recipe's or preset's; a line that says so."""
     keys: Keys = (*SCHEDULE, name)
-    origin = merged.origin.get(keys, "")
-    if fitted == value or not origin.startswith(GIVEN):
+    schedule, origin = _at(merged.values, SCHEDULE), merged.origin.get(keys, "")
+    old = schedule.get(name, 0)
+    if new == old or not origin.startswith(GIVEN):
         return []
-    _at(merged.values, SCHEDULE)[name] = fitted
-    merged.origin[keys] = f"{origin}, fitted to the run's length"
-    field = ".".join(map(str, keys))
-    return [f"{field}: the {value} of {origin} do not fit into {length}; using {fitted}"]
+    schedule[name] = new
+    merged.origin[keys] = f"{origin}, {why}"
+    said = line.format(old=old, new=new, origin=origin, of=of)
+    return [f"{'.'.join(map(str, keys))}: {said}"]
 
 
 def _at(values: Any, keys: Keys) -> Any:

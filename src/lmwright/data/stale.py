@@ -21,7 +21,6 @@ from lmwright.storage.bucket import is_bucket
 from lmwright.storage.hub import PREFIX, is_hub_name
 
 STATE = "stage.json"
-JINJA = (".jinja", ".jinja2", ".j2")
 WINDOWS = (("window_tokens", "window_tokens"), ("window_overlap", "overlap"))
 """Fields of an objective with windows, and their names in what the stage records."""
 MOST_SHOWN = 3
@@ -123,8 +122,10 @@ def find_changes(data: Data) -> Iterator[Change]:
 def _template_now(data: Data) -> str | None:
     """Text of the chat template that a file or a folder's tokenizer has now; None where it is not
     on this machine, or the tokenizer's files are as they were."""
+    from lmwright.data.text.chat_template import BUILT_IN
+
     name, spec = data.chat.template, data.tokenizer
-    if name.endswith(JINJA):
+    if name not in (*BUILT_IN, "none", "tokenizer"):  # a file
         with suppress(OSError, UnicodeDecodeError):
             return Path(name).expanduser().read_text("utf-8")
     if name != "tokenizer" or spec.chat_template is not None or not spec.path:

@@ -3,8 +3,8 @@ hold the experts of a layer in one tensor.
 
 By `target_modules`, PEFT 0.21 takes the factors of single experts for those of the tensors: in
 families that it knows, and where gate, up and down have some of one rank and scale, or down alone.
-It then takes every module whose last name is that of an expert's for one of them, and drops the
-factors of dense layers and shared experts. Where it would lose any, the config names parameters:
+A dense layer or shared expert has modules of the same last names; PEFT takes these for experts, and
+drops their factors. Where it would lose any, the config names parameters:
 
     ...mlp.experts.3.up_proj        mlp.experts.gate_up_proj          the ranks of gate and up added
     ...mlp.shared_experts.up_proj   mlp.shared_experts.up_proj.weight

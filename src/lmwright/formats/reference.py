@@ -17,7 +17,7 @@ from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, first_line
 from lmwright.formats.hf_read import is_body
 from lmwright.formats.peft_config import refuse_endless
-from lmwright.formats.peft_folder import read_folder
+from lmwright.formats.peft_folder import PeftFolder, read_folder
 from lmwright.formats.peft_names import lost_in_peft
 from lmwright.formats.safetensors import some
 from lmwright.models import TABLES
@@ -128,8 +128,8 @@ def _logits(
         kind = _class_for(own["architectures"][0], not is_gguf and is_body(own, folder))
     else:  # which may bring a head, or be for an encoder without one
         own = parse_json(folder / "config.json") if not is_gguf else config
-        names = read_folder(adapter).modules
-        whole = any(IN_WHOLE in name for name in names)
+        factors = read_folder(adapter)
+        whole = any(IN_WHOLE in name for name in factors.modules)
         kind = _class_for((own if whole else config)["architectures"][0])
         file |= _head_of(config, folder)
     try:
@@ -137,7 +137,7 @@ def _logits(
             folder, dtype=torch.float32, trust_remote_code=False, local_files_only=True, **file
         )
         if adapter is not None:
-            theirs = _adapted(theirs, adapter)
+            theirs = _adapted(theirs, adapter, factors)
         theirs.config.use_cache = False  # some hold one of other sizes
         torch.nn.Module.float(theirs)  # layers that it rounds keep the dtype of the files
         # some of its layers are compiled, for which there may be no C++ compiler
@@ -179,14 +179,14 @@ def _class_for(architecture: str, body: bool = False) -> Any:
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
-def _adapted(theirs: Any, adapter: Path) -> Any:
-    """The model with PEFT's adapter. Raises ValueError where PEFT left factors out, UserError where
-    it would match the adapter's patterns without end."""
+def _adapted(theirs: Any, adapter: Path, factors: PeftFolder) -> Any:
+    """The model with PEFT's adapter, which holds `factors`. Raises ValueError where PEFT left some
+    out, UserError where it would match the adapter's patterns without end."""
     import peft
 
     path = adapter / peft.utils.CONFIG_NAME
     refuse_endless(parse_json(path), [name for name, _ in theirs.named_modules()], str(path))
-    if lost := lost_in_peft(read_folder(adapter)):  # without a warning
+    if lost := lost_in_peft(factors):  # without a warning
         raise ValueError(f"it leaves factors out ({some(lost)})")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
