@@ -63,6 +63,10 @@ PUBLISHED = {
     # as `transformers` counts the default config of GlmForCausalLM and Ernie4_5ForCausalLM
     "glm-4-9b": 9_399_951_360,
     "ernie-4-5-0-3b": 360_748_032,
+    # without embeddings 1.07 and 30.95 B, as its makers say
+    "exaone-4-0-1-2b": 1_279_391_488,
+    "exaone-4-0-32b": 32_003_216_384,
+    "seed-oss-36b": 36_151_104_512,
     "phi3-medium": 13_960_238_080,
     "gpt2-small": 124_439_808,
     "gpt2-medium": 354_823_168,

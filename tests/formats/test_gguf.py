@@ -147,14 +147,16 @@ def test_quantized_types_are_dequantized(kind, tmp_path, without_transformers):
 
 
 def test_llama3_rope_is_found_again():
-    """The factors of Llama 3.1 and 3.2, by transformers' own formula."""
+    """The factors of Llama 3.1 and 3.2, and of other numbers, by transformers' own formula."""
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    for factor in (8.0, 32.0):
+    released = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192)]
+    # of a power of two, as any other length with borders in proportion is the same scaling
+    for factor, low, high, original in [*released, (5.5, 1.0, 3.5, 512), (12.0, 1.25, 9.0, 16384)]:
         rope = {
-            "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
+            "high_freq_factor": high, "original_max_position_embeddings": original,
         }  # fmt: skip
         config = transformers.LlamaConfig(
             hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=131072,
@@ -166,8 +168,13 @@ def test_llama3_rope_is_found_again():
         np.testing.assert_allclose(plain / ours, scaled.numpy(), rtol=1e-5)
         said = {"rope_theta": 500000.0, "head_dim": 64}
         llama3_rope(said, ours, "file")
-        assert said["rope_scaling"] == rope
-    with pytest.raises(UserError, match="not a llama3 rope scaling"):
+        if (factor, low, high, original) in released:
+            assert said["rope_scaling"] == rope
+        np.testing.assert_allclose(
+            llama3_factors(said["rope_scaling"], 500000.0, 64), ours, rtol=1e-5
+        )
+        assert said["rope_scaling"]["factor"] == factor
+    with pytest.raises(UserError, match="not those of a llama3 rope scaling"):
         llama3_rope(said, ours * 1.01, "file")
 
 

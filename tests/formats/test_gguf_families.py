@@ -106,6 +106,13 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": {"use_bias": False, "tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
         "rope_theta": 5003.0}},
+    "Exaone4ForCausalLM": {"sliding_window": None, "head_dim": 16, "rope_parameters": LLAMA3},
+    "Exaone4ForCausalLM windows": {
+        "sliding_window": 9, "head_dim": 16, "num_hidden_layers": 64,
+        "layer_types": ([LOCAL] * 3 + [GLOBAL]) * 16},
+    "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
+    "SeedOssForCausalLM": {"attention_bias": True},
     "GPTNeoXForCausalLM": NEOX | {"rotary_pct": 0.5},
     "GPTNeoXForCausalLM sequential": NEOX | {
         "use_parallel_residual": False, "hidden_act": "gelu_new", "rope_parameters": {
@@ -276,6 +283,10 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
             {"rope_parameters": {"rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0}},
             "of kind linear here",
         ),
+        ("Exaone4ForCausalLM", {"sliding_window": 9}, "EXAONE 4 of 64 layers"),
+        ("Exaone4ForCausalLM", {"num_hidden_layers": 64}, "EXAONE 4 of 64 layers"),
+        ("HunYuanDenseV1ForCausalLM", {"attention_bias": True}, "hunyuan-dense has no biases"),
+        ("SeedOssForCausalLM", {"attention_out_bias": True}, "attention_out_bias = True"),
         ("Lfm2MoeForCausalLM", {"routed_scaling_factor": 1.7}, "routed_scaling_factor = 1.7"),
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias = False"),
         ("Lfm2ForCausalLM", {"head_dim": 32}, "llama.cpp's lfm2;"),

@@ -49,7 +49,7 @@ MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
     "gemma4": GEMMA4, "gemma4-moe": GEMMA4 | {"experts": EXPERTS}, "qwen3-5": DENSE | HYBRID,
-    "olmo2": DENSE, "bitnet": DENSE, "fanformer": DENSE, "eurobert": DENSE, "glm4": DENSE,
+    **dict.fromkeys("olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss".split(), DENSE),
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]}, "ministral3": DENSE | GROWING,
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
@@ -61,8 +61,8 @@ MODELS = {
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},
-    "roberta": DENSE | {"num_kv_heads": 4, "first_position": 356},  # behind its padding
-    "xlm-roberta": DENSE | {"num_kv_heads": 4, "first_position": 356},
+    **dict.fromkeys(("roberta", "xlm-roberta"),
+                    DENSE | {"num_kv_heads": 4, "first_position": 356}),  # behind its padding
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32},
@@ -73,7 +73,7 @@ MODELS = {
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
-    **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")},
+    **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")}, "exaone4": DENSE | {"window": 24},
     **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},
     "deepseek-v2": DENSE | LATENT | {"experts": SHARED | {"num_groups": 2, "best_of_group": 1}},
 }  # fmt: skip

@@ -1,6 +1,7 @@
-"""The rows of GLM-4 and of ERNIE 4.5, which rotate neighboring dims, in the table of families."""
+"""The rows of GLM-4 and of ERNIE 4.5, which rotate neighboring dims, and of other llamas with one
+change, in the table of families."""
 
-from tests.parity.row import OLD, Row, rope
+from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
 GLMS = {
     "glm4": Row(
@@ -23,4 +24,35 @@ GLMS = {
         generates=True,
     ),
     "ernie4-5-untied": Row("Ernie4_5ForCausalLM", {"tie_word_embeddings": False}, gradients=False),
+    "exaone4": Row(
+        "Exaone4ForCausalLM",
+        {
+            "sliding_window": 7,
+            "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
+            "rope_parameters": rope(
+                "llama3", factor=6.0, low_freq_factor=1.0, high_freq_factor=4.0, **OLD
+            ),
+        },
+        generates=True,
+    ),
+    "exaone4-silent": Row("Exaone4ForCausalLM", {"sliding_window": 9}, gradients=False),
+    "exaone4-global": Row(
+        "Exaone4ForCausalLM", {"sliding_window": None, "tie_word_embeddings": True}, gradients=False
+    ),
+    "hunyuan": Row(
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "rope_parameters": rope("dynamic", alpha=50.0, factor=1.0),
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "hunyuan-untied": Row("HunYuanDenseV1ForCausalLM", gradients=False),
+    "seed-oss": Row(
+        "SeedOssForCausalLM",
+        {"rope_parameters": rope("yarn", factor=4.0, **OLD), "attention_out_bias": True},
+        generates=True,
+    ),
+    "seed-oss-silent": Row("SeedOssForCausalLM", {"head_dim": None}, gradients=False),
 }

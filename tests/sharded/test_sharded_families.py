@@ -11,6 +11,7 @@ import pytest
 from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
 from lmwright.models.ernie4_5 import Ernie45
+from lmwright.models.exaone4 import Exaone4
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
 from lmwright.models.gemma4 import Gemma4
@@ -19,6 +20,7 @@ from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.granite4 import Granite4
+from lmwright.models.hunyuan import Hunyuan
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
@@ -27,6 +29,7 @@ from lmwright.models.modernbert import ModernBert
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
 from lmwright.models.qwen3_5 import Qwen35
+from lmwright.models.seed_oss import SeedOss
 from lmwright.models.smollm3 import SmolLm3
 from lmwright.models.xlstm import Xlstm
 from lmwright.models.xlstm_blocks import XlstmBlocks
@@ -108,6 +111,9 @@ MODELS = {
     "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
     "glm4": Glm4(**SIZES, rotary_fraction=0.75, bias="qkv"),
     "ernie4-5": Ernie45(**SIZES, bias="all", rope_scaling=YARN),
+    "exaone4": Exaone4(**SIZES, window=7, layer_pattern=("local", "global")),
+    "hunyuan": Hunyuan(**SIZES, bias="attention"),
+    "seed-oss": SeedOss(**SIZES),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(

@@ -5,6 +5,7 @@ from typing import Any
 
 from lmwright.formats import (
     gguf_deepseek,
+    gguf_exaone4,
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
@@ -100,6 +101,17 @@ ARCHS = {
     ),
     "ernie4_5": Arch(
         "Ernie4_5ForCausalLM", "ernie4_5", fixed={"hidden_act": "silu", "use_bias": False}
+    ),
+    gguf_exaone4.NAME: Arch(
+        "Exaone4ForCausalLM", "exaone4", window=True, factors=True, even=True,
+        fixed={"hidden_act": "silu"},
+    ),
+    "hunyuan-dense": Arch(
+        "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", fixed={"hidden_act": "silu"}
+    ),
+    "seed_oss": Arch(
+        "SeedOssForCausalLM", "seed_oss", biases=True,
+        fixed={"hidden_act": "silu", "attention_out_bias": False},
     ),
     "gptneox": Arch(
         "GPTNeoXForCausalLM", "gpt_neox", partial=True, biases=True, by_part=True,

@@ -88,6 +88,12 @@ def config_of(
     """Keys of config.json that other architectures do not have. Raises UserError for what is not
     computed."""
     said = {key.removeprefix(f"{name}."): value for key, value in meta.items()}
+    scaled = said.get("rope.scaling.factor", 1.0) not in (0.0, 1.0)
+    if name == LATENTS and scaled and said.get("rope.scaling.type", "linear") == "linear":
+        raise UserError(
+            f"{where}: {name}.rope.scaling.type is linear, for which llama.cpp scales attention as "
+            "for YaRN; download another conversion"
+        )
     sigmoid = said.get(GATING, SOFTMAX) == SIGMOID
     further = int(said.get(FURTHER) or 0)
     own: dict[str, Any] = {

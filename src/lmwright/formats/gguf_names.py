@@ -16,6 +16,7 @@ from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import (
     gguf_deepseek,
+    gguf_exaone4,
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
@@ -49,6 +50,7 @@ KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+BIASED = ("attn_q.bias", "attn_qkv.bias", "attn_output.bias")
 SHIFT = "diffusion.shift_logits"  # whether an output predicts the next token
 FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
@@ -116,8 +118,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["vocab_size"] = shapes["token_embd.weight"][0]
     config.setdefault("rope_theta", 10_000.0)
     config["tie_word_embeddings"] = "output.weight" not in shapes
-    biased = "attn_q.bias" if arch.partial else "attn_output.bias"
-    config["attention_bias"] = any(name.endswith(biased) for name in shapes)
+    config["attention_bias"] = any(name.endswith(BIASED) for name in shapes)
     config["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     config |= arch.fixed
     if name == gguf_gemma4.NAME:
@@ -137,6 +138,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
     if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
         config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
+    if name == gguf_exaone4.NAME:
+        config |= gguf_exaone4.config_of(config)
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
@@ -195,6 +198,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_mamba.metadata(config, where)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
+    if name == gguf_exaone4.NAME:
+        gguf_exaone4.refuse(config, where)
     meta |= gguf_mistral3.metadata(rope, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
@@ -218,11 +223,16 @@ def _scaling(rope: Mapping[str, Any], name: str, arch: Arch, where: str) -> dict
             "Hugging Face folder instead"
         )
     if kind != "default" and not arch.scales:
-        raise UserError(f"{where}: llama.cpp's {name} has no rope scaling such as {kind!r}")
+        raise UserError(
+            f"{where}: llama.cpp's {name} has no rope scaling such as {kind!r}; export to a "
+            "Hugging Face folder instead"
+        )
     if kind in ("default", "llama3"):
         return {}
     if kind not in ("linear", "yarn"):
-        raise UserError(f"{where}: GGUF has no rope scaling {kind!r}")
+        raise UserError(
+            f"{where}: GGUF has no rope scaling {kind!r}; export to a Hugging Face folder instead"
+        )
     meta = {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
     if original := rope.get("original_max_position_embeddings"):
         meta["rope.scaling.original_context_length"] = int(original)

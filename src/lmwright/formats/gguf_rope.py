@@ -8,7 +8,7 @@ rope_freqs.weight             a tensor of factors: Llama 3.1's scaling, and 1e30
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,10 @@ def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     kind, factor = settings.get("scaling.type", "linear"), _factor(settings, where)
     if kind not in ("none", "linear", "yarn"):
-        raise UserError(f"{where}: rope scaling {kind!r} is not supported")
+        raise UserError(
+            f"{where}: rope scaling {kind!r} is not supported; download another conversion of the "
+            "model"
+        )
     attention = _number(settings, "scaling.attn_factor", 1.0, where)
     if kind == "yarn" and factor != 1.0:
         rope |= {"rope_type": "yarn", "factor": factor}
@@ -118,25 +121,58 @@ def rotated_dims(config: Mapping[str, Any]) -> int:
 
 
 def llama3_rope(config: dict[str, Any], factors: np.ndarray, where: str) -> None:
-    """Puts into config.json the llama3 scaling that gave these factors [head_dim / 2].
+    """Puts into config.json the llama3 scaling that gave these factors [head_dim / 2]. Raises
+    UserError if none did.
 
-    GGUF keeps the factors alone, so the released models' parameters are tried.
+    GGUF keeps the factors alone, so the released models' parameters are tried, then those that a
+    line through the pairs between the two borders gives.
     """
+    theta, head_dim = config["rope_theta"], config["head_dim"]
+    for rope in [*_released(), *_solved(factors, theta, head_dim)]:
+        guess = llama3_factors(rope, theta, head_dim)
+        if guess.shape == factors.shape and np.allclose(guess, factors, rtol=1e-5):
+            config["rope_scaling"] = rope
+            config["rope_parameters"] = rope | {"rope_theta": theta}
+            return
+    raise UserError(
+        f"{where}: its {ROPE_FACTORS} are not those of a llama3 rope scaling; download another "
+        "conversion of the model"
+    )
+
+
+def _released() -> Iterator[dict[str, Any]]:
     for factor in (8.0, 32.0, 4.0, 16.0, 2.0):
         for original in (8192, 4096, 2048):
-            rope = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": original,
-            }
-            guess = llama3_factors(rope, config["rope_theta"], config["head_dim"])
-            if guess.shape == factors.shape and np.allclose(guess, factors, rtol=1e-5):
-                config["rope_scaling"] = rope
-                config["rope_parameters"] = rope | {"rope_theta": config["rope_theta"]}
-                return
-    raise UserError(f"{where}: {ROPE_FACTORS} is not a llama3 rope scaling known here")
+            yield _llama3(factor, 1.0, 4.0, original)
+
+
+def _llama3(factor: float, low: float, high: float, original: int) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _solved(factors: np.ndarray, theta: float, head_dim: int) -> Iterator[dict[str, Any]]:
+    """The scaling by its formula. Between the borders, how much of a frequency is kept grows in a
+    straight line with it: two pairs there give both borders, in tokens. Any length will do for the
+    original one, as only its ratios to the borders count; it is taken to be a power of two."""
+    factor = decimal(float(factors.max(initial=1.0)))
+    between = (factors > 1.0001) & (factors < 0.9999 * factor)
+    if factors.shape != (head_dim // 2,) or between.sum() < 2:
+        return
+    frequency = theta ** (-np.arange(0, head_dim, 2)[between] / head_dim) / (2 * math.pi)
+    kept = (1 / factors[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+    slope, start = np.polyfit(frequency, kept, 1)
+    if slope <= 0 or start >= 0:
+        return
+    longest, shortest = -slope / start, slope / (1 - start)
+    original = 2 ** round(math.log2(longest))
+    low, high = (float(f"{original / tokens:.6g}") for tokens in (longest, shortest))
+    yield _llama3(factor, low, high, original)
 
 
 def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int) -> np.ndarray:

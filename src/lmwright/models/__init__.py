@@ -1,4 +1,4 @@
-"""The registries of model families, and of their tables in Hugging Face: a line for each file."""
+"""The registries of model families, and of their tables in Hugging Face."""
 
 from typing import Any
 
@@ -18,8 +18,9 @@ CLASSES = {
     "lfm2": "lfm2.Lfm2", "lfm2-moe": "lfm2.Lfm2Moe",
     "lfm3": "lfm3.Lfm3",
     "phi3": "phi3.Phi3",
-    "glm4": "glm4.Glm4",
-    "ernie4-5": "ernie4_5.Ernie45",
+    "glm4": "glm4.Glm4", "ernie4-5": "ernie4_5.Ernie45",
+    "exaone4": "exaone4.Exaone4",
+    "hunyuan": "hunyuan.Hunyuan", "seed-oss": "seed_oss.SeedOss",
     "gpt-neox": "gpt_neox.GptNeox",
     "gpt2": "gpt2.Gpt2",
     "mixtral": "moe.Mixtral", "qwen3-moe": "moe.Qwen3Moe", "olmoe": "moe.Olmoe",

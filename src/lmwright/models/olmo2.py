@@ -19,6 +19,7 @@ from lmwright.core.stack import Aux
 from lmwright.core.weight import name_result
 from lmwright.errors import UserError
 from lmwright.models.block import (
+    Bias,
     OutNorm,
     attention_spec,
     feed_forward,
@@ -38,12 +39,43 @@ from lmwright.nn.rope import apply_rope
 USUAL: tuple[LayerReach, ...] = ("local", "local", "local", "global")
 
 
+class NormsBehind(Decoder):
+    """A decoder of blocks with norms behind the branches, and of queries and keys."""
+
+    normed_branches: ClassVar = ("o", "down")
+    mlp_dim: int
+    bias: Bias = "none"
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        return {
+            **attention_spec(self, self.bias),
+            **qk_norm_spec(self, self.qk_norm),
+            "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
+            **mlp_spec(self, self.mlp_dim),
+            "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
+        }
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and mlp."""
+        q, k, v = project(w, x)
+        q, k = qk_normed(self.qk_norm, w, q, k, self.norm_eps)
+        q, k = (name_result(apply_rope(a, tables[kind])) for a in (q, k))
+        h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind))))
+        h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
+        x = constrain(x + h, "batch stream embed")
+        norm = OutNorm("mlp_norm", partial(rms_norm, eps=self.norm_eps))
+        h = feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens, norm)
+        return constrain(x + h, "batch stream embed"), {}
+
+
 @section
-class Olmo2(Decoder):
+class Olmo2(NormsBehind):
     """A decoder of the OLMo 2 family; its fields are the model."""
 
     qk_norm: ClassVar = "all"
-    normed_branches: ClassVar = ("o", "down")
     kind: Literal["olmo2"] = "olmo2"
     mlp_dim: PositiveInt
     rope_theta: Positive = 500_000.0
@@ -75,27 +107,3 @@ class Olmo2(Decoder):
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""
         return tables_by_reach(self, self.local_rope_theta, positions, length)
-
-    def layer_spec(self, kind: str) -> Tree:
-        """The weights of a layer."""
-        return {
-            **attention_spec(self, self.bias),
-            **qk_norm_spec(self, self.qk_norm),
-            "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
-            **mlp_spec(self, self.mlp_dim),
-            "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
-        }
-
-    def layer(
-        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
-    ) -> tuple[Array, Aux]:
-        """x [B, T, D] after attention and mlp."""
-        q, k, v = project(w, x)
-        q, k = qk_normed(self.qk_norm, w, q, k, self.norm_eps)
-        q, k = (name_result(apply_rope(a, tables[kind])) for a in (q, k))
-        h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind))))
-        h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
-        x = constrain(x + h, "batch stream embed")
-        norm = OutNorm("mlp_norm", partial(rms_norm, eps=self.norm_eps))
-        h = feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens, norm)
-        return constrain(x + h, "batch stream embed"), {}

@@ -135,6 +135,22 @@ def _ernie45(shape: Shape) -> Any:
     return Ernie45(**sizes(shape), vocab_size=103_424, head_dim=128, seq_len=131_072)
 
 
+def _exaone4(shape: Shape, **fields: Any) -> Any:
+    from lmwright.models.exaone4 import Exaone4
+    from lmwright.nn.rope import Llama3Rope
+
+    scaling = Llama3Rope(factor=16.0, original_seq_len=8192)
+    return Exaone4(
+        **sizes(shape), vocab_size=102_400, rope_theta=1e6, rope_scaling=scaling, **fields
+    )
+
+
+def _seed_oss(shape: Shape) -> Any:
+    from lmwright.models.seed_oss import SeedOss
+
+    return SeedOss(**sizes(shape), vocab_size=155_136, head_dim=128, seq_len=524_288)
+
+
 def _pythia(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.gpt_neox import GptNeox
 
@@ -283,6 +299,13 @@ PRESETS = {
     "ernie-4.5-0.3b": row(
         "0.361 B: ERNIE 4.5 0.3B (https://huggingface.co/baidu/ERNIE-4.5-0.3B-PT)", _ernie45,
         (1024, 3072, 18, 16, 2)),
+    "exaone-4.0-1.2b": row("1.28 B: EXAONE 4.0 1.2B (https://arxiv.org/abs/2507.11407)", _exaone4,
+        (2048, 4096, 30, 32, 8), head_dim=64, seq_len=65_536),
+    "exaone-4.0-32b": row("32.0 B: EXAONE 4.0 32B (https://arxiv.org/abs/2507.11407)", _exaone4,
+        (5120, 27_392, 64, 40, 8), head_dim=128, seq_len=131_072, head="untied", window=4096),
+    "seed-oss-36b": row(
+        "36.2 B: Seed-OSS 36B (https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base)", _seed_oss,
+        (5120, 27_648, 64, 80, 8)),
     "gpt2-small": row("124 M: GPT-2 (https://huggingface.co/openai-community/gpt2)", _gpt2,
         (768, 3072, 12, 12, 12)),
     "gpt2-medium": row("355 M: GPT-2 medium (https://huggingface.co/openai-community/gpt2-medium)",

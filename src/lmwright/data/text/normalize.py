@@ -252,9 +252,11 @@ def _finish(
         _check_columns(parts, tally, temp / QUARANTINE)
         _check_bad(tally, temp / QUARANTINE, limit)
         if not any(total(count["sources"], "docs") for count in counts):
+            rows, bad = (sum(t[key] for t in tally.values()) for key in ("rows", "bad"))
+            listed = f"{bad} bad, listed in {temp / QUARANTINE}, and {rows - bad} empty"
+            what = listed if bad else "all empty"
             raise UserError(
-                f"data.sources hold no text ({sum(t['rows'] for t in tally.values())} rows, all "
-                "empty); add a source with text"
+                f"data.sources hold no text ({rows} rows: {what}); add a source with text"
             )
     except UserError as e:
         # the stage stays unfinished, yet the user gets to read what was wrong

@@ -1,0 +1,39 @@
+"""EXAONE 4 in GGUF: llama.cpp takes a model of 64 layers for the released 32B, whose layers have
+windows but every fourth; it computes no other one with windows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmwright.errors import UserError
+from lmwright.models.hf.window import TYPES
+
+NAME = "exaone4"
+WITH_WINDOWS = 64
+USUAL = 4096
+
+
+def _layers(num_layers: int) -> list[str]:
+    return [TYPES["local" if (i + 1) % 4 else "global"] for i in range(num_layers)]
+
+
+def refuse(config: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for windows where llama.cpp computes none, or the other way round."""
+    num_layers, window = config["num_hidden_layers"], config["sliding_window"]
+    as_there = window is None
+    if num_layers == WITH_WINDOWS:
+        as_there = window is not None and config["layer_types"] == _layers(num_layers)
+    if not as_there:
+        raise UserError(
+            f"{where}: llama.cpp has windows in EXAONE 4 of {WITH_WINDOWS} layers alone, in all "
+            "but every fourth (model.window, model.layer_pattern); export to a Hugging Face "
+            "folder instead"
+        )
+
+
+def config_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of config.json by llama.cpp's rule, of one that the metadata gave."""
+    num_layers = config.get("num_hidden_layers", 0)
+    if num_layers != WITH_WINDOWS:
+        return {"sliding_window": None}
+    window = config.get("sliding_window", USUAL)
+    return {"sliding_window": window, "layer_types": _layers(num_layers)}

@@ -1,0 +1,43 @@
+"""EXAONE 4 in Hugging Face."""
+
+from typing import Any, ClassVar
+
+from lmwright.errors import UserError
+from lmwright.models.hf.olmo2 import Olmo2Hf
+from lmwright.models.hf.pairs import ACT, HEAD, Derived, Json
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import Table
+from lmwright.models.hf.window import pattern_of, reach_said, window_config, window_said
+
+EVERY = "sliding_window_pattern"
+
+
+def _read_reach(config: Json, fields: Json, where: str) -> Json:
+    every = config.get(EVERY, 4)
+    if config.get("layer_types") is None and not (isinstance(every, int) and every > 0):
+        if config.get("sliding_window", 4096) is not None:
+            raise UserError(
+                f"{where}: {EVERY} is {every!r}, and layer_types are missing; list the type of "
+                "each layer there"
+            )
+    if config.get("sliding_window", 4096) is None and config.get("layer_types") is None:
+        return {"window": None}
+    reach = reach_said(config, every, fields["num_layers"], where)
+    # a window turns off the rotation of global layers, even where no layer is in it
+    window = window_said(config, 4096, reach, where)
+    if window is None:
+        return {"window": None}
+    return {"window": window, "layer_pattern": pattern_of(reach)}
+
+
+class Exaone4Hf(Table):
+    """Both directions of the family's Hugging Face form."""
+
+    name = "EXAONE 4"
+    model_types: ClassVar = {"Exaone4ForCausalLM": "exaone4"}
+    weights = Olmo2Hf.weights
+    pairs = (ACT, HEAD, Derived(_read_reach, lambda model, *_: window_config(model)), ROPE)
+    defaults: ClassVar[dict[str, Any]] = {
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "num_key_value_heads": 32,
+        "num_attention_heads": 32,
+    }  # fmt: skip
