@@ -28,10 +28,12 @@ from lmwright.data.tokens.gguf_tokenizer import (
 from lmwright.data.tokens.probe import PROBE
 from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
 from lmwright.errors import UserError
+from lmwright.formats import proof
 from lmwright.formats.gguf_names import metadata_of
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.open import load_run, open_place
+from lmwright.formats.reference import Reference
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
 from lmwright.models.llama import Llama
 from lmwright.train.start import refuse_tokenizer
@@ -253,12 +255,17 @@ def test_a_run_that_begins_with_a_gguf_has_its_tokenizer(tmp_path, shared_data):
     refuse_tokenizer(open_place(out), store)
 
 
-def test_files_of_lfm2_split_as_those_of_llama3(tmp_path, shared_data, monkeypatch):
+@pytest.mark.slow  # of 128,000 words
+def test_files_of_lfm2_split_as_those_of_llama3(shared_data):
     """llama.cpp's converter has a name of its own for them."""
     tokenizer = open_tokenizer(shared_data / SHARED["llama3"][0])
     meta = metadata_of_tokenizer(tokenizer, tokenizer.vocab_size, True, "here")
     assert ids(tokenizer_of(meta | {"tokenizer.ggml.pre": "lfm2"}, "here")) == ids(tokenizer)
+
+
+def test_files_of_lfm2_split_as_llama_cpp_does(tmp_path, monkeypatch):
     llama_cpp.needed()
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
     monkeypatch.setattr(gguf_tokenizer, "_name_of_split", lambda *_: "lfm2")
     small = train_tokenizer([*PROBE[:6]] * 4, Tokenizer(vocab_size=400))
     model = Llama(vocab_size=small.vocab_size, embed_dim=32, mlp_dim=32, num_layers=1, num_heads=1,

@@ -7,10 +7,11 @@ q, layers.q                      our own paths, or how they end
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from lmwright.config.run import Run
-from lmwright.core.contract import HfModel
+from lmwright.core.contract import HfModel, Objective
 from lmwright.core.param import Param, Tree, walk
 from lmwright.core.stack import LAYERS
 from lmwright.errors import UserError
@@ -62,21 +63,33 @@ def _groups(param: Param) -> Iterable[str]:
 
 def frozen_spec(run: Run) -> Tree:
     """The weights of the base of a run of adapters, as Params."""
-    spec, whole = run.objective.spec(run.model), whole_names(run)
+    spec, whole = _parted(run.model, run.objective, _words(run))
     return {k: tree for k, tree in spec.items() if k not in whole}
 
 
-def whole_names(run: Run) -> set[str]:
+def whole_names(run: Run) -> frozenset[str]:
     """Names of weights that each adapter trains whole: those that the objective begins afresh, and
     those of `lora.whole`. Raises UserError for a word there that means none."""
-    spec = run.objective.spec(run.model)
+    return _parted(run.model, run.objective, _words(run))[1]
+
+
+def _words(run: Run) -> tuple[str, ...]:
+    return () if run.lora is None else tuple(run.lora.whole)
+
+
+@lru_cache(64)  # a plan asks for every mesh that it tries
+def _parted(
+    model: HfModel, objective: Objective, words: tuple[str, ...]
+) -> tuple[Tree, frozenset[str]]:
+    """The weights of a run, as Params, and the names of those that each adapter trains whole."""
+    spec = objective.spec(model)
     known = [
-        Target(name, param, (name, *_module(run.model, name)))
+        Target(name, param, (name, *_module(model, name)))
         for name, param in spec.items()
-        if isinstance(param, Param) and name not in run.objective.new_weights
+        if isinstance(param, Param) and name not in objective.new_weights
     ]
-    found = set(run.objective.new_weights)
-    for word in run.lora.whole if run.lora is not None else ():
+    found = set(objective.new_weights)
+    for word in words:
         answering = [target for target in known if target.answers(word)]
         if not answering:
             raise UserError(f"lora.whole: {word!r} matches no weight; {_listed(known)}")
@@ -84,7 +97,7 @@ def whole_names(run: Run) -> set[str]:
         modules = tuple(f"{name}." for target in answering for name in target.names[1:])
         inside = [t for t in known if any(f"{n}.".startswith(modules) for n in t.names[1:])]
         found |= {target.path for target in (*answering, *inside)}
-    return found
+    return spec, frozenset(found)
 
 
 def choose(
