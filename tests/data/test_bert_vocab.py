@@ -128,6 +128,8 @@ def test_what_surrounds_a_text_is_no_padding(direction, tmp_path):
     plain = load_tokenizer(tmp_path / "b")
     around = ids_around(plain)
     assert around == ((plain.bos_id,), (plain.eos_id,))
+    kept = json.loads((tmp_path / "b" / "tokenizer_config.json").read_text())
+    assert [kept["cls_token"], kept["sep_token"]] == [plain.bos, plain.eos]  # for pipelines
     backend = tokenizers.Tokenizer.from_str(plain.backend.to_str())
     backend.enable_padding(length=128, direction=direction)
     backend.enable_truncation(2)

@@ -52,6 +52,13 @@ def test_every_form(row):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("answer", ['{"name": "Ada"}', "[1, 2]", '[{"a": 1}]', "[]", "{a"])
+def test_an_answer_in_json_is_what_was_said(answer):
+    row = {"prompt": '{"ask": 1}', "chosen": answer, "rejected": "no"}
+    messages = [m["content"] for m in conversation(row, SOURCE)["messages"]]
+    assert messages == ['{"ask": 1}', answer]
+
+
 def test_a_prompt_within_its_answers_is_taken_as_trl_takes_it():
     """What both begin with is not learned, be it more than the prompt."""
     data = pytest.importorskip("trl.data_utils")

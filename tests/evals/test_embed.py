@@ -231,6 +231,15 @@ def test_a_folder_of_sentence_transformers(made, pooling, length, tmp_path):
     np.testing.assert_allclose(ours, theirs.encode(TEXTS), atol=1e-5)
 
 
+def test_a_blank_line_of_text_has_its_place(made, tmp_path, capsys):
+    (tmp_path / "t.txt").write_text("\nthe man\n\n\na dog\n")
+    words = ["embed", str(made / "eurobert-hf"), str(tmp_path / "t.txt")]
+    assert main([*words, "--out", str(tmp_path / "v.npy")]) == 0
+    assert "2 vectors" in (told := capsys.readouterr().out) and "3 rows without a text" in told
+    vectors = np.load(tmp_path / "v.npy")
+    assert np.isfinite(vectors).all(axis=1).tolist() == [False, True, False, False, True]
+
+
 def test_what_is_refused(made, tmp_path, capsys):
     model, file = str(made / "eurobert-hf"), str(made / "texts.csv")
     ask = ["embed", model, file, "--text-column", "words"]
@@ -241,6 +250,9 @@ def test_what_is_refused(made, tmp_path, capsys):
     assert "--dim: 25 is not between 1 and 24" in said()
     assert main(["embed", model, file, "--out", str(tmp_path / "v.npy")]) == 2
     assert "has no column 'text', only 'name', 'words'; change --text-column" in said()
+    (tmp_path / "t.txt").write_text("a\n")
+    assert main(["embed", model, str(tmp_path / "t.txt"), "--id-column", "x"]) == 2
+    assert "--id-column: no effect on" in said()
     (tmp_path / "v.npy").write_text("")
     assert main([*ask, "--out", str(tmp_path / "v.npy")]) == 2
     assert "exists; replace it with --overwrite" in said()

@@ -198,6 +198,11 @@ def test_what_is_refused(harness_folder, tmp_path, capsys):
     )
     lines = tmp_path / "lines.txt"
     lines.write_text("the man\n")
-    assert "no effect on" in says("--prompts", str(lines), "--prompt-column", "text")
+    for option in ("--prompt-column", "--id-column"):
+        assert f"{option}: no effect on" in says("--prompts", str(lines), option, "text")
+    file.write_text('{"prompt": "x", "id": 1}\n[1]\n{"prompt": null, "id": 2}\nno json\n')
+    assert "has 'nope'; no 'nope', only 'prompt', 'id'; change --id-column" in says(
+        "--prompts", str(file), "--id-column", "nope"
+    )
     assert "--top-k, --top-p: have no effect" in says("--prompts", str(file), "--top-k", "3")
     assert not list(tmp_path.glob("*.part*"))

@@ -30,7 +30,7 @@ def by_loops(windows, most):
 @pytest.mark.parametrize("room, starts", [(12, [0]), (5, [0, 3, 6, 9])])
 def test_the_best_spans_of_all_windows(most, room, starts):
     rng = np.random.default_rng(most + room)
-    made = Context([7, 7], list(range(12)), OFFSETS, starts, room, False)
+    made = Context([7, 7], list(range(12)), OFFSETS, starts, room, False, ())
     for _ in range(20):
         windows = [
             (begin, 4, rng.normal(size=(4 + made.stop(begin) - begin + 1, 2)) * 3)
@@ -47,7 +47,7 @@ def test_the_best_spans_of_all_windows(most, room, starts):
 
 
 def test_an_empty_context_has_no_answer():
-    made = Context([7], [], np.zeros((0, 2), np.int64), [0], 5, False)
+    made = Context([7], [], np.zeros((0, 2), np.int64), [0], 5, False, ())
     found = found_in("", made, [(0, 2, np.zeros((3, 2)))], 30)
     assert found.spans == [] and found.best("never") is None and found.none == 1.0
 

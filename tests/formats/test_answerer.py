@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tokenizers
 
 from lmwright.cli.main import main
 from lmwright.config.run import Tokenize
@@ -111,6 +112,28 @@ def test_the_exported_tokenizer_joins_a_question_and_its_context_as_in_training(
         assert [document_of(made, begin, around)[0] for begin in made.starts] == found
 
 
+def test_windows_are_joined_as_the_tokenizers_own_file_joins_pairs(exported):
+    """Of RoBERTa's form, with two ends between a question and its context; a run that begins texts
+    otherwise has one."""
+    transformers = pytest.importorskip("transformers")
+    ours = load_model(str(exported[0])).tokenizer
+    backend = tokenizers.Tokenizer.from_str(ours.backend.to_str())
+    ends = [(token, backend.token_to_id(token)) for token in (ours.eos, ours.bos)]
+    backend.post_processor = tokenizers.processors.RobertaProcessing(*ends, add_prefix_space=False)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=ours.eos)
+    ours, windows = replace(ours, backend=backend), Windows(*ANSWER.windows)
+    around = (ours.bos_id,), (ours.eos_id,)
+    for row in HELD:
+        pair = row["question"], row["context"]
+        made = in_windows(ours, *([text] for text in pair), windows, around)[0]
+        found = theirs(*pair, truncation="only_second", max_length=32, stride=6,
+                       return_overflowing_tokens=True)["input_ids"]  # fmt: skip
+        assert made.between == (ours.eos_id,) * 2
+        assert [document_of(made, begin, around)[0] for begin in made.starts] == found
+    (other,) = in_windows(ours, ["Who?"], ["Ada."], windows, ((), around[1]))
+    assert other.between == around[1]
+
+
 def test_eval_scores_the_held_out_questions(run, by_transformers, capsys):
     opened = open_held_out(run.dir, precision="fp32")
     (loss,) = opened.held_out.losses(opened.weights)
@@ -178,6 +201,15 @@ def test_predict_of_rows_without_what_it_needs(exported, tmp_path, capsys):
     errors = [json.loads(line)["error"] for line in shown.out.splitlines()]
     assert errors[0].startswith("no text in 'context'") and "no 'question'" in errors[1]
     assert "2 rows without a text" in shown.err
+    rows.write_text('{"question": "Who?", "context": 3, "key": "k"}\n')
+    assert main(["predict", str(exported[0]), str(rows), "--id-column", "key"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "k"
+    unknown = {"question": "Who?", "context": "Ada."}
+    known = [unknown, unknown | {"answers": None}, unknown | {"answers": []}]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in known))
+    assert main(["predict", str(exported[0]), str(rows), "--label-column", "answers"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["expected" in line for line in lines] == [False, False, True]
     (tmp_path / "rows.txt").write_text("Who?\n")
     assert main(["predict", str(exported[0]), str(tmp_path / "rows.txt")]) == 2
     assert "a question stands beside its context; give csv" in capsys.readouterr().err

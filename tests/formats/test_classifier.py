@@ -155,7 +155,7 @@ def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     found = read(out)
     assert [line["row"] for line in found] == list(range(1, 61))
     assert found[7]["error"] == "'text' is a number, not text"
-    assert found[40] == {"row": 41, "error": "its text is empty"}
+    assert found[40] == {"row": 41, "id": "texts.jsonl:41", "error": "its text is empty"}
     assert not list(tmp_path.glob("*.part*"))
     with pytest.raises(UserError, match="exists; replace it with --overwrite"):
         predict.predict_command(run.dir, str(file), out=str(out))
@@ -189,6 +189,12 @@ def test_what_predict_refuses(run, tmp_path, capsys):
     assert main(["predict", run.dir, str(tmp_path / "a.csv")]) == 2
     assert "has no column 'text', only 'words'; change --text-column" in capsys.readouterr().err
     assert main(["predict", run.dir, str(tmp_path / "none.csv")]) == 2
+    (tmp_path / "a.txt").write_text("hello\n")
+    assert main(["predict", run.dir, str(tmp_path / "a.txt"), "--label-column", "label"]) == 2
+    assert "--label-column: no effect on" in capsys.readouterr().err
+    (tmp_path / "a.jsonl").write_text('{"text": " ", "key": "k2"}\n{"text": "hello", "key": 3}\n')
+    assert main(["predict", run.dir, str(tmp_path / "a.jsonl"), "--id-column", "key"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["id"] == "k2"
     masked = replace(run, dir=str(tmp_path / "mlm"), objective=Mlm(mask_token_id=1))
     save_run(masked, steps=(1,))
     assert main(["predict", masked.dir, str(tmp_path / "a.csv")]) == 2

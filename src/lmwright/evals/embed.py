@@ -24,7 +24,7 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Reader, of_documents
-from lmwright.evals.streamed import new_file, open_texts, write_lines
+from lmwright.evals.streamed import new_file, open_texts, refuse_columns, write_lines
 from lmwright.evals.vectors import JSONL, finisher, line_of
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -139,7 +139,7 @@ def embed_command(
     file: str,
     *,
     out: str | None = None,
-    text_column: str = "text",
+    text_column: str | None = None,
     id_column: str | None = None,
     pooling: TokenPooling | None = None,
     length: Length | None = None,
@@ -162,7 +162,8 @@ def embed_command(
     target = new_file(out, overwrite)
     form = JSONL if target is None else target.suffix
     finish = finisher(form, out)
-    texts = open_texts(file, text_column, id_column)
+    texts = open_texts(file, text_column or "text", id_column)
+    refuse_columns(texts, file, {"--text-column": text_column, "--id-column": id_column})
     loaded = load_model(path, adapter, num_devices=devices, copies=True)
     model = embedder_at(loaded, pooling, length)
     compute = spread(row_compute(precision, kernels), loaded.num_devices)
@@ -172,7 +173,7 @@ def embed_command(
     def lines(rows: Iterator[Row | Bad]) -> Iterator[list[str]]:
         return embed_lines(vectors, rows, tally, form)
 
-    asked: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+    asked: dict[str, Any] = {"text_column": text_column or "text", "id_column": id_column}
     asked |= {"pooling": model.pooling, "length": model.length, "dim": vectors.dim, "form": form}
     asked |= {"prompt": vectors.prompt} if vectors.prompt else {}
     asked |= {"precision": precision, "kernels": kernels}

@@ -27,7 +27,7 @@ from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Columns, Reader, of_documents
 from lmwright.evals.questions import Questions
 from lmwright.evals.set_tally import SetTally
-from lmwright.evals.streamed import new_file, open_texts, write_lines
+from lmwright.evals.streamed import new_file, open_texts, refuse_columns, write_lines
 from lmwright.evals.tallies import ClassTally, NumberTally, Tally, refuse_threshold
 from lmwright.evals.word_tags import WordTags
 from lmwright.formats.load import load_model
@@ -68,7 +68,7 @@ class Predictor(Reader):
         """The rows, of which those with an empty text cannot be used, as in training."""
         for row in rows:
             empty = isinstance(row, Row) and not row.text.strip()
-            yield Bad(row.number, "its text is empty") if empty else row
+            yield Bad(row.number, "its text is empty", id=row.id) if empty else row
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
         """Raw scores float64 [N, K] of documents, lists of ids."""
@@ -169,6 +169,8 @@ def predict_command(
     compute = spread(compute, loaded.num_devices)
     form = PREDICTORS.get(type(loaded.model), Predictor)
     columns = Columns(pair_column or form.pair_column, label_column)
+    named = {"--text-column": text_column, "--pair-column": pair_column}
+    named |= {"--label-column": label_column, "--id-column": id_column}
     text_column = text_column or form.text_column
     texts = open_texts(file, text_column, id_column, tuple(filter(None, vars(columns).values())))
     if form.pair_column and any(each.format == "txt" for each in texts.files):
@@ -176,6 +178,7 @@ def predict_command(
             f"{file}: has lines of text, and a question stands beside its context; give csv, tsv, "
             "jsonl or parquet"
         )
+    refuse_columns(texts, file, named)
     predictor = form(loaded, compute, columns, threshold)
     if columns.pair is None and form is Predictor:
         tell_of_pairs(loaded, "--pair-column", texts.columns)

@@ -20,14 +20,13 @@ from lmwright.core.compute import DTYPES
 from lmwright.core.copies import num_copies_of, num_sharing
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, ListRow, Row
-from lmwright.errors import UserError
 from lmwright.evals.chat_prompts import Chat, Message, RefusedError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import continued
 from lmwright.evals.prompt_rows import ContextFullError, PromptRow
 from lmwright.evals.prompted import Asking
 from lmwright.evals.sampling import Sampling
-from lmwright.evals.streamed import Texts, new_file, open_texts, write_lines
+from lmwright.evals.streamed import Texts, new_file, open_texts, refuse_columns, write_lines
 from lmwright.formats.load import load_model
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.guard.terminal import visible
@@ -206,8 +205,7 @@ def _open_prompts(file: str, column: str | None, id_column: str | None, chat: bo
     """The prompts of a file. Where no column is named they are in `prompt`, or in a chat in
     `messages` if there is no `prompt`."""
     texts = open_texts(file, column or "prompt", id_column, kind=Prompts)
-    if column is not None and all(each.format == "txt" for each in texts.files):
-        raise UserError(f"--prompt-column: no effect on {file}, whose lines are prompts; remove it")
+    refuse_columns(texts, file, {"--prompt-column": column, "--id-column": id_column})
     there = texts.columns if chat and column is None else ()
     if CHAT_COLUMN in there and "prompt" not in there:
         return replace(texts, source=replace(texts.source, text_column=CHAT_COLUMN))

@@ -91,7 +91,9 @@ class Questions(Reader):
         column = str(columns.pair)
         for row in rows:
             if isinstance(row, Row) and not isinstance(json.loads(row.meta).get(column), str):
-                yield Bad(row.number, f"no text in {column!r}, where its context is read")
+                yield Bad(
+                    row.number, f"no text in {column!r}, where its context is read", id=row.id
+                )
             else:
                 yield row
 
@@ -107,8 +109,10 @@ class AnswerTally(Tally):
         self.compared, self.sums = 0, np.zeros(2)
         """Questions whose answers are known, and their exact matches and F1, summed."""
 
-    def expected(self, value: Any, id_: str, column: str) -> list[str]:
-        """The right answers: text, a list of it, or as in training."""
+    def expected(self, value: Any, id_: str, column: str) -> list[str] | None:
+        """The right answers: text, a list of it, or as in training; None where none are said."""
+        if value is None:
+            return None
         if isinstance(value, str):
             return [value]
         if isinstance(value, list) and value and all(isinstance(each, str) for each in value):

@@ -50,7 +50,10 @@ class Texts:
         """All rows of the files, in order. Raises UserError for a file that changes meanwhile."""
         for each in self.files:
             rows = map(_whole_characters, read_rows(Slice(each), self.source))
-            yield from _with_columns(rows, each, self.source)
+            if each.format == "txt":
+                yield from _with_blank_lines(rows)
+            else:
+                yield from _with_columns(rows, each, self.source)
             refuse_changed(each)
 
     @property
@@ -71,12 +74,21 @@ class Texts:
         return [[without_secrets(each.path), each.size, each.stamp] for each in self.files]
 
 
+def _with_blank_lines(rows: Iterator[Row | Bad]) -> Iterator[Row | Bad]:
+    """Lines of plain text, with the blank ones among them, which readers leave out."""
+    last = 0
+    for row in rows:
+        yield from (Bad(number, "the line is blank") for number in range(last + 1, row.number))
+        last = row.number
+        yield row
+
+
 def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iterator[Row | Bad]:
     """Passes rows on; raises UserError if none of the first ones, which may be all, has a column
     that was named, as readers do for files with a header."""
     named = {source.text_column: "text_column"} | dict.fromkeys(source.meta_columns, "meta_columns")
     named |= {source.id_column: "id_column"} if source.id_column else {}
-    ahead, there = list[Row | Bad](), set[str | None]()
+    ahead, there, unknown = list[Row | Bad](), set[str | None](), 0
     for row in rows:
         ahead.append(row)
         if isinstance(row, Row):
@@ -84,10 +96,11 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
         elif row.there or row.missing:
             there.update(row.there)
         else:  # nobody knows what it has
-            there.update(named)
+            unknown += 1
         if there.issuperset(named) or len(ahead) == LOOK_ROWS:
             break
-    if ahead and (name := next((name for name in named if name not in there), None)):
+    missing = next((name for name in named if name not in there), None)
+    if len(ahead) > unknown and (name := missing):
         only = f"; {ahead[0].reason}" if isinstance(ahead[0], Bad) else ""
         raise UserError(
             f"{file.path}: none of the first {len(ahead)} rows has {name!r}{only}; change "
@@ -119,6 +132,16 @@ def open_texts(
         return Texts(source, tuple(find_files(source)))
     except UserError as error:
         raise _own_words(error, source) from None
+
+
+def refuse_columns(texts: Texts, file: str, options: Mapping[str, str | None]) -> None:
+    """Raises UserError where columns are named, by option, of files that are lines of text."""
+    named = [option for option, column in options.items() if column is not None]
+    if named and all(each.format == "txt" for each in texts.files):
+        raise UserError(
+            f"{named[0]}: no effect on {file}, whose lines are texts without columns; leave it out,"
+            " or give csv, tsv, jsonl or parquet"
+        )
 
 
 def new_file(out: str | Path | None, overwrite: bool) -> Path | None:

@@ -57,7 +57,7 @@ class Bad:
     missing: bool = False
     """True if a column that every row needs is not there at all."""
     there: tuple[str, ...] = ()
-    """Columns that are there, where one is not."""
+    """Columns that are there, of a row that can be read."""
     id: str | None = None
     """Of a row that can be read, and has one."""
 
@@ -176,7 +176,7 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
         name = source.id_column
         id_ = f"{file.name}:{number}" if name is None else row.get(name)
         known = not _no_id(id_) and str(id_).encode(errors="ignore").decode() == str(id_)
-        return replace(made, id=str(id_)) if known else made
+        return replace(made, there=tuple(row), id=str(id_) if known else None)
     return made
 
 
@@ -190,7 +190,7 @@ def _from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Ba
     for name in content_columns(source):
         if name not in row:
             there = f"{names_of(row)}{_as_in(row, source)}"
-            return Bad(number, f"no {name!r}, only {there}", missing=True, there=tuple(row))
+            return Bad(number, f"no {name!r}, only {there}", missing=True)
     if source.rows == "text":
         text = row[source.text_column]
         listed = takes_lists(source) and isinstance(text, list)
@@ -212,7 +212,7 @@ def _from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Ba
         if _no_id(id_):
             wrong = f"id {name!r} is {kind_of(id_)}, not text or a number"
             wrong = wrong if name in row else f"no {name!r}, only {names_of(row)}"
-            return Bad(number, wrong, there=tuple(row))
+            return Bad(number, wrong)
     meta = {c: row[c] for c in source.meta_columns if c in row}
     meta = json.dumps(meta, default=str, sort_keys=True)
     if isinstance(text, list):

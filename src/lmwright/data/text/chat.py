@@ -38,6 +38,8 @@ SHAREGPT_ROLES = {
     "observation": "tool",
 }
 
+SPEAKERS = ("role", "from", "content", "speaker")
+"""Keys of which a message has one, whatever the others are called."""
 SAID = re.compile(r"\n\n(Human|Assistant):")
 """Begin of a turn in a conversation that is one text."""
 
@@ -175,16 +177,26 @@ def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str,
         return _transcript(value)
     if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
         return [{"role": role, "content": _text(value, column)}]
-    try:
-        value = _parse_cell(value, column)
-    except UnusableError:  # a text that begins with a bracket
+    if isinstance(value, str) and not _holds_messages(value, column):
         return [{"role": role, "content": _text(value, column)}]
+    value = _parse_cell(value, column)
     value = [value] if isinstance(value, Mapping) else value
     spoken = isinstance(value, list) and all(isinstance(m, Mapping) for m in value)
     if isinstance(value, list) and value and not spoken:
         raise UnusableError(f"{column!r} is not text, a message or a list of messages")
     keys = ("from", "value") if spoken and value and "from" in value[0] else ("role", "content")
     return _messages(value, dict(zip(keys, keys, strict=True)), column, source)
+
+
+def _holds_messages(text: str, column: str) -> bool:
+    """True for a text that is a message or a list of them in JSON; other JSON, and what only begins
+    with a bracket, is what somebody said."""
+    try:
+        value = _parse_cell(text, column)
+    except UnusableError:
+        return False
+    each = value if isinstance(value, list) else [value]
+    return any(isinstance(m, Mapping) and not {*m}.isdisjoint(SPEAKERS) for m in each)
 
 
 def _transcript(text: str) -> list[dict[str, Any]]:

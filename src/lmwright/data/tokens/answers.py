@@ -1,9 +1,10 @@
 """Windows: a question with a part of its context as one document, and the answer in its tokens.
 
-    [before] question [after] context tokens 0.. [after]
-    [before] question [after] .. context tokens [after]
+    [before] question [between] context tokens 0.. [after]
+    [before] question [between] .. context tokens [after]
 
-A context that is longer than a window slides through it, so that neighbors share `overlap` tokens.
+Between them is what the tokenizer's own file puts there, else what ends a text. A context that is
+longer than a window slides through it, so that neighbors share `overlap` tokens.
 
 In a window without the answer, the first token is the answer, as in transformers.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from lmwright.config.rows import QUESTIONS
 from lmwright.config.run import Data
 from lmwright.data.manifest import Manifest
+from lmwright.data.tokens.around import ids_between
 from lmwright.data.tokens.tags import DTYPE
 from lmwright.data.tokens.tokenizer import TextTokenizer
 from lmwright.errors import UserError
@@ -55,6 +57,8 @@ class Context(NamedTuple):
     """Tokens of the context that a window takes."""
     cut: bool
     """True if the question was longer than half of a window, and lost its end."""
+    between: tuple[int, ...]
+    """Ids between the question and the context."""
 
     def stop(self, start: int) -> int:
         """The end of the window that begins at this token."""
@@ -69,7 +73,8 @@ def in_windows(
     around: tuple[Sequence[int], Sequence[int]],
 ) -> list[Context]:
     """Questions and their contexts as tokens, cut into windows, with what is `around` a text."""
-    others = len(around[0]) + 2 * len(around[1])
+    between = ids_between(tokenizer, *around, otherwise=around[1])
+    others = len(around[0]) + len(between) + len(around[1])
     encode = tokenizer.plain.encode_batch
     asked = encode(list(questions), add_special_tokens=False)
     read = encode(list(contexts), add_special_tokens=False)
@@ -82,7 +87,7 @@ def in_windows(
         starts = list(range(0, max(1, count - windows.overlap), step))
         offsets = np.array(context.offsets, np.int64).reshape(-1, 2)
         cut = len(ids) < len(question.ids)
-        made.append(Context(ids, context.ids, offsets, starts, room, cut))
+        made.append(Context(ids, context.ids, offsets, starts, room, cut, between))
     return made
 
 
@@ -107,7 +112,7 @@ def document_of(
     """Ids of the window that begins at token `start` of the context, and the position of that token
     in it."""
     before, after = around
-    head = [*before, *made.question, *after]
+    head = [*before, *made.question, *made.between]
     return [*head, *made.ids[start : made.stop(start)], *after], len(head)
 
 

@@ -17,11 +17,15 @@ def ids_around(tokenizer: TextTokenizer) -> tuple[Ids, Ids]:
     return (), ()
 
 
-def ids_between(tokenizer: TextTokenizer, before: Sequence[int], after: Sequence[int]) -> Ids:
+def ids_between(
+    tokenizer: TextTokenizer, before: Sequence[int], after: Sequence[int],
+    otherwise: Sequence[int] | None = None,
+) -> Ids:  # fmt: skip
     """Ids between two texts of one document that begins with `before` and ends with `after`: those
-    of the tokenizer's own file (`[SEP]` of BERT's) where it begins and ends texts so, too, else
-    the end of the first and the beginning of the second."""
-    plain = (*after, *before)
+    of the tokenizer's own file (`[SEP]` of BERT's, two `</s>` of RoBERTa's) where it begins and
+    ends texts so, too, else those given, or the end of the first and the beginning of the
+    second."""
+    plain = (*after, *before) if otherwise is None else tuple(otherwise)
     if ids_around(tokenizer) != (tuple(before), tuple(after)):
         return plain
     bare = tokenizer.unpadded.encode("a", add_special_tokens=False).ids
@@ -31,3 +35,13 @@ def ids_between(tokenizer: TextTokenizer, before: Sequence[int], after: Sequence
     if pair[: len(start)] != start or pair[len(pair) - len(end) :] != end:
         return plain
     return tuple(pair[len(start) : len(pair) - len(end)])
+
+
+def ends_of(tokenizer: TextTokenizer) -> dict[str, str]:
+    """The tokens that an encoder's own file puts before a text and after it, by the names that
+    Hugging Face has for them; none of a tokenizer without masks."""
+    before, after = ids_around(tokenizer)
+    if tokenizer.mask is None or len(before) != 1 or len(after) != 1:
+        return {}
+    ends = zip(("cls_token", "sep_token"), (*before, *after), strict=True)
+    return {role: tokenizer.backend.id_to_token(each) for role, each in ends}

@@ -79,7 +79,7 @@ class Numbers:
         if number is None:
             raise UserError(
                 f"{visible(source, lines=False)}: {visible(row, lines=False)} has the label "
-                f"{label[:80]!r}, which is not a finite number; correct the row"
+                f"{label[:80]!r}, which is not a finite number of float32; correct the row"
             )
         return number
 

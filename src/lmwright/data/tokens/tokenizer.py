@@ -266,14 +266,14 @@ def save_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike) -> None:
     tokenizer.json, tokenizer_config.json, special_tokens_map.json, and tokenizer.model if it
     was imported from sentencepiece. `transformers.AutoTokenizer` loads the folder.
     """
+    from lmwright.data.tokens.around import ends_of
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     roles = {f"{r}_token": getattr(tokenizer, r) for r in ROLES if getattr(tokenizer, r)}
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        **roles,
-    }
+    roles |= ends_of(tokenizer)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    config |= roles
     if tokenizer.chat_template:
         config["chat_template"] = tokenizer.chat_template
     (folder / "chat_template.jinja").unlink(missing_ok=True)
