@@ -35,13 +35,3 @@ def ids_between(
     if pair[: len(start)] != start or pair[len(pair) - len(end) :] != end:
         return plain
     return tuple(pair[len(start) : len(pair) - len(end)])
-
-
-def ends_of(tokenizer: TextTokenizer) -> dict[str, str]:
-    """The tokens that an encoder's own file puts before a text and after it, by the names that
-    Hugging Face has for them; none of a tokenizer without masks."""
-    before, after = ids_around(tokenizer)
-    if tokenizer.mask is None or len(before) != 1 or len(after) != 1:
-        return {}
-    ends = zip(("cls_token", "sep_token"), (*before, *after), strict=True)
-    return {role: tokenizer.backend.id_to_token(each) for role, each in ends}

@@ -24,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from lmwright.config import run
 from lmwright.config.check_data import EARLIER_VOCAB_SIZE
 from lmwright.data.json_text import parse_json, write_json
+from lmwright.data.tokens.ends import ends_of
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 
@@ -266,12 +267,11 @@ def save_tokenizer(tokenizer: TextTokenizer, folder: str | os.PathLike) -> None:
     tokenizer.json, tokenizer_config.json, special_tokens_map.json, and tokenizer.model if it
     was imported from sentencepiece. `transformers.AutoTokenizer` loads the folder.
     """
-    from lmwright.data.tokens.around import ends_of
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     roles = {f"{r}_token": getattr(tokenizer, r) for r in ROLES if getattr(tokenizer, r)}
-    roles |= ends_of(tokenizer)
+    if tokenizer.mask:  # an encoder's
+        roles |= ends_of(tokenizer.unpadded)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= roles
     if tokenizer.chat_template:
