@@ -136,6 +136,9 @@ BAD = {
     '{"query": "a", "choices": ["b", "c"], "gold": 2}': ":1: gold: 2 is no number of a choice",
     '{"query": "a", "choices": ["b", ""], "gold": 1}': ":1: a text is empty or no text",
     '{"context": "a"}': ":1: has no 'continuation'; a question has query, choices, gold or",
+    '{"query": "a", "choices": ["b", "c"], "gold": 0}\n\n{"context": "a", "continuation": "b"}': (
+        ":3: has context and continuation, and the questions before it have query and"
+    ),
     "[1]": ":1: is no object with fields",
     "{": ":1: is no JSON",
     "": ": holds no question",

@@ -3,11 +3,13 @@
 {"query": "Question: ...", "choices": ["a", "b"], "gold": 1}     the most likely choice counts
 {"context": "...", "continuation": "..."}                       it counts if greedy decoding says it
 
-A space is put between a context and its continuation where neither has one.
+A file has questions of one kind. A space is put between a context and its continuation where neither
+has one.
 """
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,20 @@ CHOICES, FOLLOWS = ("query", "choices", "gold"), ("context", "continuation")
 def read_questions(path: Path) -> dict[str, Any]:
     """The harness's description of a task that asks the questions of a .jsonl file. Raises
     UserError for a line that is no such question."""
-    rows = list(_rows(path))
-    if not rows:
+    numbered = list(_rows(path))
+    if not numbered:
         raise UserError(f"{path}: holds no question")
-    kind = CHOICES if "query" in rows[0] or "choices" in rows[0] else FOLLOWS
-    for number, row in enumerate(rows, 1):
+    kind = _kind(numbered[0][1])
+    for number, row in numbered:
+        if _kind(row) != kind and _problem(row, _kind(row)) is None:
+            raise UserError(
+                f"{path}:{number}: has {' and '.join(_kind(row))}, and the questions before it have "
+                f"{' and '.join(kind)}; a file has questions of one kind, so give these a file of "
+                "their own"
+            )
         if problem := _problem(row, kind):
             raise UserError(f"{path}:{number}: {problem}")
-    rows = [{name: row[name] for name in kind} for row in rows]
+    rows = [{name: row[name] for name in kind} for _, row in numbered]
     shared = {
         "task": path.name.removesuffix(".gz").removesuffix(".jsonl"),
         "custom_dataset": lambda **_: _dataset(rows),
@@ -50,6 +58,10 @@ def read_questions(path: Path) -> dict[str, Any]:
     }
 
 
+def _kind(row: dict[str, Any]) -> tuple[str, ...]:
+    return CHOICES if "query" in row or "choices" in row else FOLLOWS
+
+
 def _after_a_space(question: dict[str, Any]) -> str:
     context, continuation = question["context"], question["continuation"]
     joined = context[-1].isspace() or continuation[0].isspace()
@@ -70,13 +82,14 @@ def _dataset(rows: list[dict[str, Any]]) -> Any:
     return {"test": datasets.Dataset.from_list(rows)}
 
 
-def _rows(path: Path) -> Any:
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and object of each line."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _parsed(line, f"{path}:{number}")
+                    yield number, _parsed(line, f"{path}:{number}")
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
