@@ -3,8 +3,8 @@
 {"query": "Question: ...", "choices": ["a", "b"], "gold": 1}     the most likely choice counts
 {"context": "...", "continuation": "..."}                       it counts if greedy decoding says it
 
-A file has questions of one kind. A space is put between a context and its continuation where neither
-has one.
+A file has questions of one kind. A space is put between a context and its continuation where
+neither has one.
 """
 
 import gzip
@@ -28,9 +28,9 @@ def read_questions(path: Path) -> dict[str, Any]:
     for number, row in numbered:
         if _kind(row) != kind and _problem(row, _kind(row)) is None:
             raise UserError(
-                f"{path}:{number}: has {' and '.join(_kind(row))}, and the questions before it have "
-                f"{' and '.join(kind)}; a file has questions of one kind, so give these a file of "
-                "their own"
+                f"{path}:{number}: has {' and '.join(_kind(row))}, and the questions before it "
+                f"have {' and '.join(kind)}; a file has questions of one kind, so give these a "
+                "file of their own"
             )
         if problem := _problem(row, kind):
             raise UserError(f"{path}:{number}: {problem}")
