@@ -68,12 +68,15 @@ def kernels_of(cases):
     return json.loads(with_compiler("-c", CHILD, json.dumps(cases), timeout_s=600))
 
 
-def test_every_generation_compiles_the_kernel():
-    answers = kernels_of([(name, *SHAPES[0], {}) for name in GENERATIONS])
-    found = dict(zip(GENERATIONS, answers, strict=True))
+@pytest.mark.parametrize(
+    "names", [("v3-8", "v5e-4", "v6e-4"), pytest.param(GENERATIONS, marks=pytest.mark.slow)]
+)
+def test_every_generation_compiles_the_kernel(names):
+    answers = kernels_of([(name, *SHAPES[0], {}) for name in names])
+    found = dict(zip(names, answers, strict=True))
     # one each way
     assert {name: kernels for name, (*kernels, _) in found.items()} == {
-        name: [2, name not in EARLY] for name in GENERATIONS
+        name: [2, name not in EARLY] for name in names
     }
     assert all(cost > 0 for *_, cost in answers)
 
