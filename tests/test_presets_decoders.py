@@ -66,6 +66,7 @@ PUBLISHED = {
     # without embeddings 1.07 and 30.95 B, as its makers say
     "exaone-4-0-1-2b": 1_279_391_488,
     "exaone-4-0-32b": 32_003_216_384,
+    "nemotron-nano-9b-v2": 8_888_227_328,
     "seed-oss-36b": 36_151_104_512,
     "phi3-medium": 13_960_238_080,
     "gpt2-small": 124_439_808,
@@ -148,10 +149,10 @@ def test_windows_are_counted(name):
     if model.kind == "lfm2":  # a filter, and two gates
         count = model.num_layers - len(model.windows)
         attention += 3 * 2 * count * (model.conv_tokens + 1) * model.embed_dim
-    if model.kind == "granite4":  # memories read and written, half a chunk met, filters
-        count, rows, width = model.num_layers - len(model.windows), 128, model.inner_dim
-        met = model.chunk_tokens / 2 * (width + rows)
-        filters = model.conv_tokens * (width + 2 * rows)
+    if "mamba" in model.kinds:  # memories read and written, half a chunk met, filters
+        count, rows, width = model.kinds.count("mamba"), 128, model.inner_dim
+        met = model.chunk_tokens / 2 * (width + model.mamba_num_groups * rows)
+        filters = model.conv_tokens * (width + 2 * model.mamba_num_groups * rows)
         attention += 3 * 2 * count * (2 * rows * width + met + filters)
     if model.kind == "qwen3-5":  # memories read twice and written, half a chunk met
         count, h, chunk = model.num_layers - len(model.windows), 128, model.chunk_tokens

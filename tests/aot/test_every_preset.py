@@ -27,7 +27,7 @@ SLICES = {
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b
         ministral-3-8b lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
-        phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b""",
+        phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b
         deepseek-v2-lite moonlight-16b-a3b""",

@@ -40,9 +40,9 @@ LATENT = {"num_kv_heads": 4, "qk_rope_head_dim": 4, "v_head_dim": 10, "kv_lora_r
 GROWING = {"rope_scaling": {"kind": "yarn", "factor": 4.0, "original_seq_len": 24}}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
-CONVS = {"mixer_pattern": ["conv", "full"]}
+CONVS, R = {"mixer_pattern": ["conv", "full"]}, {"residual_multiplier": 0.4}
 MAMBA = {"mixer_pattern": ["mamba", "full"], "mamba_num_heads": 6, "mamba_head_dim": 16,
-         "mamba_state_dim": 10, "mamba_num_groups": 2, "residual_multiplier": 0.4}  # fmt: skip
+         "mamba_state_dim": 10, "mamba_num_groups": 2}  # fmt: skip
 GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
                   "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10}  # fmt: skip
 MODELS = {
@@ -53,11 +53,11 @@ MODELS = {
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]}, "ministral3": DENSE | GROWING,
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0},
-    "granite4": DENSE | MAMBA, "granite4-moe": DENSE | MAMBA | {"experts": EXPERTS},
+    "granite4": DENSE | MAMBA | R, "granite4-moe": DENSE | MAMBA | R | {"experts": EXPERTS},
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),
     "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS, "ernie4-5": DENSE | {"bias": "all"},
-    "lfm3": DENSE | {"mixer_pattern": ["conv", "local"], "window": 24},
+    "lfm3": DENSE | {"mixer_pattern": ["conv", "local"], "window": 24}, "nemotron-h": DENSE | MAMBA,
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},

@@ -75,8 +75,8 @@ def _renamed(name, modules):
     """The name of a weight where modules have other names; `{i}` stands for a layer's number."""
     number = re.search(r"\.(\d+)\.", name)
     one = lambda module: module.replace("{i}", number[1] if number else "")  # noqa: E731
-    module = name.removesuffix(".weight")
-    return next((f"{one(n)}.weight" for m, n in modules.items() if one(m) == module), name)
+    module, _, leaf = name.rpartition(".")
+    return next((f"{one(n)}.{leaf}" for m, n in modules.items() if one(m) == module), name)
 
 
 def assert_near(ours, theirs, name, tolerance=TOLERANCE):

@@ -1,4 +1,4 @@
-"""Rows of the Granite family in the table of families."""
+"""Rows of Granite and of Nemotron-H, with Mamba-2 in most layers, in the table of families."""
 
 from tests.parity.row import OLD, Row, rope
 
@@ -13,6 +13,7 @@ GRANITE4_MOE = {
     "layer_types": ["mamba", "attention", "mamba"], "residual_multiplier": 0.55,
     "attention_multiplier": 0.3, "tie_word_embeddings": True,
 }  # fmt: skip
+MAMBA, ATTENTION = "linear_attention", "full_attention"
 GRANITES = {
     "granite": Row(
         "GraniteForCausalLM",
@@ -59,5 +60,22 @@ GRANITES = {
         "GraniteForCausalLM",
         {"rope_parameters": None, "num_key_value_heads": None, "mlp_bias": True},
         gradients=False,
+    ),
+    "nemotron-h": Row(
+        "NemotronHForCausalLM",
+        {
+            "rope_parameters": None,
+            "rms_norm_eps": None,
+            "num_hidden_layers": None,
+            "layer_norm_epsilon": 3e-4,
+            "layers_block_type": [MAMBA, "mlp", MAMBA, ATTENTION, "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "ssm_state_size": 14,
+            "conv_kernel": 3,
+            "time_step_min": 1e-9,
+        },
+        generates=True,
     ),
 }

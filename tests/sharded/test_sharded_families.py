@@ -26,6 +26,7 @@ from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
 from lmwright.models.ministral3 import Ministral3
 from lmwright.models.modernbert import ModernBert
+from lmwright.models.nemotron_h import NemotronH
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.phi3 import Phi3
 from lmwright.models.qwen3_5 import Qwen35
@@ -81,6 +82,10 @@ MODELS = {
         **SIZES, mixer_pattern=("mamba", "full"), mamba_num_heads=16, mamba_head_dim=10,
         mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
         embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
+    ),
+    "nemotron-h": NemotronH(
+        **SIZES, mixer_pattern=("mamba", "mlp"), mamba_num_heads=16, mamba_head_dim=10,
+        mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
     ),
     "modernbert": ModernBert(
         **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,

@@ -139,6 +139,9 @@ def _logits(
         if adapter is not None:
             theirs = _adapted(theirs, adapter, factors)
         theirs.config.use_cache = False  # some hold one of other sizes
+        for module in theirs.modules():  # Nemotron-H's, which decoding does not have, nor vLLM
+            if getattr(module, "time_step_limit", (0.0,))[0] > 0:
+                module.time_step_limit = (0.0, float("inf"))
         torch.nn.Module.float(theirs)  # layers that it rounds keep the dtype of the files
         # some of its layers are compiled, for which there may be no C++ compiler
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):

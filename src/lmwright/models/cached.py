@@ -164,7 +164,7 @@ def extend_layers(
 
         of_state = Attend(attend, ids, state=state, put=new.append)
         x, _ = kind.run(layer, w, x, tables, of_state)
-        return x, new[0]
+        return x, new[0] if new else state  # an mlp alone puts nothing
 
     layers: Tree = {}
     for span in spans:

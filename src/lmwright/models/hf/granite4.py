@@ -78,7 +78,8 @@ def _write_heads(model: Any, architecture: str, _: str) -> Json:
     }  # fmt: skip
 
 
-def _read_limits(config: Json, _: Json, where: str) -> Json:
+def read_limits(config: Json, _: Json, where: str) -> Json:
+    """No field. Raises UserError for limits of steps, which are not computed."""
     said = config.get("time_step_limit") or LIMITS[0]
     if list(said) not in LIMITS:
         raise UserError(
@@ -117,7 +118,7 @@ class Granite4Hf(Table):
         Words("rotation", "position_embedding_type", {"rope": "rope", "nope": "nope"}, "nope",
               "nope"),
         Fixed("hidden_act", "silu", same=(None,)),
-        Derived(_read_limits),
+        Derived(read_limits),
         Derived(write=lambda model, *_: {"mamba_chunk_size": model.chunk_tokens}),
         Fixed("mamba_conv_bias", True, same=(None,)),
         Fixed("mamba_proj_bias", False, same=(None,)),
