@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 
@@ -188,6 +189,49 @@ def test_an_adapter_folder_and_its_own_files(hub, lora_dir, tmp_path):
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}
 
 
+def test_an_adapter_that_peft_saved(hub, lora_dir, hf_dir, tmp_path, capsys):
+    """Its card and configs name the base by its folder, those of checkpoints in it, too."""
+    adapter, base = tmp_path / "adapter", str(hf_dir)
+    export_adapter_command(lora_dir, adapter)
+    card = (
+        f"---\nbase_model: {base}\nlibrary_name: peft\ntags:\n- base_model:adapter:{base}\n- lora\n"
+        f"---\n# Mine\nMade from [{base}](https://huggingface.co/{base}).\n"
+    )
+    (adapter / "README.md").write_text(card)
+    (adapter / "checkpoint-1").mkdir()
+    for name in ("README.md", "adapter_config.json"):
+        (adapter / "checkpoint-1" / name).write_bytes((adapter / name).read_bytes())
+    capsys.readouterr()
+    publish(adapter, "me/adapter", *APACHE, code=2)
+    said = capsys.readouterr().err
+    assert f"{adapter}: is an adapter whose base has no name" in said and "--base-model" in said
+    publish(adapter, "me/adapter", *APACHE, "--base-model", "acme/base")
+    files = hub.files("me/adapter")
+    assert not [name for name, text in files.items() if base.encode() in text]
+    arrived = arrived_card(hub, "me/adapter")
+    assert arrived.data.base_model == "acme/base"
+    assert arrived.data.tags == ["base_model:adapter:acme/base", "lora"]
+    assert "from [acme/base](https://huggingface.co/acme/base)." in arrived.text
+    assert (adapter / "README.md").read_text() == card
+
+
+def test_names_of_local_folders_are_not_sent(hub, hf_dir, tmp_path):
+    """Those of the hub stay."""
+    shutil.copytree(hf_dir, tmp_path / "mine")
+    names = {"_name_or_path": "/srv/base", "text_config": {"_name_or_path": "acme/base"}}
+    config = tmp_path / "mine" / "config.json"
+    fields = json.loads(config.read_text())
+    config.write_text(json.dumps(fields | names))
+    card = "---\nlicense: mit\nbase_model: /srv/base\n---\n# Mine\nMade from /srv/base.\n"
+    (tmp_path / "mine" / "README.md").write_text(card)
+    publish(tmp_path / "mine", "me/mine")
+    sent = json.loads(hub.files("me/mine")["config.json"])
+    assert sent == fields | {"text_config": {"_name_or_path": "acme/base"}}
+    arrived = arrived_card(hub, "me/mine")
+    assert "base_model" not in arrived.data.to_dict() and "Made from base." in arrived.text
+    assert json.loads(config.read_text()) == fields | names
+
+
 def test_gguf_beside_a_model_and_alone(hub, hf_dir, tmp_path):
     pytest.importorskip("gguf")
     from gguf import GGUFReader
@@ -227,8 +271,6 @@ def test_a_card_without_metadata_is_read_without_a_warning(caplog):
 
 def test_the_card_of_a_folder_keeps_what_it_says(hub, hf_dir, tmp_path):
     """Its license need not be said again, unknown fields stay, hidden files do not go."""
-    import shutil
-
     shutil.copytree(hf_dir, tmp_path / "mine")
     (tmp_path / "mine" / ".secret").write_text("private")
     own = "# My words\n```bibtex\n@misc{cat,\n  title = {Cats},\n  year = {1999},\n}\n```"

@@ -47,7 +47,7 @@ def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
         ((run_dir, "me/ti ny", *APACHE), "is not a name on the hub"),
         ((run_dir, *APACHE), "give owner/name"),
         ((run_dir, "me/tiny", *APACHE, "--checkpoints", "1,7"), "no checkpoint '7'"),
-        ((run_dir, "me/tiny", *APACHE, "--base-model", "../base"), "is not a name on the hub"),
+        ((run_dir, "me/tiny", *APACHE, "--base-model", "../base"), "--base-model: '../base'"),
         ((hf_dir, "me/tiny", *APACHE, "--checkpoints", "all"), "is not a run directory"),
         ((run_dir, "me/tiny", *APACHE, "--adapter", "a"), "has no 'a'; there are: none"),
         ((run_dir / "checkpoints" / "7", "me/tiny", *APACHE), "no such checkpoint"),

@@ -31,8 +31,8 @@ def client() -> Any:
     return huggingface_hub
 
 
-def check_name(repo: str) -> None:
-    """Raises UserError for what is no name of a repository."""
+def check_name(repo: str, place: str = "") -> None:
+    """Raises UserError for what is no name of a repository, and says the place that has it."""
     client()
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
@@ -42,7 +42,8 @@ def check_name(repo: str) -> None:
     except HFValidationError as error:
         problem = problem or first_line(error)
     if problem:
-        raise UserError(f"{repo!r}: is not a name on the hub ({problem:.200}); write owner/name")
+        where = f"{place}: {repo!r}" if place else f"{repo!r}:"
+        raise UserError(f"{where} is not a name on the hub ({problem:.200}); write owner/name")
 
 
 def check_token() -> None:

@@ -1,7 +1,7 @@
 """A card's metadata, which the hub reads: license, base model, datasets, results."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from lmwright.errors import UserError, first_line
 from lmwright.formats.card import Facts, Rows, published_card
 from lmwright.publish.account import client
+from lmwright.publish.local_names import drop_from_card, names_of
 
 CARD = "README.md"
 TASK = "text-generation"
@@ -75,7 +76,8 @@ def write_card(folder: Path, repo: str, listing: Listing, facts: Facts | None, b
     path = folder / CARD
     text = path.read_text(encoding="utf-8") if path.exists() else bare
     card = read_card(published_card(text, repo, listing.license_text), str(path))
-    data = card.data
+    data, bases = card.data, names_of(listing.base_model)
+    drop_from_card(card, bases)
     given = {
         "license": listing.license,
         "license_name": listing.license_name,
@@ -95,7 +97,21 @@ def write_card(folder: Path, repo: str, listing: Listing, facts: Facts | None, b
         data.model_name = repo.rpartition("/")[2]
     path.unlink(missing_ok=True)  # which may be a link to the user's own
     path.write_text(str(card), encoding="utf-8")
+    for other in folder.glob(f"*/**/{CARD}"):  # of checkpoints, say
+        _without_local_names(other, bases)
     return data
+
+
+def _without_local_names(path: Path, bases: Sequence[str]) -> None:
+    try:
+        card = read_card(path.read_text(encoding="utf-8"), str(path))
+    except (UserError, UnicodeDecodeError):  # as it is: the hub reads the first card alone
+        return
+    before = str(card)
+    drop_from_card(card, bases)
+    if str(card) != before:
+        path.unlink()
+        path.write_text(str(card), encoding="utf-8")
 
 
 def eval_results(facts: Facts) -> list[Any]:

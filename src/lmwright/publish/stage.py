@@ -26,6 +26,7 @@ from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
 from lmwright.program.trainee import training_of
 from lmwright.publish.account import check_name, client
 from lmwright.publish.card import CARD, Listing, files_table, read_card, write_card
+from lmwright.publish.local_names import drop_from_configs, is_local, names_of
 from lmwright.storage.hub import PREFIX, is_hub_name
 
 GGUF_FOLDER = "folder of GGUF files"
@@ -95,7 +96,8 @@ def complete(subject: Subject) -> Subject:
     hub."""
     place, kind, listing = subject.place, subject.kind, subject.listing
     before, relation, datasets = stated(place, kind), "finetune", listing.datasets
-    base = listing.base_model or before.get("base_model")
+    said = [name for name in names_of(before.get("base_model")) if not is_local(name)]
+    base = listing.base_model or (said[0] if len(said) == 1 else said) or None
     if kind == RUN:
         for trainee in subject.trainees:
             refuse_folder(place.run, trainee, place.path)
@@ -105,7 +107,8 @@ def complete(subject: Subject) -> Subject:
         relation = "adapter" if subject.adapters else relation
     elif kind == ADAPTER:
         written = parse_json(place.path / ADAPTER_CONFIG).get("base_model_name_or_path")
-        base, relation = base or _hub_base(written), "adapter"
+        on_hub = isinstance(written, str) and "/" in written and not is_local(written)
+        base, relation = base or (written if on_hub else None), "adapter"
     elif kind == HF:
         config = parse_json(place.path / "config.json")
         relation = "quantized" if "quantization_config" in config else relation
@@ -117,19 +120,12 @@ def complete(subject: Subject) -> Subject:
             "say --base-model owner/name"
         )
     _refuse_options(subject)
-    for name in [base] if isinstance(base, str) else base or ():
-        check_name(name)
+    for name in names_of(base):
+        check_name(name, "--base-model" if listing.base_model else f"base_model of {place.path}")
     changes = {"base_model": base, "relation": relation, "license": before.get("license")}
     changes |= {"license": listing.license} if listing.license else {}
     changes["datasets"] = tuple(dict.fromkeys(datasets))
     return replace(subject, listing=replace(listing, **changes))
-
-
-def _hub_base(name: str | None) -> str | None:
-    """The base that PEFT's config names, unless it is a folder's name."""
-    if not name or name.count("/") != 1 or Path(name).exists():
-        return None
-    return name if name[0].isalnum() else None
 
 
 def _refuse_options(subject: Subject) -> None:
@@ -161,6 +157,7 @@ def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:
         bare = _export_run(subject, place, folder, facts)
     else:
         _link(subject.place.path, folder)
+        drop_from_configs(folder)
         stale = stale if subject.kind == HF else ()
         bare = _bare_card(subject, folder, name)
         if subject.gguf:
@@ -235,8 +232,7 @@ def _name_base(folder: Path, base: str) -> None:
         (NOTE, "base", f"{PREFIX}{base}"),
         (EARLIER_NOTE, "base", f"{PREFIX}{base}"),
     ):
-        path = folder / file
-        if path.exists():
+        for path in folder.rglob(file):
             fields = parse_json(path) | {key: value}
             path.unlink()  # which may be a link to the user's own
             write_json(path, fields)
