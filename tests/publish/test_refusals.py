@@ -1,16 +1,20 @@
 """What cannot be published: one sentence with the cure, exit code 2, before any export."""
 
+import contextlib
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
+from lmwright.errors import UserError
 from lmwright.models import KINDS
 from lmwright.models.experts import Experts
 from lmwright.program.lora_section import LowRank
 from lmwright.program.qat_section import Qat
+from lmwright.publish.account import check_branch
 from tests.fake_hub import Commit
 from tests.publish.conftest import TOKEN
 from tests.saved_run import save_run
@@ -52,11 +56,25 @@ def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
         ((run_dir, "me/tiny", *APACHE, "--adapter", "a"), "has no 'a'; there are: none"),
         ((run_dir / "checkpoints" / "7", "me/tiny", *APACHE), "no such checkpoint"),
         ((hf_dir, "me/tiny", *APACHE, "--dtype", "bf16"), "is sent as it is"),
+        ((run_dir, "me/tiny", *APACHE, "--revision", "a b"), "--revision: 'a b' is not a name"),
         ((tmp_path, "me/tiny", *APACHE), "holds neither run.toml nor config.json"),
         (("hf://acme/tiny", "me/tiny", *APACHE), "is on the hub already"),
     ):
         assert part in refused(capsys, *words), words
     assert not hub.asked
+
+
+def test_names_of_branches_are_those_of_git():
+    if not (git := shutil.which("git")):
+        pytest.skip("git is not installed")
+    good = ["v1.0", "a/b", "a@b", "a-b", "@x", "x.locks", "a|b", "\u00e9"]
+    bad = "a..b a. .a a/.b a//b /a a/ a.lock a.lock/b a@{b HEAD -a a~b a^b a:b a?b a*b a[b".split()
+    for name in (*good, *bad, "", "a b", "a\\b", "a\tb", "a\x7fb"):
+        words = (git, "check-ref-format", "--branch", name)
+        taken = subprocess.run(words, capture_output=True).returncode == 0
+        assert taken == (name in good), name
+        with contextlib.nullcontext() if taken else pytest.raises(UserError):
+            check_branch(name)
 
 
 SIZES = {

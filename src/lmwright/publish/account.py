@@ -6,6 +6,7 @@ Everything that goes wrong there is one sentence, without the token.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,10 @@ OURS = "lmwright publish: "
 """Beginning of the titles of our commits."""
 FIRST = "initial commit"  # the hub's own, of a new repository
 MAIN = "main"
+NO_BRANCH = re.compile(
+    r"[\0-\x20\x7f~^:?*\[\\]|\.\.|@\{|^(@|HEAD)?$|^[-/]|[./]$|//|(^|/)\.|\.lock(/|$)"
+)
+"""What makes a text no name of a branch."""
 
 
 def client() -> Any:
@@ -44,6 +49,15 @@ def check_name(repo: str, place: str = "") -> None:
     if problem:
         where = f"{place}: {repo!r}" if place else f"{repo!r}:"
         raise UserError(f"{where} is not a name on the hub ({problem:.200}); write owner/name")
+
+
+def check_branch(name: str) -> None:
+    """Raises UserError for what git does not take as a branch's name (git check-ref-format)."""
+    if NO_BRANCH.search(name):
+        raise UserError(
+            f"--revision: {name!r} is not a name that git takes for a branch; use letters, digits, "
+            "'.', '_', '-' and single slashes, such as v1.0"
+        )
 
 
 def check_token() -> None:

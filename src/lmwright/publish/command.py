@@ -67,6 +67,8 @@ def publish_command(
     if repo is None:
         raise UserError(f"{path}: publish it where? give owner/name, too")
     account.check_name(repo)
+    if revision is not None:
+        account.check_branch(revision)
     if kind != RUN and (checkpoints or adapter):
         raise UserError(f"{path}: is not a run directory; leave out --checkpoints and --adapter")
     subject = complete(Subject(place, kind, repo, listing, tuple(gguf), dtype, adapter))
