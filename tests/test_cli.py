@@ -360,15 +360,6 @@ def test_a_tpu_compiler_without_a_tpu_is_not_asked_for_one(monkeypatch, tmp_path
     assert os.environ.get("JAX_PLATFORMS") == (None if there else "cpu")
 
 
-def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
-    """`--dtype q4_k_m`: what is there, and how to get the other."""
-    assert cli.main(["export", "model", "out.gguf", "--dtype", "q4_k_m"]) == 2
-    said = capsys.readouterr().err
-    assert "'q4_k_m' is not one of bf16, fp16, fp32, q8_0" in said and "llama-quantize" in said
-    assert cli.main(["export", "model", "out", "--dtype", "float"]) == 2
-    assert "llama-quantize" not in capsys.readouterr().err
-
-
 def test_an_interrupt_that_python_drops_comes_again(capsys):
     class Collected:
         def __del__(self):  # as jax's callback of the collector

@@ -1,4 +1,4 @@
-"""Words that a shell completes, and those that are missing."""
+"""Words that a shell completes, and those that are missing or wrong."""
 
 import click
 import pytest
@@ -40,3 +40,14 @@ def test_a_verb_without_its_argument_is_told(capsys):
     for words in verbs:
         assert main(list(words)) == 2
         assert "Missing argument" in capsys.readouterr().err
+
+
+def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
+    """`--dtype q4_k_m`: what is there, and how to get the other."""
+    assert main(["export", "model", "out.gguf", "--dtype", "q4_k_m"]) == 2
+    said = capsys.readouterr().err
+    assert "'q4_k_m' is not one of bf16, fp16, fp32, q8_0" in said and "llama-quantize" in said
+    assert main(["export", "model", "out", "--dtype", "float"]) == 2
+    assert "llama-quantize" not in capsys.readouterr().err
+    assert main(["import", "x.gguf", "out", "--dtype", "Q8_0"]) == 2
+    assert "`lmwright export MODEL FILE.gguf --dtype q8_0` writes it (" in capsys.readouterr().err

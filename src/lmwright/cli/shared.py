@@ -102,15 +102,27 @@ class Rehearsed(click.Command):
         return super().parse_args(ctx, with_word(args))
 
 
+OF_EXPORT = {
+    "q8_0": "",
+    "tq1_0": " of a BitNet",
+    "tq2_0": " of a BitNet",
+    "q4_0": " of a run with [qat]; of others, llama-quantize makes it of a .gguf in bf16",
+}
+"""Types of llama.cpp that export writes, and of which models."""
+
+
 class Dtype(click.Choice):
     """Parameter type of written dtypes; for other types of llama.cpp the error says what makes
     them."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
-        if re.fullmatch(r"(?i)i?q\d\w*|tq\d\w*", str(value)):
+        if (name := str(value).lower()) in OF_EXPORT:
+            wrote = f"lmwright export MODEL FILE.gguf --dtype {name}"
+            message += f"; `{wrote}` writes it{OF_EXPORT[name]}"
+        elif re.fullmatch(r"i?q\d\w*|tq\d\w*", name):
             message += (
-                "; llama.cpp alone makes its smaller types: write a .gguf in bf16 and give it to "
+                "; llama.cpp alone makes its other types: write a .gguf in bf16 and give it to "
                 "llama-quantize"
             )
         return message
