@@ -38,6 +38,8 @@ PLAIN = {
     "monteclora_config": (None,),
     "megatron_config": (None,),
 }
+UNMERGED = ("alora_invocation_tokens", "arrow_config", "use_qalora")
+"""Features of PEFT that it does not merge either."""
 # which change nothing once the factors, and the modules that are saved, are there
 HARMLESS = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config",
@@ -65,7 +67,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not the config of a LoRA adapter")
     for name, plain in PLAIN.items():
         if config.get(name) not in plain:
-            raise UserError(f"{path}: {name} = {_short(config[name])} is not supported")
+            cure = "use it with PEFT" if name in UNMERGED else "merge with PEFT"
+            raise UserError(f"{path}: {name} = {_short(config[name])} is not supported; {cure}")
     _refuse_parameters(config, path)
     for name in sorted(config.keys() - PLAIN.keys() - HARMLESS):
         if config[name]:
