@@ -152,6 +152,16 @@ def test_layers_are_made_from_the_nearest_of_their_kind(model, sources, tmp_path
         assert all(np.array_equal(a, theirs[n]) for n, a in ours.items())
 
 
+def test_what_transformers_cannot_load_says_why(tmp_path, capsys):
+    """Its error has the reason in the second line."""
+    pytest.importorskip("transformers")
+    model = Llama(**SIZES, num_kv_heads=2, num_layers=1)
+    export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "small")
+    assert main(["grow", str(tmp_path / "small"), str(tmp_path / "large"), "embed_dim=34"]) == 0
+    said = capsys.readouterr().out
+    assert "cannot load it: " in said and "The hidden size (34) is not a multiple" in said
+
+
 def test_heads_of_linear_layers_do_not_grow(tmp_path):
     """Theirs are queries, keys and values in one, in other shares than those of attention."""
     model = Qwen35(**SIZES, num_layers=4, num_kv_heads=2, linear_num_key_heads=2,

@@ -77,7 +77,14 @@ def transformers_says(
     except UserError as error:
         return Reference(None, str(error))
     except Exception as error:  # whatever it raises for what it does not know
-        return Reference(None, f"version {version} cannot load it: {first_line(error)}")
+        return Reference(None, f"version {version} cannot load it: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """First line of an error, and the next one with text where the first announces it."""
+    first, rest = first_line(error), str(error).strip().splitlines()[1:]
+    more = [line.strip() for line in rest if line.strip()]
+    return f"{first} {more[0].rstrip('.')}" if first.endswith(":") and more else first
 
 
 HEAD_KEYS = ("id2label", "label2id", "problem_type", "classifier_pooling")
