@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.config.run import Chat, Data, Eval, Pack, Source, Tokenize, Tokenizer
 from lmwright.data.prepare import prepare
 from lmwright.data.rows.store import TokenStore
@@ -70,6 +71,21 @@ def test_settings_of_generation_survive(tmp_path):
     pytest.importorskip("gguf")
     export_command(tmp_path / "third", tmp_path / "model.gguf")
     assert set(load_model(tmp_path / "model.gguf").end_ids) == set(ends)
+
+
+@pytest.mark.parametrize("end", [[2, "x"], [True], 2.5, "2", {"a": 2}], ids=str)
+@pytest.mark.parametrize("file", [GENERATION, "config.json"])
+def test_what_is_no_id_is_refused(tmp_path, file, end, capsys):
+    export_hf(MODEL, weights_at(0, MODEL.spec()), None, tmp_path / "first")
+    (tmp_path / "first" / GENERATION).unlink(missing_ok=True)
+    path = tmp_path / "first" / file
+    said = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(said | {"eos_token_id": end}))
+    assert main(["import", str(tmp_path / "first"), str(tmp_path / "second")]) == 2
+    told = capsys.readouterr().err
+    assert f"{path}: eos_token_id = {json.dumps(end)} is neither an id nor" in told, told
+    path.write_text(json.dumps(said | {"eos_token_id": [2, 3]}))
+    assert load_model(tmp_path / "first").end_ids == (2, 3)
 
 
 def test_a_model_of_which_no_end_is_known(tmp_path):

@@ -1,5 +1,6 @@
 """A model with its weights, ready to use; out of files here, out of run directories in `load`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from lmwright.formats.gguf_read import is_headless, open_gguf
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_read import open_tensors, read_config
 from lmwright.formats.hf_stream import check_tensors, from_hf
+from lmwright.formats.hf_write import GENERATION
 from lmwright.formats.maxtext import MaxTextTensors
 from lmwright.formats.open import GGUF, MAXTEXT, Origin
 from lmwright.formats.proof import Source
@@ -197,14 +199,23 @@ def _open_gguf(place: Origin) -> LoadedModel:
 def _settings(folder: Path) -> dict[str, Any]:
     """generation_config.json of a folder, without what a release of transformers writes there for
     itself."""
-    said = read_json(folder / "generation_config.json")
+    said = read_json(folder / GENERATION)
     own = ("_from_model_config", "transformers_version")
     return {name: value for name, value in said.items() if name not in own}
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
-    """Ids that end a text, according to generation_config.json (or config.json)."""
-    config = read_config(folder) | read_json(folder / "generation_config.json")
-    ends = config.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends]
-    return tuple(each for each in ends if isinstance(each, int))
+    """Ids that end a text, according to generation_config.json (or config.json). Raises UserError
+    for what is no id."""
+    path, name = folder / GENERATION, "eos_token_id"
+    config = read_json(path)
+    if name not in config:
+        path, config = folder / "config.json", read_config(folder)
+    said = config.get(name)
+    ends = [] if said is None else said if isinstance(said, list) else [said]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ends):
+        raise UserError(
+            f"{path}: {name} = {json.dumps(said):.60} is neither an id nor a list of ids; correct "
+            "it, or take the file from the source again"
+        )
+    return tuple(ends)
