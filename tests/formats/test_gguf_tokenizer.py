@@ -13,6 +13,7 @@ import gguf
 import tokenizers
 from tokenizers import AddedToken
 
+from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
 from lmwright.core.param import map_params
 from lmwright.data.prepare import prepare_command
@@ -38,6 +39,7 @@ from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
 from lmwright.models.llama import Llama
 from lmwright.train.start import refuse_tokenizer
 from tests.formats import llama_cpp
+from tests.in_memory import export_hf
 
 SHARED = {
     "smollm2": ("tokenizers/smollm2", "gpt2", "smollm"),
@@ -277,6 +279,56 @@ def test_files_of_lfm2_split_as_llama_cpp_does(tmp_path, monkeypatch):
     back = open_tokenizer(open_place(out).tokenizer_path)
     for text in PROBE[:8]:
         assert llama_cpp.tokens(out, text) == back.encode(text), text
+
+
+@pytest.fixture
+def unproven(monkeypatch):
+    """Files are compared with transformers elsewhere."""
+    monkeypatch.setattr(proof, "transformers_says", lambda *_, **__: Reference(None, "not asked"))
+
+
+def exported(folder, out, *words, code=0):
+    """Adds tokens to a model's tokenizer, and exports it as a GGUF file."""
+    assert main(["vocab", str(folder), str(out), *words]) == 0
+    assert main(["export", str(out), f"{out}.gguf"]) == code
+    return Path(f"{out}.gguf")
+
+
+def test_added_tokens_that_llama_cpp_would_find_elsewhere(
+    tmp_path, shared_data, unproven, capsys, monkeypatch
+):
+    stories, text = shared_data / "models" / "stories260k", "Lily met NASA, oldNASA"
+    add = ("--add", "NASA")
+    special = exported(stories, tmp_path / "special", *add, "--special")
+    exported(stories, tmp_path / "plain", *add, code=2)
+    said = capsys.readouterr().err.strip()
+    assert "its added token 'NASA' is matched in normalized text" in said and "\n" not in said
+    llama_cpp.needed()
+    monkeypatch.setattr(gguf_tokenizer, "_refuse_normalized", lambda *_: None)
+    plain = exported(stories, tmp_path / "unasked", *add)
+    assert llama_cpp.tokens(plain, text) == open_tokenizer(plain).encode(text)
+    assert llama_cpp.tokens(plain, text) != open_tokenizer(tmp_path / "plain").encode(text)
+    ours = open_tokenizer(tmp_path / "special")
+    assert llama_cpp.tokens(special, text) == ours.encode(text)
+
+
+@pytest.mark.parametrize("normalizer", ["NFC", None])
+def test_added_tokens_of_byte_level_tokenizers(tmp_path, unproven, normalizer):
+    """llama.cpp finds them where the tokenizer does."""
+    small = train_tokenizer([*PROBE[:6]] * 4, Tokenizer(vocab_size=400))
+    if normalizer:
+        small.backend.normalizer = tokenizers.normalizers.NFC()  # which olmo's has
+        small.backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = Llama(vocab_size=small.vocab_size, embed_dim=32, mlp_dim=32, num_layers=1, num_heads=1,
+                  num_kv_heads=1, head_dim=32, seq_len=64)  # fmt: skip
+    w = map_params(lambda p: np.ones(p.shape, "f4"), model.spec())
+    save_tokenizer(small, tmp_path / "tokenizer")
+    export_hf(model, w, tmp_path / "tokenizer", tmp_path / "model")
+    file = exported(tmp_path / "model", tmp_path / "more", "--add", "NASA", "--add", "New York")
+    ours = open_tokenizer(tmp_path / "more")
+    llama_cpp.needed()
+    for text in ("NASA in New York", "xNASAx  NASA NASA", "nasa, new york"):
+        assert llama_cpp.tokens(file, text) == ours.encode(text), text
 
 
 def test_the_splits_of_deepseek_have_their_own_name(tmp_path):

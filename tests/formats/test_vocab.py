@@ -13,7 +13,8 @@ from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer, train
 from lmwright.errors import UserError
 from lmwright.formats import reference
 from lmwright.formats.load import load_model
-from lmwright.formats.vocab import vocab_command
+from lmwright.formats.tokenizer_files import open_tokenizer
+from lmwright.formats.vocab import vocab_command, with_tokens
 from lmwright.models.llama import Llama
 from tests.in_memory import export_hf
 
@@ -88,6 +89,27 @@ def test_added_tokens(folder, tmp_path):
     assert ("lm_head.weight" in load_model(tmp_path / "out").tensors) == (
         found.model.head == "untied"
     )
+
+
+@pytest.mark.parametrize("place", ["tokenizers/bert_uncased", "models/stories260k"])
+@pytest.mark.parametrize("special", [False, True], ids=["plain", "special"])
+def test_ids_of_added_tokens_behind_a_normalizer(place, special, shared_data, tmp_path):
+    """Those of transformers on the same file."""
+    transformers = pytest.importorskip("transformers")
+    words = ["NASA", "hello", "New York", "caf\u00e9"]
+    old = open_tokenizer(shared_data / place)
+    ours = with_tokens(old, words, special)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(old.spec))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
+    theirs.add_tokens(words, special_tokens=special)
+    for text in (
+        "hello", "say hello now", "  hello hello", "helloworld xhello", "NASA nasa Nasa",
+        "in New York, new york", "caf\u00e9 cafe\u0301 CAF\u00c9",
+    ):  # fmt: skip
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, parse_special=True) == ids, text
+    assert theirs.convert_tokens_to_ids("NASA") in ours.encode("NASA", parse_special=True)
 
 
 @pytest.fixture

@@ -220,9 +220,10 @@ def _refuse_known(
 
 
 def with_tokens(tokenizer: TextTokenizer, tokens: list[str], special: bool) -> TextTokenizer:
-    """The tokenizer with tokens that are cut out of any text before it is split."""
+    """The tokenizer with tokens that are cut out of any text before it is split: special ones of
+    the text as it is, others, as in transformers, of the normalized text."""
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-    backend.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False)
+    backend.add_tokens([tokenizers.AddedToken(t, special=special, normalized=not special)
                         for t in tokens])  # fmt: skip
     return replace(tokenizer, backend=backend, sentencepiece=None)
 

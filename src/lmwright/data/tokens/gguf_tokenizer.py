@@ -260,6 +260,7 @@ def metadata_of_tokenizer(
             f"{where}: llama.cpp would cut text otherwise than this tokenizer does; export to a "
             f"Hugging Face folder instead"
         )
+    _refuse_normalized(tokenizer, back, where)
     text = _chat(tokenizer)
     if back.encode(text, parse_special=True) != tokenizer.encode(text, parse_special=True):
         raise UserError(
@@ -267,6 +268,24 @@ def metadata_of_tokenizer(
             "llama.cpp's do for all tokens of Phi-3 alone; export to a Hugging Face folder instead"
         )
     return meta
+
+
+def _refuse_normalized(tokenizer: TextTokenizer, back: TextTokenizer, where: str) -> None:
+    """Raises UserError for an added token that is found in normalized text, where llama.cpp, which
+    looks for it in the text as it is, gives other ids."""
+    if tokenizer.backend.normalizer is None:
+        return
+    for token in tokenizer.backend.get_added_tokens_decoder().values():
+        if token.special or not token.normalized:
+            continue
+        text = token.content
+        texts = [text, f"a {text} b", f"a{text}b", f"{text} {text}"]
+        if back.encode_batch(texts) != tokenizer.encode_batch(texts):
+            raise UserError(
+                f"{where}: its added token {text!r} is matched in normalized text, and llama.cpp "
+                "matches it in the text as it is, which gives other ids; add it as a special "
+                "token (lmwright vocab --special), or export to a Hugging Face folder instead"
+            )
 
 
 def _chat(tokenizer: TextTokenizer) -> str:
