@@ -43,6 +43,21 @@ def test_a_csv_file_with_semicolons_is_no_text(here, capsys):
     assert not (here / "my.toml").exists()
 
 
+@pytest.mark.parametrize(
+    "columns, left",
+    [
+        ("question,choice0,choice1,answer", "choice0, choice1;"),
+        ("question,answer,system", None),
+        ("question,answer,b,c,d,e,f,g,h,i,j,k", "b, c, d, e, f, g, h, i and 2 more;"),
+    ],
+)
+def test_columns_beside_prompts_and_answers_are_told(here, capsys, columns, left):
+    (here / "a.csv").write_text(f"{columns}\n{columns}\n")
+    assert main(["init", "my.toml", "a.csv", "--model", "decoder"]) == 0
+    told = capsys.readouterr().out
+    assert (f"note: not read, of its columns: {left}" in told) if left else "note" not in told
+
+
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_a_csv_file_without_a_header_is_one_sentence(here, capsys, text):
     (here / "a.csv").write_text(text)

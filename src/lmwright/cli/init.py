@@ -14,7 +14,7 @@ from typing import Any
 
 from lmwright.cli.init_columns import ways
 from lmwright.cli.init_files import NO_COLUMN, first_rows, is_one_object, opened
-from lmwright.cli.init_labels import Labels, label_column, labels_of, of_texts, together
+from lmwright.cli.init_labels import Labels, label_column, labels_of, of_prompts, of_texts, together
 from lmwright.cli.init_model import adapter, begins_texts, without_template
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
@@ -41,6 +41,8 @@ ENCODERS = {
 """Recipes that start from an encoder, by the rows that they learn from."""
 COMPARED = {"preference": "dpo", "rated": "kto"}
 """Objectives that compare a model with what it was, by the rows that they learn from."""
+ASKED = ("prompt", "alpaca", *COMPARED)
+"""Kinds of rows whose columns are parts of what is asked and answered."""
 WINDOW = 384
 """Tokens of a question and its context, where nothing else is said."""
 DEFAULT_PRESET = "llama-15m"
@@ -119,6 +121,8 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
                 _refuse_ratings(tried, files, there)
             if (rows, tried.rows) == (None, "text"):
                 return Found(tried, of_texts(there))
+            if tried.rows in ASKED:
+                return Found(tried, of_prompts(tried, there))
             return _with_labels(tried, files)
         why = why or f"Read as {tried.rows}: {_first_bad(tried, files) or f'{path}: holds no row'}"
     raise UserError(

@@ -14,6 +14,7 @@ from lmwright.config.rows import LABELED, TAGGED
 from lmwright.config.run import Source
 from lmwright.config.text import literal
 from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.text.chat import example_columns
 from lmwright.errors import UserError
 
 MOST_LABELS = 200
@@ -21,6 +22,7 @@ YES_OR_NO = {"0", "1"}
 UNKNOWN, NO_NAME = "-1", "-"
 """Label of a row without one, where labels are numbers or names (as in SNLI)."""
 MOST_NOTED = 20
+MOST_COLUMNS = 8  # that a note names
 AS_VECTORS = (
     "the numbers are learned by a model that reads both texts of a pair; for vectors whose cosines "
     'they are, write recipe = "finetune-similarity" (docs/similarity.md)'
@@ -39,6 +41,21 @@ class Labels:
     """Label of rows without one."""
     note: str = ""
     """Another way in which they may be meant."""
+
+
+def of_prompts(source: Source, there: Sequence[str]) -> Labels:
+    """Of prompts with answers, whose columns are `there`."""
+    needed, optional, *_ = example_columns(source)
+    read = {*needed.values(), *optional.values()}
+    left = [name for name in there if name not in read]
+    if not left:
+        return Labels()
+    names, others = left[:MOST_COLUMNS], len(left) - MOST_COLUMNS
+    more = f" and {others} more" if others > 0 else ""
+    return Labels(
+        note=f"not read, of its columns: {', '.join(names)}{more}; where they belong to what is "
+        "asked, as choices do, write them into the prompt"
+    )
 
 
 def of_texts(there: Sequence[str]) -> Labels:
