@@ -5,7 +5,9 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import tomli_w
 
+from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_noted, load_run
@@ -115,6 +117,22 @@ def test_a_kind_within_a_section_that_another_kind_has_emptied():
     (cure,) = re.findall("leaves nothing of .*; add (.*) there", told(run, *override))
     assert cure == "optim.schedule.kind=linear"
     assert load_run(run, [*override, cure]).optim.schedule.warmup_steps == 3
+
+
+def test_a_batch_that_does_not_divide_into_microbatches(tmp_path, capsys):
+    """No device is needed to tell, so the commands that have none refuse it, too."""
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(RUN))
+    for verb in (["config", "show"], ["prepare"]):
+        assert main([*verb, str(tmp_path / "run.toml"), "train.num_microbatches=3"]) == 2
+        assert capsys.readouterr().err.endswith(
+            "train.global_batch_size: 8 rows do not divide into 3 microbatches; use a multiple of "
+            "3 (nearest: 6 or 9)\n"
+        )
+    adapters = "lora.adapters=[{name='a', rows=6}, {name='b'}]"
+    assert told(RUN, "train.num_microbatches=4", adapters).startswith(
+        "lora.adapters.rows: 6 rows of 'a' do not divide into 4 microbatches; use a multiple of 4"
+    )
+    assert load_run(RUN, ["train.num_microbatches=2", adapters]).lora.rows_of(8) == {"a": 6, "b": 2}
 
 
 def test_a_longer_run_keeps_the_warm_up_with_which_it_began(tmp_path):

@@ -1,5 +1,6 @@
 """Checks across several sections of a run; the types check single fields."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ def check_run(run: Run) -> None:
         _check_parts,
         _check_precision,
         _check_schedule,
+        _check_microbatches,
         lambda run: run.mesh.rest_axis(),
         _check_row,
         check_memory,
@@ -234,6 +236,28 @@ def _check_schedule(run: Run) -> None:
     schedule: Any = getattr(run.optim, "schedule", None)
     if schedule is not None and run.train.steps is not None:
         schedule.refuse(run.train.steps)
+
+
+def _check_microbatches(run: Run) -> None:
+    """The part of `program.plan.refuse_batch` that needs no device."""
+    train = run.train
+    _refuse_pieces(train.num_microbatches, train.global_batch_size, "train.global_batch_size")
+    if run.lora is not None:
+        rows: dict[str, int] = {}
+        with suppress(UserError):  # which `lora.refuse` tells
+            rows = run.lora.rows_of(train.global_batch_size)
+        for name, number in rows.items():
+            _refuse_pieces(train.num_microbatches, number, "lora.adapters.rows", f" of {name!r}")
+
+
+def _refuse_pieces(num: int, rows: int, field: str, whose: str = "") -> None:
+    if rows % num:
+        below = rows // num * num
+        near = f"{below} or {below + num}" if below else f"{num}"
+        raise UserError(
+            f"{field}: {rows} rows{whose} do not divide into {num} microbatches; use a multiple of "
+            f"{num} (nearest: {near})"
+        )
 
 
 def _check_checkpoint(run: Run) -> None:

@@ -59,7 +59,8 @@ class _Alone:
         self.recipe = self.given.get(RECIPE) or pretraining_of(model)
         self.vocab_size = self.given.get(VOCABULARY, model.vocab_size)
         pieces = self.given.get(MICROBATCHES, 1)
-        self.pieces = pieces // (pieces & -pieces) if isinstance(pieces, int) and pieces > 0 else 1
+        self.all_pieces = pieces if isinstance(pieces, int) and pieces > 0 else 1
+        self.pieces = self.all_pieces // (self.all_pieces & -self.all_pieces)
         """The odd part of the number of microbatches, which divides the rows of a chip."""
         place = Path(name.rstrip("/").rpartition("://")[2])
         self.short = place.name.removesuffix(".gguf") or "model"
@@ -78,7 +79,7 @@ class _Alone:
         """Rows of a step, and why so many."""
         if BATCH in self.given:
             return 1, ""
-        first = self._run(1, LEAST_STEPS)
+        first = self._run(self.all_pieces, LEAST_STEPS)
         if machine is None:
             rows = 2 ** max(4, round(math.log2(COMPARED_TOKENS / seq_len_of(first))))
             return rows, f"{rows:,} rows a step (about 4 M tokens, the same on every machine)"
