@@ -7,6 +7,32 @@ from pydantic import TypeAdapter
 
 from lmwright.config.fields import UNSET
 
+SWEEP = {
+    "type": "object",
+    "description": "Makes several runs of the file, for `lmwright sweep`.",
+    "minProperties": 1,
+    "additionalProperties": False,
+    "properties": {
+        "grid": {
+            "type": "object",
+            "description": 'Values to try by field, as in "model.num_layers" = [4, 8]; a run for '
+            "every combination.",
+            "additionalProperties": {"type": "array", "minItems": 1},
+        },
+        "cases": {
+            "type": "array",
+            "description": "A run each: a name and the fields that it sets.",
+            "items": {
+                "type": "object",
+                "minProperties": 2,
+                "properties": {"name": {"type": "string"}},
+                "required": ["name"],
+            },
+        },
+    },
+}
+"""Schema of [sweep], as `train.sweep` reads it."""
+
 
 def schema_of(
     adapter: TypeAdapter, recipes: Sequence[str], presets: Mapping[str, Iterable[str]]
@@ -18,7 +44,8 @@ def schema_of(
         _relax(definition)
     recipe = {"enum": list(recipes), "description": "Starts from a whole run; all else changes it."}
     depth = {"type": "integer", "minimum": 1, "description": "A model of so many layers."}
-    schema["properties"] = {"recipe": recipe, "depth": depth, **schema["properties"]}
+    own = {"recipe": recipe, "depth": depth, "sweep": SWEEP}
+    schema["properties"] = own | schema["properties"]
     for section, names in presets.items():
         about = {"enum": list(names), "description": f"Starts from a ready {section}."}
         for definition in _definitions(schema, schema["properties"][section]):
