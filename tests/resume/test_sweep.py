@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
@@ -153,6 +154,36 @@ def test_refused_before_anything_starts(file, tmp_path, small_run, table, says):
     with pytest.raises(UserError, match=says):
         sweep_command(str(file))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "table, says",
+    [
+        ('[sweep.grid]\n"train.stpes" = [1]', "[sweep.grid], stpes-1: train.stpes is not a field"),
+        (
+            "[[sweep.cases]]\nname = 'a b'\n'optim.kind' = 'lion'",
+            "[[sweep.cases]], a-b: optim.learning_rate is missing, since another optim.kind leaves",
+        ),
+        (
+            "[[sweep.cases]]\nname = 'a'\n'train.num_microbatches' = 3",
+            "[[sweep.cases]], a: train.global_batch_size: 4 rows do not divide into 3 microbatches",
+        ),
+        (
+            "[[sweep.cases]]\nname = 'a'\n'data.pack.seq_len' = 64\n'train.num_microbatches' = 3",
+            "[[sweep.cases]], a: 2 errors in the run:\n  ",
+        ),
+    ],
+)
+def test_an_error_of_a_run_names_the_file_and_its_table(
+    file, tmp_path, small_run, capsys, table, says
+):
+    text = dump_toml(in_dir(small_run, tmp_path / "runs"))
+    file.write_text(text + table)
+    assert main(["sweep", str(file), "--dry-run"]) == 2
+    line = text.count("\n") + 1
+    assert capsys.readouterr().err.startswith(f"lmwright: error: {file}:{line}: {says}")
+    assert main(["sweep", str(file), "--dry-run", "train.stpes=1"]) == 2
+    assert "error: command line: train.stpes" in capsys.readouterr().err
 
 
 def test_a_field_that_every_run_sets_is_not_overridden(file):

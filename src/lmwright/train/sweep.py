@@ -23,8 +23,9 @@ from types import FrameType
 from typing import Any
 
 from lmwright.config.load import dump_toml
+from lmwright.config.merge import COMMAND_LINE
 from lmwright.config.run import Run
-from lmwright.config.text import literal, read_toml
+from lmwright.config.text import Keys, join_keys, line_of, literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
 from lmwright.guard.parent import with_parent
@@ -63,7 +64,8 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
     Raises UserError where there is none, or where one of them is not a valid run.
     """
     path = Path(path)
-    table = read_toml(path)[0].get("sweep")
+    values, lines = read_toml(path)
+    table = values.get("sweep")
     if table is None:
         raise UserError(
             f"{path}: has no [sweep]; add one, such as\n  [sweep.grid]\n  "
@@ -72,19 +74,34 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
     base = load_base(path, overrides)
     by_label: dict[str, Member] = {}
     combinations = list(_combinations(path, table))
-    _refuse_idle(overrides, [fields for _, fields in combinations])
-    for label, fields in combinations:
+    _refuse_idle(overrides, [fields for _, _, fields in combinations])
+    for keys, label, fields in combinations:
         _check_member(path, label, fields)
         if label in by_label:
             raise UserError(f"{path}: sweep: two runs are called {label!r}; rename one")
         words = [f"{key}={literal(value)}" for key, value in fields.items()]
         own = [f"name={base.name}-{label}", f"dir={place_in(base.dir, label)}"]
-        by_label[label] = Member(label, load_base(path, [*overrides, *words, *own]))
+        line = line_of(lines, keys)
+        where = f"{path}:{line}: {_header(keys)}, {label}" if line else f"{path}: {label}"
+        try:
+            by_label[label] = Member(label, load_base(path, [*overrides, *words, *own]))
+        except UserError as error:
+            raise _of_member(error, where) from error
     return list(by_label.values())
 
 
-def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Label and fields of each run."""
+def _header(keys: Keys) -> str:
+    return f"[[{join_keys(keys[:-1])}]]" if isinstance(keys[-1], int) else f"[{join_keys(keys)}]"
+
+
+def _of_member(error: UserError, where: str) -> UserError:
+    """The error of a run, told of the place of its fields, which are loaded like overrides."""
+    text = re.sub(rf"^( *){COMMAND_LINE}: ", r"\1", str(error), flags=re.MULTILINE)
+    return type(error)(f"{where}: {text.replace(f' on the {COMMAND_LINE}', '')}")
+
+
+def _combinations(path: Path, table: Any) -> Iterator[tuple[Keys, str, dict[str, Any]]]:
+    """Keys of the table, label and fields of each run."""
     known = {"grid", "cases"}
     if not isinstance(table, dict) or not table or set(table) - known:
         raise UserError(f"{path}: sweep must hold [sweep.grid], [[sweep.cases]] or both")
@@ -101,7 +118,7 @@ def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]
         raise UserError(f"{path}: sweep.grid makes {count} runs; {MOST_RUNS} at most")
     for values in itertools.product(*grid.values()) if grid else ():
         fields = dict(zip(grid, values, strict=True))
-        yield _label(fields), fields
+        yield ("sweep", "grid"), _label(fields), fields
     for number, case in enumerate(cases):
         fields = dict(case) if isinstance(case, dict) else {}
         name = fields.pop("name", None)
@@ -110,7 +127,7 @@ def _combinations(path: Path, table: Any) -> Iterator[tuple[str, dict[str, Any]]
                 f"{path}: sweep.cases.{number} must hold a name and the fields it sets, "
                 f'as in name = "deep", "model.num_layers" = 24'
             )
-        yield _plain(name), fields
+        yield ("sweep", "cases", number), _plain(name), fields
 
 
 def _check_member(path: Path, label: str, fields: dict[str, Any]) -> None:
