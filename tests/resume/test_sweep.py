@@ -186,6 +186,32 @@ def test_an_error_of_a_run_names_the_file_and_its_table(
     assert "error: command line: train.stpes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ("'data.pack.seq_len' = 16", "rows hold 32 tokens, the run wants 16; prepare again"),
+        ("'data.pack.attention' = 'row'", "was prepared with other settings: data.pack.attention"),
+        ("'train.global_batch_size' = 4000", "train.global_batch_size = 4000, but "),
+        ("'data.dir' = 'none'\n'data.pack.seq_len' = 16", ""),
+    ],
+)
+def test_all_runs_are_compared_with_the_data_first(file, tmp_path, capsys, fields, says):
+    text = file.read_text().partition("[[sweep.cases]]")[0]
+    file.write_text(f"{text}[[sweep.cases]]\nname = 'other'\n{fields}\n")
+    assert main(["sweep", str(file), "--dry-run"]) == (2 if says else 0)
+    told = capsys.readouterr().err
+    assert says in told and ("[[sweep.cases]], other: " in told) == bool(says)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_whose_rows_differ_do_not_share_a_folder_of_data(file, tmp_path, capsys):
+    """Also where nothing is prepared: the first one would prepare it as it needs it."""
+    lengths = '"data.pack.seq_len" = [32, 16]'
+    file.write_text(file.read_text().replace('"model.num_kv_heads" = [4, 1]', lengths))
+    assert main(["sweep", str(file), "--dry-run", f"data.dir={tmp_path}/none"]) == 2
+    assert "none is for rows of 32 tokens in an earlier run of the" in capsys.readouterr().err
+
+
 def test_a_field_that_every_run_sets_is_not_overridden(file):
     assert len(members(file, ["model.num_kv_heads=2"])) == 3  # which the case has not
     file.write_text(file.read_text().replace('"model.num_kv_heads" = [4, 1]', "seed = [4, 1]"))

@@ -42,7 +42,7 @@ def refuse_stale(run: Run) -> None:
     A run that has begun is compared with its own run.toml.
     """
     data = run.data
-    if _has_begun(run.dir):
+    if has_begun(run.dir):
         return
     changes = [*find_changes(data), *_window_changes(run)]
     if changes:
@@ -87,7 +87,8 @@ def _unfinished(data: Data) -> str | None:
     return None
 
 
-def _has_begun(run_dir: str) -> bool:
+def has_begun(run_dir: str) -> bool:
+    """True for a run directory that is there, or is not reached."""
     try:
         return read_small(run_dir, "run.toml") is not None
     except Exception:  # of any kind by the client of a bucket that only the hosts may read

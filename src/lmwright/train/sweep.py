@@ -5,8 +5,9 @@
                                                           |
     <dir>/report.html, a table  <-------------------------+
 
-All runs are validated before the first one starts. They are trained one after another, each in
-a process of its own; what was stopped is taken up where it was when the sweep is run again.
+All runs are validated, and compared with the data that is prepared, before the first one starts.
+They are trained one after another, each in a process of its own; what was stopped is taken up
+where it was when the sweep is run again.
 """
 
 import itertools
@@ -52,6 +53,8 @@ class Member:
 
     label: str
     run: Run
+    where: str
+    """Place of its fields, for messages."""
 
     @property
     def folder(self) -> Path:
@@ -84,9 +87,10 @@ def members(path: str | Path, overrides: Sequence[str] = ()) -> list[Member]:
         line = line_of(lines, keys)
         where = f"{path}:{line}: {_header(keys)}, {label}" if line else f"{path}: {label}"
         try:
-            by_label[label] = Member(label, load_base(path, [*overrides, *words, *own]))
+            run = load_base(path, [*overrides, *words, *own])
         except UserError as error:
             raise _of_member(error, where) from error
+        by_label[label] = Member(label, run, where)
     return list(by_label.values())
 
 
@@ -167,7 +171,10 @@ def _plain(text: str) -> str:
 
 def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = False) -> int:
     """Trains every member, prints a comparison and writes the report; returns the exit code."""
+    from lmwright.train.sweep_checks import refuse_data
+
     runs = members(path, overrides)
+    refuse_data([(member.where, member.run) for member in runs])
     _print_members(runs)
     if dry_run:
         return 0
