@@ -14,7 +14,15 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.cloud import local
-from lmwright.cloud.spec import Limits, Spec, jobs_folder, load_spec, read_state, save_spec
+from lmwright.cloud.spec import (
+    Limits,
+    Spec,
+    jobs_folder,
+    load_spec,
+    read_state,
+    save_spec,
+    write_state,
+)
 from lmwright.errors import UserError
 
 # A rank that needs no JAX: it beats, and does at each attempt what it was told.
@@ -159,6 +167,21 @@ def test_verbs_look_after_a_job(job, capsys):
     assert not spec.folder.exists()
     assert main(["jobs", "show", spec.name]) == 2
     assert "no job is called 'job-0'" in capsys.readouterr().err
+
+
+def test_the_sessions_of_other_jobs_are_not_counted(job, home, capsys):
+    """Another one may have trained in the run directory before it, or since."""
+    spec, now = job([[2, 2]]), time.time()
+    write_state(spec, read_state(spec) | {"status": "failed", "time": now + 60, "hosts": [0, 1]})
+    session = {"seconds": 10.0, "first_step": 0, "last_step": 9, "spent": {"step": 5.0}}
+    (home / "run").mkdir()
+    ledger = home / "run" / "sessions.json"
+    others = [session | {"began": now - 60}, session | {"began": now + 90}]
+    for sessions, told in ((others, ""), ([*others, session | {"began": now + 30}], "of 10.0 s")):
+        ledger.write_text(json.dumps(sessions))
+        assert main(["jobs", "show", spec.name]) == 0
+        out = capsys.readouterr().out
+        assert "  hosts          2\n" in out and ("goodput " in out) == bool(told) and told in out
 
 
 def test_a_failed_job_is_started_again(job, capsys):

@@ -1,5 +1,6 @@
 """Command `lmwright jobs`: what is looked at and done after a launch."""
 
+import math
 import shutil
 import sys
 import threading
@@ -159,16 +160,20 @@ def show_command(name: str) -> None:
         remote.show(spec)
         return
     state = read_state(spec)
+    over = state["status"] in OVER
+    there = "" if over else f", there now: {state.get('hosts', [])}"
     print(f"job {spec.name}: {state['status']}")
     print(f"  run directory  {spec.dir or '-'}")
-    print(f"  hosts          {spec.hosts}, there now: {state.get('hosts', [])}")
+    print(f"  hosts          {spec.hosts}{there}")
     print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
     print(f"  step           {state['step']}, saved {state['saved']}")
     if slow := state.get("slow_hosts"):
         print(f"  slow hosts     {', '.join(map(str, slow))}")
     if state.get("error"):
         print(f"  last error     {visible(state['error'])}")
-    remote.show_goodput(spec)
+    # other jobs may have trained in the same run directory, before and since
+    ended = state.get("time", math.inf) if over else math.inf
+    remote.show_goodput(spec, (spec.folder / "job.json").stat().st_mtime, ended)
     for line in _Tail(spec.folder / "events.log").lines()[-10:]:
         print(f"  {line}")
 

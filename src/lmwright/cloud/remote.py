@@ -3,6 +3,7 @@ bucket."""
 
 import contextlib
 import json
+import math
 import shlex
 import shutil
 import subprocess
@@ -217,11 +218,13 @@ def _in_this_zone(line: str) -> str:
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S} {text}" if at.tzinfo else line
 
 
-def show_goodput(spec: Spec) -> None:
-    """Prints how much of the run's time went into steps that counted, once that is known."""
+def show_goodput(spec: Spec, since: float = 0.0, until: float = math.inf) -> None:
+    """Prints how much of the time of the run's sessions that began between two times, by the clock,
+    went into steps that counted, once that is known."""
     with contextlib.suppress(OSError, UserError):
         sessions = parse_sessions(fetched(f"{spec.dir}/sessions.json").read_bytes())
-        if measured := goodput(sessions):
+        own = [session for session in sessions if since <= session["began"] <= until]
+        if measured := goodput(own):
             rows = ledger(measured)
             print(f"  goodput        {rows.pop('goodput')} of {rows.pop('in all')} with machines")
             for name, text in rows.items():
