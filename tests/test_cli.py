@@ -160,7 +160,8 @@ def verb(monkeypatch):
             return with_
 
         monkeypatch.setattr(runs, "load", body)
-        monkeypatch.setattr("lmwright.data.missing.prepare_missing", lambda _run: False)
+        for check in ("data.missing.prepare_missing", "train.prepared.refuse_missing"):
+            monkeypatch.setattr(f"lmwright.{check}", lambda _run: False)
         monkeypatch.setattr(
             sys.modules["lmwright.train.command"], "train_command", lambda run, **_: run
         )

@@ -5,11 +5,15 @@ import struct
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from lmwright.cli.main import main
 from lmwright.errors import UserError
+from lmwright.formats.open import load_run
 from lmwright.train.metrics import MetricsWriter
+from lmwright.train.session import train
 from tests.train.bare_run import make_run, read
 
 
@@ -92,16 +96,52 @@ def test_optional_tracker_gets_values_and_keeps_its_run(tmp_path, monkeypatch, n
     assert fake.inits[0]["config"]["train"]["steps"] == 10
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_missing_tracker_names_the_extra_and_leaves_nothing_open(tmp_path, monkeypatch, name):
+@pytest.fixture
+def without(monkeypatch):
+    """Lets a package seem not to be installed."""
     real = builtins.__import__
 
-    def without(module, *args, **kwargs):
-        if module == name:
-            raise ImportError(module)
-        return real(module, *args, **kwargs)
+    def leave_out(name):
+        def other(module, *args, **kwargs):
+            if module == name:
+                raise ImportError(module)
+            return real(module, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+        monkeypatch.setattr(builtins, "__import__", other)
+
+    return leave_out
+
+
+RUN_FILE = """\
+recipe = "quickstart"
+name = "tiny"
+dir = "run"
+data = {dir = "data", sources = [{path = "a.txt"}]}
+"""
+
+
+def test_a_run_whose_tracker_is_missing_leaves_nothing_behind(
+    tmp_path, monkeypatch, without, capsys
+):
+    """Neither data nor a run directory, which would belong to another run without the tracker."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    (tmp_path / "a.txt").write_text("some text\n" * 9)
+    without("wandb")
+    words = ["train", "run.toml", "metrics.trackers=['tensorboard', 'wandb']"]
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "error: metrics.trackers: wandb is not installed; run `pip install" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "run.toml"]
+    assert main(["prepare", "run.toml"]) == 0  # and a host of several trains without preparing
+    with pytest.raises(UserError, match="wandb is not installed"):
+        train(load_run("run.toml", words[2:]), jax.devices()[:1])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_missing_tracker_names_the_extra_and_leaves_nothing_open(tmp_path, without, name):
+    without(name)
     with pytest.raises(UserError, match=rf"pip install -e '\.\[{name}\]'"):
         MetricsWriter(tmp_path, make_run((name,)), None)
 

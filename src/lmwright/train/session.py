@@ -47,6 +47,7 @@ from lmwright.train.rundir import KeepClaim, claim, describe, keep_tokenizer
 from lmwright.train.signals import StopRequest
 from lmwright.train.skips import Skips
 from lmwright.train.start import refuse_start, restore_or_init, starting_note
+from lmwright.train.trackers import refuse_missing
 
 
 def train(
@@ -124,8 +125,10 @@ def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:
 
 def _with_stores(plan: Plan) -> tuple[Plan, dict[str, TokenStore]]:
     """The plan for the rows that are prepared, and the data of each trainee. Refuses a host that is
-    too small, and data that the run cannot train on."""
+    too small, trackers that the first process lacks, and data that the run cannot train on."""
     refuse_small_host(plan)
+    if jax.process_index() == 0:
+        refuse_missing(plan.run)
     stores = open_stores(plan)
     refuse_other_stores(stores)
     plan, trainees = of_rows(plan, stores.values()), plan.training.trainees

@@ -101,6 +101,16 @@ class Trackio:
 
 
 KINDS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+EXTRAS = ("wandb", "trackio")
+"""Those whose packages come with an extra of their name."""
+
+
+def refuse_missing(run: Run) -> None:
+    """Raises UserError for a tracker whose package cannot be imported, before a new run directory
+    is made."""
+    for name in run.metrics.trackers:
+        if name in EXTRAS:
+            _import(name)
 
 
 def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str, Tracker]:
@@ -114,11 +124,15 @@ def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str,
         raise
     except Exception as error:
         _close(opened)
-        raise UserError(
-            f"metrics.trackers: {name} did not start: {error}; set it up as its documentation "
-            "says, or remove it from the list"
-        ) from error
+        raise _not_started(name, error) from error
     return opened
+
+
+def _not_started(name: str, error: Exception) -> UserError:
+    return UserError(
+        f"metrics.trackers: {name} did not start: {error}; set it up as its documentation says, or "
+        "remove it from the list"
+    )
 
 
 def _close(trackers: Mapping[str, Tracker]) -> None:
@@ -134,6 +148,8 @@ def _import(name: str) -> Any:
             f"metrics.trackers: {name} is not installed; {install(name)}, or remove it from the "
             "list"
         ) from error
+    except Exception as error:  # of any kind by a package that is set up wrongly
+        raise _not_started(name, error) from error
 
 
 def _tracker_id(run_dir: Path, resume_step: int | None) -> str:
