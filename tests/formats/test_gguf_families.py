@@ -110,6 +110,10 @@ FAMILIES = {
     "Exaone4ForCausalLM windows": {
         "sliding_window": 9, "head_dim": 16, "num_hidden_layers": 64,
         "layer_types": ([LOCAL] * 3 + [GLOBAL]) * 16},
+    "NemotronHForCausalLM": {
+        "layers_block_type": ["linear_attention", "mlp", "linear_attention", GLOBAL, "mlp"],
+        "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32,
+        "layer_norm_epsilon": 3e-4, "conv_kernel": 4},
     "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
     "SeedOssForCausalLM": {"attention_bias": True},
@@ -221,7 +225,7 @@ def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, reco
         assert found.folder_to_transformers.greedy_agreement > 0.99
     back = load_model(out)
     # norms are stored as 1 + scale and rates as -e^A_log, which rounds
-    shifted = case.startswith(("Gemma", "Qwen3_5", "Qwen3Next", "GraniteMoe"))
+    shifted = case.startswith(("Gemma", "Qwen3_5", "Qwen3Next", "GraniteMoe", "Nemotron"))
     close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
     options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}
     jax.tree.map(lambda a, b: close(np.asarray(a), b, **options), back.weights, w)

@@ -11,6 +11,7 @@ from lmwright.formats import (
     gguf_lfm2,
     gguf_mamba,
     gguf_mistral3,
+    gguf_nemotron,
 )
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
@@ -164,6 +165,10 @@ ARCHS = {
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", rotated=True, biases=True, mamba=True,
         keys=gguf_mamba.KEYS,
         renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+    ),
+    gguf_nemotron.NAME: Arch(
+        "NemotronHForCausalLM", "nemotron_h", fixed=gguf_nemotron.FIXED, keys=gguf_nemotron.KEYS,
+        renamed={"rms_norm_eps": "layer_norm_epsilon"},
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,

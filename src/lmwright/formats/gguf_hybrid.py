@@ -27,7 +27,12 @@ from lmwright.nn.delta_rule import EPS
 
 LINEAR = ".linear_attn."
 OWN_NORM = f"{LINEAR}norm.weight"
-FILTERS = (f"{LINEAR}conv1d.weight", ".conv.conv.weight", ".mamba.conv1d.weight")  # of others
+FILTERS = (
+    f"{LINEAR}conv1d.weight",
+    ".conv.conv.weight",
+    ".mamba.conv1d.weight",
+    ".mixer.conv1d.weight",
+)  # of others, too
 NEXT = "Qwen3NextForCausalLM"
 KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -75,7 +80,7 @@ def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], name: str) -> 
 
 def place_of(name: str) -> str:
     """The name that the gguf package's table knows."""
-    return name.replace(".dt_bias", ".dt_proj.bias")
+    return name.replace(".mixer.dt_bias", ".mixer.dt.bias").replace(".dt_bias", ".dt_proj.bias")
 
 
 def is_filter(name: str) -> bool:

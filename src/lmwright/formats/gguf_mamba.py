@@ -42,7 +42,8 @@ KEYS = MULTIPLIERS | {
     SHARED: "shared_intermediate_size",
 }
 INNER, PLAIN = "ssm.inner_size", "feed_forward_length"
-SCALARS, NORM = (".mamba.A_log", ".mamba.D"), ".mamba.norm.weight"
+SCALARS = (".mamba.A_log", ".mamba.D", ".mixer.A_log", ".mixer.D")  # the latter of Nemotron-H
+NORM = (".mamba.norm.weight", ".mixer.norm.weight")
 
 
 def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -78,13 +79,14 @@ def config_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
 def shape_in_file(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape in GGUF of a tensor of this one in Hugging Face's form."""
     if name.endswith(NORM):
-        return config["mamba_n_groups"], shape[0] // config["mamba_n_groups"]
+        groups = config["mamba_n_groups" if "mamba_n_groups" in config else "n_groups"]
+        return groups, shape[0] // groups
     return (*shape, 1) if name.endswith(SCALARS) else shape
 
 
 def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in Hugging Face's form of a tensor of this one in GGUF."""
-    return (int(np.prod(shape)),) if name.endswith((*SCALARS, NORM)) else shape
+    return (int(np.prod(shape)),) if name.endswith((*SCALARS, *NORM)) else shape
 
 
 def cuts(config: Mapping[str, Any]) -> tuple[Cut, ...]:

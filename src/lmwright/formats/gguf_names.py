@@ -22,6 +22,7 @@ from lmwright.formats import (
     gguf_lfm2,
     gguf_mamba,
     gguf_mistral3,
+    gguf_nemotron,
 )
 from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
@@ -102,6 +103,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
     meta = gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta
+    meta = gguf_nemotron.plain(meta) if name == gguf_nemotron.NAME else meta
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -140,6 +142,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
     if name == gguf_exaone4.NAME:
         config |= gguf_exaone4.config_of(config)
+    if name == gguf_nemotron.NAME:
+        config |= gguf_nemotron.config_of(of_layers)
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
@@ -200,6 +204,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_deepseek.metadata(config, name, where)
     if name == gguf_exaone4.NAME:
         gguf_exaone4.refuse(config, where)
+    if name == gguf_nemotron.NAME:
+        meta |= gguf_nemotron.metadata(config)
     meta |= gguf_mistral3.metadata(rope, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
