@@ -99,8 +99,8 @@ def _with_columns(rows: Iterator[Row | Bad], file: File, source: Source) -> Iter
             unknown += 1
         if there.issuperset(named) or len(ahead) == LOOK_ROWS:
             break
-    missing = next((name for name in named if name not in there), None)
-    if len(ahead) > unknown and (name := missing):
+    name = next((name for name in named if name not in there), None)
+    if name is not None and len(ahead) > unknown:
         only = f"; {ahead[0].reason}" if isinstance(ahead[0], Bad) else ""
         raise UserError(
             f"{file.path}: none of the first {len(ahead)} rows has {name!r}{only}; change "

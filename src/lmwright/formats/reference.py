@@ -146,7 +146,7 @@ def _logits(
         if adapter is not None:
             theirs = _adapted(theirs, adapter, factors)
         theirs.config.use_cache = False  # some hold one of other sizes
-        for module in theirs.modules():  # Nemotron-H's, which decoding does not have, nor vLLM
+        for module in theirs.modules():  # of Nemotron-H, whose decoding has no least step
             if getattr(module, "time_step_limit", (0.0,))[0] > 0:
                 module.time_step_limit = (0.0, float("inf"))
         torch.nn.Module.float(theirs)  # layers that it rounds keep the dtype of the files

@@ -10,21 +10,21 @@ from lmwright.models.hf.table import Table
 from lmwright.models.hf.window import pattern_of, reach_said, window_config, window_said
 
 EVERY = "sliding_window_pattern"
+USUAL = 4096  # where config.json says no window
 
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
-    every = config.get(EVERY, 4)
-    if config.get("layer_types") is None and not (isinstance(every, int) and every > 0):
-        if config.get("sliding_window", 4096) is not None:
-            raise UserError(
-                f"{where}: {EVERY} is {every!r}, and layer_types are missing; list the type of "
-                "each layer there"
-            )
-    if config.get("sliding_window", 4096) is None and config.get("layer_types") is None:
+    every, window = config.get(EVERY, 4), config.get("sliding_window", USUAL)
+    if config.get("layer_types") is None and window is None:
         return {"window": None}
+    if config.get("layer_types") is None and not (isinstance(every, int) and every > 0):
+        raise UserError(
+            f"{where}: {EVERY} is {every!r}, and layer_types are missing; list the type of each "
+            "layer there"
+        )
     reach = reach_said(config, every, fields["num_layers"], where)
     # a window turns off the rotation of global layers, even where no layer is in it
-    window = window_said(config, 4096, reach, where)
+    window = window_said(config, USUAL, reach, where)
     if window is None:
         return {"window": None}
     return {"window": window, "layer_pattern": pattern_of(reach)}

@@ -13,8 +13,9 @@ def _read_rope(config: Json, fields: Json, where: str) -> Json:
     """Rotations from a config.json, where "dynamic" with `alpha` is a larger theta in rows of any
     length."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type") or rope.get("type")
-    if kind != "dynamic" or not (alpha := rope.get("alpha")):
+    said = rope if isinstance(rope, dict) else {}
+    kind, alpha = said.get("rope_type") or said.get("type"), said.get("alpha")
+    if kind != "dynamic" or not alpha:
         return ROPE.read(config, fields, where)
     refuse_number("rope_scaling.alpha", alpha, where)
     theta = first_given(rope.get("rope_theta"), config.get("rope_theta"), 10_000.0)

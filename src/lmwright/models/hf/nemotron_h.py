@@ -32,6 +32,8 @@ def _types(config: Json, where: str) -> list[str]:
                 f"{' '.join(LETTERS)} for each layer; correct it"
             )
         said = [LETTERS[each] for each in letters]
+    if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
+        raise UserError(f"{where}: layers_block_type is no list of types; download it again")
     said = [OLDER.get(each, each) for each in said]
     if "moe" in said:
         raise UserError(
