@@ -14,6 +14,7 @@ from lmwright.models.hf.nemotron_h import NO_LEAST_STEP, TYPES
 NAME = "nemotron_h"
 WIDTHS, INNER = "feed_forward_length", "ssm.inner_size"
 KEYS = {
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",  # beside the usual one for the same
     "ssm.conv_kernel": "conv_kernel",
     "ssm.state_size": "ssm_state_size",
     "ssm.group_count": "n_groups",
