@@ -1,10 +1,13 @@
 """Layers of several kinds: every layer is in one place, and the pattern is found."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmwright.core.stack import spans
+from lmwright.core.compute import REMATS
+from lmwright.core.stack import run_stack, spans
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,16 @@ def test_every_layer_has_one_place_of_its_kind(kinds):
         len(span.kinds) for span in found
     )
     assert sum(span.name == "layers" for span in found) == 1
+
+
+def test_a_lone_layer_is_computed_again_behind_a_barrier():
+    """XLA takes its loop of one round apart, and would keep the results of the forward pass."""
+
+    def loss(w, x):
+        return jnp.sum(run_stack([lambda w, x: (x @ w, {})], w, x, remat=REMATS["block"])[0])
+
+    def program(num_layers):
+        return str(jax.make_jaxpr(jax.grad(loss))(jnp.ones((num_layers, 4, 4)), jnp.ones((2, 4))))
+
+    assert "prevent_cse=True" in program(1)
+    assert "prevent_cse=False" in program(3)

@@ -40,14 +40,9 @@ Block = Callable[..., tuple[Array, Aux]]
 
 
 def run_stack(
-    blocks: Sequence[Block],
-    layers: Tree,
-    x: Array,
-    *side: Any,
-    remat: Remat = REMATS["none"],
-    unroll: bool = False,
-    num_microbatches: int = 1,
-) -> tuple[Array, Aux]:
+    blocks: Sequence[Block], layers: Tree, x: Array, *side: Any,
+    remat: Remat = REMATS["none"], unroll: bool = False, num_microbatches: int = 1,
+) -> tuple[Array, Aux]:  # fmt: skip
     """Applies `block(weights, x, *side)` of each layer to x [B, ...]; returns x and the sums over
     layers of what else the blocks return.
 
@@ -58,7 +53,9 @@ def run_stack(
     if unroll and num_stages() == 1:
         summed = num_microbatches > 1
         return _unrolled(_chained(blocks), layers, x, *side, remat=remat, summed=summed)
-    block = _chained([remat.apply(block, prevent_cse=several) for block in blocks], several)
+    # XLA takes a loop of one round apart, and would keep what is to be computed again
+    apart = several or len(jax.tree.leaves(layers)[0]) == 1
+    block = _chained([remat.apply(block, prevent_cse=apart) for block in blocks], apart)
     if num_stages() > 1:
         return pipelined(block, layers, x, *side, num_microbatches=num_microbatches)
     x, aux = jax.lax.scan(lambda carry, w: block(w, carry, *side), x, layers)
