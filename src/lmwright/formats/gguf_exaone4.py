@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmwright.errors import UserError
+from lmwright.models.hf.exaone4 import USUAL
 from lmwright.models.hf.window import TYPES
 
 NAME = "exaone4"
 WITH_WINDOWS = 64
-USUAL = 4096
 
 
 def _layers(num_layers: int) -> list[str]:

@@ -1,5 +1,6 @@
-"""Rotations that differ between local and global layers."""
+"""Rotations that differ between layers: between local and global ones, or of none at all."""
 
+import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.param import Tree
@@ -16,3 +17,9 @@ def tables_by_reach(
     if local_theta is None:
         return {"local": whole, "global": whole}
     return {"local": rope_tables(positions, model.rotary_dim, local_theta), "global": whole}
+
+
+def no_rotations(positions: Array) -> Tree:
+    """Rotations of no dimension for positions [B, T], of layers that turn nothing."""
+    none = jnp.zeros((*positions.shape, 0), jnp.float32)
+    return none, none

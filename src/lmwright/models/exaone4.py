@@ -4,12 +4,12 @@ rotate; without windows all layers rotate."""
 
 from typing import ClassVar, Literal
 
-import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Tree
 from lmwright.errors import UserError
+from lmwright.models.by_reach import no_rotations
 from lmwright.models.decoder import Head, LayerReach
 from lmwright.models.olmo2 import USUAL, NormsBehind
 
@@ -43,5 +43,7 @@ class Exaone4(NormsBehind):
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer: of no
         dimension in global layers beside local ones."""
         turned = super().tables(positions, length)
-        none = jnp.zeros((*positions.shape, 0), jnp.float32)
-        return {"local": turned, "global": turned if self.window is None else (none, none)}
+        return {
+            "local": turned,
+            "global": turned if self.window is None else no_rotations(positions),
+        }

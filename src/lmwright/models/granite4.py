@@ -14,7 +14,6 @@ layers have Mamba-2, the others need no rotations.
 
 from typing import Annotated, ClassVar, Literal
 
-import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
@@ -23,6 +22,7 @@ from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.block import into_stream
+from lmwright.models.by_reach import no_rotations
 from lmwright.models.experts import Experts
 from lmwright.models.fused import fused_feed_forward, fused_mlp_spec
 from lmwright.models.granite import Multiplied
@@ -55,7 +55,7 @@ class HybridGranite(Multiplied, Mamba):
         """Rotations for positions [B, T] in rows of `length`, of no dimension if there are none."""
         if self.rotation == "rope":
             return super().tables(positions, length)
-        return (jnp.zeros((*positions.shape, 0), jnp.float32),) * 2
+        return no_rotations(positions)
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of the mlp."""

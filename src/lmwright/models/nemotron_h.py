@@ -14,6 +14,7 @@ from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.models import block
+from lmwright.models.by_reach import no_rotations
 from lmwright.models.layers import Attend, LayerResult
 from lmwright.models.mamba import Mamba
 
@@ -41,7 +42,7 @@ class NemotronH(Mamba):
 
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations of no dimension."""
-        return (jnp.zeros((*positions.shape, 0), jnp.float32),) * 2
+        return no_rotations(positions)
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""

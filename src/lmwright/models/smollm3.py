@@ -3,12 +3,12 @@ fourth does not rotate its queries and keys (NoPE, https://arxiv.org/abs/2501.18
 
 from typing import Literal
 
-import jax.numpy as jnp
 from jax import Array
 
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
+from lmwright.models.by_reach import no_rotations
 from lmwright.models.decoder import Head, repeated
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
@@ -38,8 +38,7 @@ class SmolLm3(PreNorm):
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the kind of a layer: of no
         dimension where it does not rotate."""
-        none = jnp.zeros((*positions.shape, 0), jnp.float32)
-        return {"rope": super().tables(positions, length), "nope": (none, none)}
+        return {"rope": super().tables(positions, length), "nope": no_rotations(positions)}
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend

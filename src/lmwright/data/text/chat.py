@@ -177,9 +177,10 @@ def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str,
         return _transcript(value)
     if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
         return [{"role": role, "content": _text(value, column)}]
-    if isinstance(value, str) and not _holds_messages(value, column):
-        return [{"role": role, "content": _text(value, column)}]
-    value = _parse_cell(value, column)
+    if isinstance(value, str):
+        if (messages := _messages_in(value, column)) is None:
+            return [{"role": role, "content": _text(value, column)}]
+        value = messages
     value = [value] if isinstance(value, Mapping) else value
     spoken = isinstance(value, list) and all(isinstance(m, Mapping) for m in value)
     if isinstance(value, list) and value and not spoken:
@@ -188,15 +189,16 @@ def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str,
     return _messages(value, dict(zip(keys, keys, strict=True)), column, source)
 
 
-def _holds_messages(text: str, column: str) -> bool:
-    """True for a text that is a message or a list of them in JSON; other JSON, and what only begins
-    with a bracket, is what somebody said."""
+def _messages_in(text: str, column: str) -> Any:
+    """The message or the list of them that a text is in JSON; None for other JSON, and for what
+    only begins with a bracket, which is what somebody said."""
     try:
         value = _parse_cell(text, column)
     except UnusableError:
-        return False
+        return None
     each = value if isinstance(value, list) else [value]
-    return any(isinstance(m, Mapping) and not {*m}.isdisjoint(SPEAKERS) for m in each)
+    spoken = any(isinstance(m, Mapping) and not {*m}.isdisjoint(SPEAKERS) for m in each)
+    return value if spoken else None
 
 
 def _transcript(text: str) -> list[dict[str, Any]]:
