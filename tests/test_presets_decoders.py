@@ -14,10 +14,11 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.presets import decoders, encoders, granite4, recurrent
+from lmwright.presets import decoders, encoders, granite4, nemotron, recurrent
 
 ALL = decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS
-ALL |= {name: make for name, make in granite4.PRESETS.items() if "active" not in make.__doc__}
+HYBRIDS = granite4.PRESETS | nemotron.PRESETS
+ALL |= {name: make for name, make in HYBRIDS.items() if "active" not in make.__doc__}
 PRESETS = {name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in ALL.items()}
 # Of the published models: counts in their safetensors metadata. Those of DeBERTa are in
 # test_counts_of_deberta: a count without the head was published.

@@ -52,6 +52,15 @@ MAMBA = {
     "shared_intermediate_size": 160, "embedding_multiplier": 3.7, "attention_multiplier": 0.11,
     "residual_multiplier": 0.43, "logits_scaling": 2.3, "head_dim": 16,
 }  # fmt: skip
+NEMOTRON = {
+    "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32,
+    "layer_norm_epsilon": 3e-4, "conv_kernel": 4,
+}  # fmt: skip
+NEMOTRON_MOE = NEMOTRON | {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 96, "intermediate_size": 64, "n_group": 1,
+    "topk_group": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
 SHARED = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
     "n_shared_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
@@ -110,10 +119,10 @@ FAMILIES = {
     "Exaone4ForCausalLM windows": {
         "sliding_window": 9, "head_dim": 16, "num_hidden_layers": 64,
         "layer_types": ([LOCAL] * 3 + [GLOBAL]) * 16},
-    "NemotronHForCausalLM": {
-        "layers_block_type": ["linear_attention", "mlp", "linear_attention", GLOBAL, "mlp"],
-        "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32,
-        "layer_norm_epsilon": 3e-4, "conv_kernel": 4},
+    "NemotronHForCausalLM": NEMOTRON | {
+        "layers_block_type": ["linear_attention", "mlp", "linear_attention", GLOBAL, "mlp"]},
+    "NemotronHForCausalLM experts": NEMOTRON_MOE | {
+        "layers_block_type": ["linear_attention", "moe", "linear_attention", GLOBAL, "moe"]},
     "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
     "SeedOssForCausalLM": {"attention_bias": True},
@@ -289,6 +298,12 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ),
         ("Exaone4ForCausalLM", {"sliding_window": 9}, "EXAONE 4 of 64 layers"),
         ("Exaone4ForCausalLM", {"num_hidden_layers": 64}, "EXAONE 4 of 64 layers"),
+        (
+            "NemotronHForCausalLM experts",
+            {"layers_block_type": ["linear_attention", "moe", "mlp"]},
+            "no mlps beside experts",
+        ),
+        ("NemotronHForCausalLM experts", {"n_group": 4, "topk_group": 2}, "n_group = 4"),
         ("HunYuanDenseV1ForCausalLM", {"attention_bias": True}, "hunyuan-dense has no biases"),
         ("SeedOssForCausalLM", {"attention_out_bias": True}, "attention_out_bias = True"),
         ("Lfm2MoeForCausalLM", {"routed_scaling_factor": 1.7}, "routed_scaling_factor = 1.7"),

@@ -54,6 +54,11 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM": LOCAL | {
         "layer_types": ["attention", "attention"], "shared_intermediate_size": 16,
         "mamba_n_heads": 4},
+    "NemotronHForCausalLM": ROUTED | {
+        "head_dim": 8, "moe_shared_expert_intermediate_size": 10, "num_hidden_layers": None,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 6,
+        "time_step_min": 1e-9},
     "GptOssForCausalLM": LOCAL | {"head_dim": 8},
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(3, 61, (2, 23), dtype=np.int32)
@@ -175,6 +180,19 @@ def test_peft_finds_factors_of_mixtrals_routers(bases, tmp_path):
     assert_same_in_peft(bases("MixtralForCausalLM"), tmp_path / "made", **lora)
 
 
+def test_what_peft_refuses_is_left_out_and_told(bases, tmp_path):
+    """It takes no factors of Mamba's last products in this family."""
+    base = bases("NemotronHForCausalLM")
+    named = lambda words: {m.path for m in adapter_of(base, targets=words, rank=2)[2].modules}  # noqa: E731
+    assert not [path for path in named(("all",)) if path.endswith("mamba_out")]
+    assert [path for path in named(("attention",)) if path.endswith("mamba_in")]
+    model, _, adapter, weights = adapter_of(base, targets=("mamba_out", "q"), rank=2)
+    made = to_peft(model, adapter, weights, str(base))
+    assert lost_in_peft(made, model) == ["model.layers.0.mixer.out_proj"]
+    with pytest.raises(ValueError, match="'out_proj' is incompatible"):
+        theirs(base, written(tmp_path / "made", made))
+
+
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "OlmoeForCausalLM"])
 def test_dora_of_routers_is_told(architecture, bases):
     base = bases(architecture)
@@ -263,14 +281,15 @@ def with_norms(adapter):
     return nest((m.path, map_params(ones, module_spec(m, "dora"))) for m in adapter.modules)
 
 
-MADE = ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2MoeForCausalLM"]
+MADE = ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM", "Lfm2MoeForCausalLM",
+        "NemotronHForCausalLM"]  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", MADE)
 def test_what_peft_made_of_experts_is_merged(architecture, bases, tmp_path):
     base = bases(architecture)
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    ends = ("experts.gate_up_proj", "experts.down_proj")
+    ends = ("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")
     names = [name for name, _ in model.named_parameters() if name.endswith(ends)]
     config = peft.LoraConfig(r=3, lora_alpha=7, task_type="CAUSAL_LM", target_modules=["q_proj"],
                              target_parameters=names, rank_pattern={names[-1]: 2})  # fmt: skip

@@ -58,11 +58,11 @@ MODELS = {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),
     "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS, "ernie4-5": DENSE | {"bias": "all"},
     "lfm3": DENSE | {"mixer_pattern": ["conv", "local"], "window": 24}, "nemotron-h": DENSE | MAMBA,
+    "nemotron-h-moe": DENSE | MAMBA | {"mixer_pattern": ["mamba", "moe"], "experts": SHARED},
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
     "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},
-    **dict.fromkeys(("roberta", "xlm-roberta"),
-                    DENSE | {"num_kv_heads": 4, "first_position": 356}),  # behind its padding
+    **dict.fromkeys(("roberta", "xlm-roberta"), DENSE | {"num_kv_heads": 4, "first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32},

@@ -13,6 +13,14 @@ GRANITE4_MOE = {
     "layer_types": ["mamba", "attention", "mamba"], "residual_multiplier": 0.55,
     "attention_multiplier": 0.3, "tie_word_embeddings": True,
 }  # fmt: skip
+NEMOTRON_MOE = {
+    "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+    "moe_shared_expert_intermediate_size": 44, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 2.5, "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2,
+    "ssm_state_size": 14, "conv_kernel": 3, "time_step_min": 1e-9, "layer_norm_epsilon": 3e-4,
+    "rms_norm_eps": None, "rope_parameters": None, "num_hidden_layers": None,
+    "layers_block_type": ["linear_attention", "moe", "mlp", "full_attention", "moe"],
+}  # fmt: skip
 MAMBA, ATTENTION = "linear_attention", "full_attention"
 GRANITES = {
     "granite": Row(

@@ -30,7 +30,7 @@ from tests.parity.compare import (
     hidden_states,
     make_batch,
 )
-from tests.parity.granites import GRANITE4_MOE
+from tests.parity.granites import GRANITE4_MOE, NEMOTRON_MOE
 
 torch = pytest.importorskip("torch", reason="torch is the reference")
 transformers = pytest.importorskip("transformers")
@@ -109,6 +109,7 @@ ROWS = {
         },
     ),
     "granite4-moe": ("GraniteMoeHybridForCausalLM", GRANITE4_MOE),
+    "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON_MOE),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -188,6 +189,7 @@ DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")  # theirs are rounded: test_qw
 NOT_COMPARED = ("correction_bias", "expert_bias", "layer_scalar", *DECAYS)
 NO_LOSS = (  # of theirs, that balances experts
     "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite", "lfm2-moe",
+    "nemotron-h-moe",
 )  # fmt: skip
 ROUNDED = {"granite4-moe": 4}  # both are 1e-5 and more from float64
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",

@@ -16,6 +16,7 @@ from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
 from lmwright.models.moe import Mixtral
+from lmwright.models.nemotron_h import NemotronHMoe
 from lmwright.models.qwen3_next import Qwen3Next
 from lmwright.models.reasoning import Reasoning
 from lmwright.nn import exchange
@@ -57,6 +58,12 @@ NEXT = Qwen3Next(
     linear_num_value_heads=16, chunk_tokens=8, rotary_fraction=0.67, norm_eps=0.05,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1,
                     shared_dim=24, shared_gate="sigmoid"),
+)  # fmt: skip
+NEMOTRON = NemotronHMoe(
+    **SIZES, mixer_pattern=("mamba", "moe"), mlp_dim=16, mamba_num_heads=16, mamba_head_dim=10,
+    mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=24,
+                    score="sigmoid", bias_rate=0.01),
 )  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
@@ -104,6 +111,8 @@ MORE_MESHES = [
     (GEMMA4, {"fsdp": 2, "expert": 4}),
     (NEXT, {"expert": 2, "context": 2, "tensor": 2}),
     (NEXT, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (NEMOTRON, {"expert": 2, "context": 2, "tensor": 2}),
+    (NEMOTRON, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]
 

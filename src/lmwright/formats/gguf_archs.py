@@ -74,6 +74,7 @@ class Arch:
         return self.norm_shift if is_norm else 0.0
 
 
+DIFFUSION = "masked_diffusion"
 SILU = {"hidden_act": "silu", "attention_bias": False}
 UNTIED = {"tie_word_embeddings": False}
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
@@ -168,7 +169,12 @@ ARCHS = {
     ),
     gguf_nemotron.NAME: Arch(
         "NemotronHForCausalLM", "nemotron_h", fixed=gguf_nemotron.FIXED, keys=gguf_nemotron.KEYS,
-        renamed={"rms_norm_eps": "layer_norm_epsilon"},
+        renamed=gguf_nemotron.RENAMED,
+    ),
+    gguf_nemotron.MOE: Arch(
+        "NemotronHForCausalLM", "nemotron_h", mark=gguf_nemotron.EXPERTS,
+        fixed=gguf_nemotron.MOE_FIXED, keys=gguf_nemotron.MOE_KEYS,
+        renamed=gguf_nemotron.RENAMED | {"num_experts": gguf_nemotron.EXPERTS},
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,
@@ -229,10 +235,10 @@ ARCHS = {
         renamed=gguf_deepseek.RENAMED, deepseek=True,
     ),
     "llada": Arch(
-        "EuroBertForMaskedLM", "eurobert", rotated=True, mark="masked_diffusion", acts=("silu",)
+        "EuroBertForMaskedLM", "eurobert", rotated=True, mark=DIFFUSION, acts=("silu",)
     ),
     "dream": Arch(
-        "Qwen2ForCausalLM", "qwen2", even=True, mark="masked_diffusion",
+        "Qwen2ForCausalLM", "qwen2", even=True, mark=DIFFUSION,
         fixed={"hidden_act": "silu"},
     ),
 }  # fmt: skip

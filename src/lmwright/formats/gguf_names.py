@@ -24,7 +24,7 @@ from lmwright.formats import (
     gguf_mistral3,
     gguf_nemotron,
 )
-from lmwright.formats.gguf_archs import ARCHS, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
+from lmwright.formats.gguf_archs import ARCHS, DIFFUSION, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.table import head_dim
@@ -103,7 +103,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
     meta = gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta
-    meta = gguf_nemotron.plain(meta) if name == gguf_nemotron.NAME else meta
+    meta = gguf_nemotron.plain(meta, name) if name in gguf_nemotron.NAMES else meta
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -135,15 +135,15 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config |= gguf_mamba.config_of(of_layers, name)
     if arch.deepseek:
         config |= gguf_deepseek.config_of(meta, shapes, config, name, where)
-    if arch.mark:
+    if arch.mark == DIFFUSION:
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
     if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
         config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
     if name == gguf_exaone4.NAME:
         config |= gguf_exaone4.config_of(config)
-    if name == gguf_nemotron.NAME:
-        config |= gguf_nemotron.config_of(of_layers)
+    if name in gguf_nemotron.NAMES:
+        config |= gguf_nemotron.config_of(of_layers, name)
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads
@@ -204,8 +204,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_deepseek.metadata(config, name, where)
     if name == gguf_exaone4.NAME:
         gguf_exaone4.refuse(config, where)
-    if name == gguf_nemotron.NAME:
-        meta |= gguf_nemotron.metadata(config)
+    if name in gguf_nemotron.NAMES:
+        meta |= gguf_nemotron.metadata(config, where)
     meta |= gguf_mistral3.metadata(rope, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
@@ -213,7 +213,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     _refuse_act(config, name, arch, where)
     if not arch.biases and (config.get("attention_bias") or config.get("mlp_bias")):
         raise UserError(f"{where}: llama.cpp's {name} has no biases; export to a folder instead")
-    if arch.mark or arch.encoder:
+    if arch.mark == DIFFUSION or arch.encoder:
         meta["attention.causal"] = False
     if arch.encoder or arch.even:
         _refuse_uneven(config, name, where)
@@ -277,6 +277,7 @@ class NameMap:
         bare = EXPERT.sub(".experts.", name)
         for ours, theirs in THEIR_NAMES.items():
             bare = bare.replace(ours, theirs)
+        bare = gguf_nemotron.place_of(bare)
         there = self._table.get_name(bare, try_suffixes=(".weight", ".bias"))
         there = there or self._table.get_name(
             bare.removeprefix("model."), try_suffixes=(".weight", ".bias")

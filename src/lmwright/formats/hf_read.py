@@ -113,7 +113,7 @@ def _kinds(config: dict[str, Any]) -> dict[str, str]:
     return {
         name: kind
         for kind, table in TABLES.items()
-        if not table.mark or config.get(table.mark) not in (None, 0)
+        if table.is_of(config)
         for name in table().architectures
     }
 

@@ -32,7 +32,7 @@ from lmwright.formats.peft_head import (
     saves_head,
     task_type,
 )
-from lmwright.formats.peft_names import by_parameters, lost_in_peft
+from lmwright.formats.peft_names import by_parameters, dropped_in_peft
 from lmwright.formats.peft_start import as_plain
 from lmwright.formats.safetensors import some
 from lmwright.formats.ternary import has_ternary
@@ -88,7 +88,9 @@ def to_peft(
         # PEFT joins the gate and up of experts into one of twice the rank and alpha, which keeps
         # alpha over rank and not alpha over its root
         sqrt, alphas = False, {name: m.scale * m.rank for name, m in modules.items()}
-    alone, alphas = peft_experts.as_parameters(modules, alphas) if stacks else (modules, alphas)
+    alone = modules
+    if stacks:
+        alone, alphas = peft_experts.as_parameters(modules, alphas, stacks)
     config = make_config(alone, base, alphas, use_rslora=sqrt, lora_dropout=adapter.dropout)
     config |= {"task_type": task_type(model), "fan_in_fan_out": bool(model.hf.inputs_first)}
     if stacks:  # whose inputs PEFT cannot drop
@@ -104,7 +106,7 @@ def to_peft(
         saved[f"{head}.weight"] = saved[f"{_table(model)}.weight"]
     saved = {_replaced(name, beginnings): weight for name, weight in saved.items()}
     made = PeftFolder(config, modules, saved=saved, stacked=stacks)
-    if not stacks and adapter.variant != "dora" and (lost := lost_in_peft(made, model)):
+    if not stacks and adapter.variant != "dora" and (lost := dropped_in_peft(made, model)):
         return by_parameters(made, alphas, lost)
     return made
 
@@ -112,7 +114,8 @@ def to_peft(
 def in_stacks(model: HfModel, adapter: ResolvedAdapter) -> str | None:
     """Order of gate and up in an adapter on experts that PEFT keeps in one tensor for all of a
     layer; None for others."""
-    return model.hf.stacked_experts if any(map(_is_of_experts, adapter.modules)) else None
+    order = model.hf.stacked_experts or model.hf.peft_experts
+    return order if any(map(_is_of_experts, adapter.modules)) else None
 
 
 def _is_of_experts(module: Module) -> bool:

@@ -51,7 +51,7 @@ HARMLESS = {
     "modules_to_save", "target_parameters", "task_type", "use_dora", "use_rslora",
 }  # fmt: skip
 OF_EXPERTS = re.compile(
-    r"([\w.]+\.)?((gate_up|down)_proj|((gate|up|down)_proj|w[123]|gate|router)\.weight)"
+    r"([\w.]+\.)?((gate_up|up|down)_proj|((gate|up|down)_proj|w[123]|gate|router)\.weight)"
 )
 LIKE_TEXT = re.compile(r"\^?[\w.\\-]*\$?")
 ENDING = r"(.*\.)?({})$"  # how PEFT looks for a pattern of ranks or alphas in a name
@@ -88,7 +88,8 @@ def _refuse_parameters(config: Mapping[str, Any], path: Path) -> None:
     if not known or not all(OF_EXPERTS.fullmatch(each) for each in said):
         raise UserError(
             f"{path}: target_parameters = {_short(said)} is not supported; these are: "
-            "experts.gate_up_proj, experts.down_proj, and weights of routers and of gate, up, down"
+            "experts.gate_up_proj, experts.up_proj, experts.down_proj, and weights of routers and "
+            "of gate, up, down"
         )
 
 

@@ -1,9 +1,10 @@
 """Factors of experts in PEFT, which adapts the tensors that hold all of a layer
 (`target_parameters`), under the names of each expert: those that PEFT made, of any family, and ours
-for gpt-oss, Gemma 4 and Granite 4.
+for gpt-oss, Gemma 4, Granite 4 and Nemotron-H.
 
     X.mlp.experts.gate_up_proj   A [E R, D]   B [2 F, R E], gpt-oss: rows of gate and up in turn
     X.experts.gate_up_proj       A [E R, D]   B [2 F, R E], others: those of the gate, those of up
+    X.experts.up_proj            A [E R, D]   B [F, R E], where experts have no gate
     X.experts.down_proj          A [E R, F]   B [D, R E]
 
 Gate and up of an expert share its A there; here each has one of its own. Written, the two stand
@@ -11,7 +12,7 @@ behind each other in twice the rank:
 
     A = [A of gate; A of up]      rows of B: [B of gate, 0], [0, B of up], ...
 
-Both belong to one module: with factors of both, those of `gate_up_proj` are below `base_layer`.
+Both belong to one module: with factors of both, those of the first are below `base_layer`.
 """
 
 import re
@@ -26,12 +27,17 @@ from lmwright.formats.stacked_experts import OWN, PARTS, SOURCES
 
 INSIDE = ".base_layer"
 GATE_UP, DOWN = PARTS
-EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|down_proj)")
+UP = "up_proj"  # of experts without a gate
+PARTS_OF = {**PARTS, UP: ("up",)}
+EXPERTS = re.compile(r"(?P<layer>.*\.experts)\.(gate_up_proj|up_proj|down_proj)")
 OLD = {"w1": "gate", "w3": "up", "w2": "down"}
 """Parts of an expert by the names of Mixtral and LFM2."""
 PART = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"} | OLD
 MIXTRAL, MIXTRAL_IN_CLASS = ".block_sparse_moe.gate", ".mlp.gate"  # its router
-ROUTERS = (".mlp.gate", ".feed_forward.gate", ".mlp.router", ".block_sparse_moe.router", MIXTRAL)
+ROUTERS = (
+    *(".mlp.gate", ".feed_forward.gate", ".mixer.gate", ".mlp.router", ".block_sparse_moe.router"),
+    MIXTRAL,
+)
 EXPERT = re.compile(rf"(?P<layer>.*\.experts)\.(?P<expert>\d+)\.(?P<part>{'|'.join(PART)})")
 """Module of an expert alone."""
 
@@ -53,10 +59,10 @@ def named(parts: Mapping[str, Factors], targets: Sequence[str], where: str) -> d
 
 
 def _parameter(name: str, parts: Mapping[str, Factors], targets: Sequence[str], where: str) -> str:
-    stem = name.removesuffix(INSIDE)
+    stem, ends = name.removesuffix(INSIDE), tuple(f".{target}" for target in targets)
+    told = [each for each in PARTS_OF if f".{stem}.{each}".endswith(ends)]
     if f"{stem}{INSIDE}" in parts:
-        return GATE_UP if name != stem else DOWN
-    told = [each for each in PARTS if f"{stem}.{each}".endswith(tuple(f".{t}" for t in targets))]
+        return DOWN if name == stem else UP if UP in told else GATE_UP
     if len(told) != 1:
         raise UserError(
             f"{where}: target_parameters does not tell which parameter of {stem} its factors are "
@@ -145,25 +151,28 @@ class Stack(NamedTuple):
     """[outputs, R E]."""
 
 
-def stacked(modules: Mapping[str, Any], turns: bool) -> dict[str, Stack]:
-    """Factors by parameter, of the modules of experts, with the rows of gate and up in turn or one
-    behind the other."""
-    return {name: _stack(name, group, turns) for name, group in _groups(modules).items()}
+def stacked(modules: Mapping[str, Any], order: str) -> dict[str, Stack]:
+    """Factors by parameter, of the modules of experts, whose gate and up are in this order
+    (`Table.stacked_experts`)."""
+    groups = _groups(modules, order)
+    return {name: _stack(name, group, order == "turns") for name, group in groups.items()}
 
 
-def _groups(modules: Mapping[str, Any]) -> dict[str, Group]:
+def _groups(modules: Mapping[str, Any], order: str) -> dict[str, Group]:
     """The modules of experts by parameter, and in it by part and expert."""
     groups: dict[str, Group] = {}
     for name, module in modules.items():
         if match := OWN.fullmatch(f"{name}.weight"):
-            source = f"{match['layer']}.{SOURCES[match['part']][0]}"
-            groups.setdefault(source, {})[match["part"], int(match["expert"])] = module
+            part = match["part"]
+            source = UP if order == "plain" and part == "up" else SOURCES[part][0]
+            group = groups.setdefault(f"{match['layer']}.{source}", {})
+            group[part, int(match["expert"])] = module
     return groups
 
 
 def _parts(name: str) -> tuple[str, ...]:
     """The parts of an expert in a parameter."""
-    return PARTS[name.rpartition(".")[2]]
+    return PARTS_OF[name.rpartition(".")[2]]
 
 
 def _stack(name: str, group: Group, turns: bool) -> Stack:
@@ -185,7 +194,7 @@ def _stack(name: str, group: Group, turns: bool) -> Stack:
 
 
 def as_parameters(
-    modules: Mapping[str, Any], alphas: Mapping[str, float]
+    modules: Mapping[str, Any], alphas: Mapping[str, float], order: str
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Modules and their alphas for adapter_config.json, with the experts of a layer as its
     parameters: one expert stands for all, and the scale is one."""
@@ -194,7 +203,7 @@ def as_parameters(
         if not OWN.fullmatch(f"{name}.weight"):
             key = parameter_of(name) if is_router(name) else name
             alone[key], rest[key] = each, alphas[name]
-    for name, group in _groups(modules).items():
+    for name, group in _groups(modules, order).items():
         first = [group[part, 0] for part in _parts(name) if (part, 0) in group]
         alone[name] = replace(first[0], a=np.concatenate([each.a for each in first]), scale=1.0)
         rest[name] = float(alone[name].rank)
@@ -211,5 +220,5 @@ def targets_of(names: Iterable[str]) -> list[str]:
 def keys_of(name: str, all_names: Mapping[str, Any]) -> str:
     """The module below which the factors of a parameter are kept."""
     layer, _, source = name.rpartition(".")
-    both = source == GATE_UP and f"{layer}.{DOWN}" in all_names
+    both = source != DOWN and f"{layer}.{DOWN}" in all_names
     return f"{layer}{INSIDE}" if both else layer

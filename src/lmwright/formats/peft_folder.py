@@ -78,7 +78,7 @@ class PeftFolder:
     """Weights of modules_to_save, by their whole names: trained with the factors."""
     stacked: str | None = None
     """Order of gate and up where the factors of a layer's experts are in the tensors of all: in
-    "turns" or "halves"."""
+    "turns" or "halves", or "plain" without a gate."""
     start: str | None = None
     """"pissa" or "olora" where the product that the factors began with is still to be taken
     out of the base: `formats.peft_start`."""
@@ -130,6 +130,8 @@ def read_folder(folder: str | Path, turns: bool | None = None) -> PeftFolder:
     stacks = [name for name in modules if peft_experts.is_stacked(name)]
     ordered = any(map(peft_experts.in_turn, stacks)) if turns is None else turns
     stacked = ("turns" if ordered else "halves") if stacks else None
+    if any(name.endswith(f".{peft_experts.UP}") for name in stacks):
+        stacked = "plain"
     return PeftFolder(config, factors, whole, saved, stacked, start)
 
 
@@ -221,7 +223,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
     tensors = {}
     experts = {}
     if adapter.stacked:
-        experts = peft_experts.stacked(adapter.modules, adapter.stacked == "turns")
+        experts = peft_experts.stacked(adapter.modules, adapter.stacked)
     for name, (a, b) in experts.items():
         stem = f"{PREFIX}{peft_experts.keys_of(name, experts)}."
         tensors |= {f"{stem}lora_A.weight": a, f"{stem}lora_B.weight": b}

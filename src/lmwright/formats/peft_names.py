@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.core.contract import HfModel
+from lmwright.core.stack import LAYERS
 from lmwright.formats.hf_layout import slots
 from lmwright.formats.peft_experts import EXPERT, OLD, PART, is_router, parameter_of
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config
@@ -37,13 +38,25 @@ Modules = Mapping[str, PeftModule]
 def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
     """Names of the modules whose factors PEFT drops, or for which it refuses the folder. Without a
     model, only experts that have factors are known."""
+    dropped = dropped_in_peft(adapter, model)
+    if model is None:
+        return dropped
+    hf = _own(model).hf
+    refused = (hf.weights[f"{LAYERS}.{name}"] for name in hf.peft_refuses)
+    ends = tuple(name.partition("{i}")[2].removesuffix(".weight") for name in refused)
+    return [name for name in adapter.modules if name.endswith(ends)] + dropped
+
+
+def dropped_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
+    """Those that parameters in its config would save."""
     if adapter.config.get("target_parameters"):  # by which it finds them
         return []
     experts = [name for name in adapter.modules if EXPERT.fullmatch(name)]
     names = {*adapter.modules}
     if model is not None:
         hf = _own(model).hf
-        if hf.stacked_experts or next(iter(hf.model_types.values())) in NOT_FOUND:
+        stacks = hf.stacked_experts or hf.peft_experts
+        if stacks or next(iter(hf.model_types.values())) in NOT_FOUND:
             return [name for name in adapter.modules if name in experts or is_router(name)]
         names |= {slot.name.removesuffix(".weight") for slot in slots(model)}
     words = {_last(name) for name in names if EXPERT.fullmatch(name)}

@@ -12,7 +12,7 @@ CLASSES = {
     "smollm3": "smollm3.SmolLm3", "ministral3": "ministral3.Ministral3",
     "granite": "granite.Granite",
     "granite4": "granite4.Granite4", "granite4-moe": "granite4.Granite4Moe",
-    "nemotron-h": "nemotron_h.NemotronH",
+    "nemotron-h": "nemotron_h.NemotronH", "nemotron-h-moe": "nemotron_h.NemotronHMoe",
     "qwen3-5": "qwen3_5.Qwen35", "qwen3-5-moe": "qwen3_5.Qwen35Moe",
     "qwen3-next": "qwen3_next.Qwen3Next",
     "lfm2": "lfm2.Lfm2", "lfm2-moe": "lfm2.Lfm2Moe",

@@ -16,6 +16,7 @@ SECTIONS = {
         "lmwright.presets.decoders",
         "lmwright.presets.moe",
         "lmwright.presets.granite4",
+        "lmwright.presets.nemotron",
         "lmwright.presets.encoders",
         "lmwright.presets.recurrent",
         "lmwright.presets.bitnet",

@@ -135,22 +135,6 @@ def _ernie45(shape: Shape) -> Any:
     return Ernie45(**sizes(shape), vocab_size=103_424, head_dim=128, seq_len=131_072)
 
 
-NANO = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
-"""Layers of Nemotron Nano 9B v2: Mamba-2 (M), attention (*) and mlps (-)."""
-
-
-def _nemotron_h(shape: Shape, layers: str, mamba_head_dim: int) -> Any:
-    from lmwright.models.hf.window import pattern_of
-    from lmwright.models.nemotron_h import NemotronH
-
-    words = {"M": "mamba", "*": "full", "-": "mlp"}
-    pattern = pattern_of([words[each] for each in layers])
-    return NemotronH(
-        **sizes(shape), vocab_size=131_072, head_dim=128, seq_len=131_072,
-        mamba_head_dim=mamba_head_dim, mixer_pattern=tuple(pattern),
-    )  # fmt: skip
-
-
 def _exaone4(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.exaone4 import Exaone4
     from lmwright.nn.rope import Llama3Rope
@@ -319,9 +303,6 @@ PRESETS = {
         (2048, 4096, 30, 32, 8), head_dim=64, seq_len=65_536),
     "exaone-4.0-32b": row("32.0 B: EXAONE 4.0 32B (https://arxiv.org/abs/2507.11407)", _exaone4,
         (5120, 27_392, 64, 40, 8), head_dim=128, seq_len=131_072, head="untied", window=4096),
-    "nemotron-nano-9b-v2": row(
-        "8.89 B: NVIDIA Nemotron Nano 9B v2 (https://arxiv.org/abs/2508.14444)", _nemotron_h,
-        (4480, 15_680, 56, 40, 8), layers=NANO, mamba_head_dim=80),
     "seed-oss-36b": row(
         "36.2 B: Seed-OSS 36B (https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base)", _seed_oss,
         (5120, 27_648, 64, 80, 8)),

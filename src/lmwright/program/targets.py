@@ -1,6 +1,6 @@
 """Targets: which weights of a model an adapter changes, by what their axes mean or by name.
 
-attention, mlp, experts, all     from the arrows
+attention, mlp, experts, all     from the arrows, but for matrices that PEFT refuses
 q_proj, self_attn.q_proj         module names as PEFT gives them
 q, layers.q                      our own paths, or how they end
 """
@@ -42,7 +42,8 @@ def targets_of(model: HfModel, spec: Tree) -> tuple[Target, ...]:
     for path, param in matrices:
         if ("vocab" in param.inputs and not has_head) or "distances" in param.inputs:
             continue
-        targets.append(Target(path, param, (path, *_module(model, path), *_groups(param))))
+        groups = () if path.rpartition(".")[2] in model.hf.peft_refuses else _groups(param)
+        targets.append(Target(path, param, (path, *_module(model, path), *groups)))
     return tuple(targets)
 
 

@@ -4,42 +4,41 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.granite4 import read_limits
-from lmwright.models.hf.moe import NO_FURTHER
+from lmwright.models.hf.moe import DOTS_KEYS, NEW_BIAS_RATE, NO_FURTHER, SIGMOID, Experts, MoeHf
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
 from lmwright.models.hf.table import KEYS, Table
 from lmwright.models.hf.window import kinds_of, pattern_of
+from lmwright.models.nemotron_h import LETTERS, MOE
 
 LAYER = "backbone.layers.{i}"
 MIXER = f"{LAYER}.mixer"
-TYPES = {"mamba": "linear_attention", "full": "full_attention", "mlp": "mlp"}
+TYPES = {"mamba": "linear_attention", "full": "full_attention", "mlp": "mlp", "moe": "moe"}
 OLDER = {"mamba": TYPES["mamba"], "attention": TYPES["full"]}
-LETTERS = {"M": TYPES["mamba"], "*": TYPES["full"], "-": "mlp", "E": "moe"}
-"""Of `hybrid_override_pattern`, which released files have."""
+PATTERN = "hybrid_override_pattern"
 NO_LEAST_STEP = {"time_step_min": 1e-9}
 """No token has a least step where the model was made, in vLLM and llama.cpp, and in the decoding of
 transformers, whose prefill takes this key for one."""
 NOT_SUPPORTED = "{key} is not supported"
 
 
+def _said(config: Json) -> Any:
+    """The types of the layers as config.json has them: words, or the letters of released files."""
+    return config.get("layers_block_type") or config.get("layer_types") or config.get(PATTERN) or ""
+
+
 def _types(config: Json, where: str) -> list[str]:
-    """The type of each layer. Raises UserError for letters that mean none, and for experts."""
-    said = config.get("layers_block_type") or config.get("layer_types")
-    if said is None:
-        letters = config.get("hybrid_override_pattern") or ""
-        if not isinstance(letters, str) or not letters or set(letters) - {*LETTERS}:
+    """The type of each layer. Raises UserError for letters that mean none."""
+    said = _said(config)
+    if isinstance(said, str):
+        if not said or set(said) - {*LETTERS}:
             raise UserError(
-                f"{where}: hybrid_override_pattern {letters!r} must have one of "
-                f"{' '.join(LETTERS)} for each layer; correct it"
+                f"{where}: {PATTERN} {said!r} must have one of {' '.join(LETTERS)} for each layer; "
+                "correct it"
             )
-        said = [LETTERS[each] for each in letters]
+        said = [TYPES[LETTERS[each]] for each in said]
     if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
         raise UserError(f"{where}: layers_block_type is no list of types; download it again")
-    said = [OLDER.get(each, each) for each in said]
-    if "moe" in said:
-        raise UserError(
-            f"{where}: its layers with experts are not computed; Nemotron-H is read without them"
-        )
-    return said
+    return [str(OLDER.get(each, each)) for each in said]
 
 
 def _read_pattern(config: Json, fields: Json, where: str) -> Json:
@@ -48,11 +47,10 @@ def _read_pattern(config: Json, fields: Json, where: str) -> Json:
 
 
 def _write_pattern(model: Any, *_: str) -> Json:
-    types = [TYPES[kind] for kind in model.kinds]
-    letters = {theirs: letter for letter, theirs in LETTERS.items()}
+    letters = {kind: letter for letter, kind in LETTERS.items()}
     return {
-        "layers_block_type": types,
-        "hybrid_override_pattern": "".join(letters[each] for each in types),
+        "layers_block_type": [TYPES[kind] for kind in model.kinds],
+        PATTERN: "".join(letters[kind] for kind in model.kinds),
     }
 
 
@@ -83,6 +81,7 @@ class NemotronHHf(Table):
         if module.startswith("backbone")
     }
     convs = ("layers.conv",)
+    peft_refuses = ("mamba_out",)
     keys = KEYS | {
         "norm_eps": "layer_norm_epsilon", "mamba_num_heads": "mamba_num_heads",
         "mamba_head_dim": "mamba_head_dim", "mamba_state_dim": "ssm_state_size",
@@ -110,3 +109,49 @@ class NemotronHHf(Table):
         """Fields of the model for a config.json at `where`, where the types of the layers say how
         many there are. Raises UserError for anything that this family does not compute."""
         return super().fields(config | {"num_hidden_layers": len(_types(config, where))}, where)
+
+
+def _read_experts(config: Json, fields: Json, where: str) -> Json:
+    shared = {"shared_dim": config["moe_shared_expert_intermediate_size"]}
+    return {"experts": fields["experts"] | {"bias_rate": NEW_BIAS_RATE} | shared}
+
+
+def _write_experts(model: Any, architecture: str, _: str) -> Json:
+    experts = model.experts
+    for name in ("bias_rate", "shared_dim"):
+        if getattr(experts, name) is None:
+            raise UserError(f"model.experts.{name}: {architecture} has one; set it to export")
+    return {"moe_shared_expert_intermediate_size": experts.shared_dim}
+
+
+class NemotronHMoeHf(MoeHf, NemotronHHf):
+    """Both directions of the Hugging Face form with experts."""
+
+    name = "Nemotron-H with experts"
+    peft_experts = "plain"
+    weights: ClassVar = NemotronHHf.weights | {
+        "layers.router": f"{MIXER}.gate.weight",
+        "layers.router_bias": f"{MIXER}.gate.e_score_correction_bias",
+        **{f"layers.expert_{name}": f"{MIXER}.experts.{{}}.{name}_proj.weight"
+           for name in ("up", "down")},
+        **{f"layers.shared_{name}": f"{MIXER}.shared_experts.{name}_proj.weight"
+           for name in ("up", "down")},
+    }  # fmt: skip
+    pairs: ClassVar[tuple[Pair, ...]] = (
+        *NemotronHHf.pairs,
+        Experts(DOTS_KEYS, SIGMOID),
+        Derived(_read_experts, _write_experts),
+        Fixed("n_shared_experts", 1, NOT_SUPPORTED, same=(None,)),
+        Fixed("moe_latent_size", None, NOT_SUPPORTED),
+    )
+    defaults: ClassVar = NemotronHHf.defaults | {
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688, "routed_scaling_factor": 1.0, "n_group": 1,
+        "topk_group": 1,
+    }  # fmt: skip
+
+    @classmethod
+    def is_of(cls, config: Json) -> bool:
+        """True where a layer has experts."""
+        said = _said(config)
+        return isinstance(said, str | list) and (TYPES[MOE] in said or "E" in said)

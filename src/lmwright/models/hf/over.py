@@ -61,6 +61,8 @@ class OverTable:
         self.inputs_first: tuple[str, ...] = table.inputs_first
         self.convs: tuple[str, ...] = table.convs
         self.stacked_experts: Stacked = table.stacked_experts
+        self.peft_experts: Stacked = table.peft_experts
+        self.peft_refuses: tuple[str, ...] = table.peft_refuses
         self.stacked_names: Mapping[str, str] = table.stacked_names
 
     def config(self, model: Any) -> Json:

@@ -71,7 +71,7 @@ class ClassifierForm:
         }
 
 
-Stacked = Literal["turns", "halves"] | None
+Stacked = Literal["turns", "halves", "plain"] | None
 Fused = Mapping[str, tuple[tuple[str, int], ...]]
 """Tensors in which several are one, by the ending of their names: the endings of the parts' names
 and their rows, in order."""
@@ -113,6 +113,11 @@ class Table:
     stacked_experts: ClassVar[Stacked] = None
     """Order of gate and up where files hold the experts of a layer in a few tensors: row by row in
     turn, or one behind the other (`formats.stacked_experts`)."""
+    peft_experts: ClassVar[Stacked] = None
+    """The same of PEFT's factors, where files hold each expert alone; "plain" experts have no
+    gate."""
+    peft_refuses: ClassVar[tuple[str, ...]] = ()
+    """Names of a layer's matrices for which PEFT takes no factors in this family."""
     stacked_names: ClassVar[dict[str, str]] = {}
     """Ends of the names of these tensors in files, where transformers' class has others."""
     quantized: ClassVar[bool] = False
@@ -121,6 +126,11 @@ class Table:
     """Values that transformers fills in where config.json has none."""
     own_defaults: ClassVar[dict[str, Json]] = {}
     """Such values of single architectures."""
+
+    @classmethod
+    def is_of(cls, config: Json) -> bool:
+        """False for a config.json with its architectures that another family reads."""
+        return not cls.mark or config.get(cls.mark) not in (None, 0)
 
     @property
     def architectures(self) -> tuple[str, ...]:
