@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmwright.core.compute import REMATS
+from lmwright.core.cuts import fewest
 from lmwright.core.stack import run_stack, spans
 
 
@@ -19,8 +20,16 @@ from lmwright.core.stack import run_stack, spans
         ("lllllg" * 4 + "ll", [("layers", "lllllg", 4), ("layers_from_24", "l", 2)]),
         ("d" + "m" * 26, [("layers_from_0", "d", 1), ("layers", "m", 26)]),
         ("ddd" + "mmmr" * 6, [("layers_from_0", "d", 3), ("layers", "mmmr", 6)]),
+        # LFM2, whose checkpoints have these spans, though two patterns would be a place less
+        ("ccfccfccfcfcfcfc", [
+            ("layers_from_0", "c", 2), ("layers_from_2", "f", 1), ("layers_from_3", "c", 2),
+            ("layers_from_5", "f", 1), ("layers_from_6", "c", 2), ("layers", "fc", 4)]),
+        # Nemotron 3 Nano, in no regular order
+        ("memem*e" * 5 + "mememem*ememememe", [
+            ("layers", "memem*e", 5), ("layers_from_35", "me", 3), ("layers_from_41", "m", 1),
+            ("layers_from_42", "*", 1), ("layers_from_43", "em", 4), ("layers_from_51", "e", 1)]),
     ],
-)
+)  # fmt: skip
 def test_known_models(kinds, want):
     assert [(s.name, "".join(s.kinds), s.repeats) for s in spans(tuple(kinds))] == want
 
@@ -36,6 +45,27 @@ def test_every_layer_has_one_place_of_its_kind(kinds):
         len(span.kinds) for span in found
     )
     assert sum(span.name == "layers" for span in found) == 1
+
+
+@settings(deadline=None)
+@given(st.text("ab", min_size=1, max_size=11), st.integers(1, 4))
+def test_no_other_way_has_fewer_places(kinds, longest):
+    """Against all ways to cut, one after the other."""
+
+    def least(rest):
+        found = [0] if not rest else []
+        for length in range(1, min(longest, len(rest)) + 1):
+            end = 0
+            while rest[end : end + length] == rest[:length]:
+                end += length
+                if length == 1 or end > length:
+                    found.append(length + least(rest[end:]))
+        return min(found)
+
+    cuts = fewest(tuple(kinds), longest)
+    assert "".join("".join(pattern) * repeats for pattern, repeats in cuts) == kinds
+    assert sum(len(pattern) for pattern, _ in cuts) == least(kinds)
+    assert all(len(pattern) <= longest for pattern, _ in cuts)
 
 
 def test_a_lone_layer_is_computed_again_behind_a_barrier():

@@ -31,7 +31,7 @@ from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
-SLOTS = Registry(__package__, {"gpu": "gpu_slots.slots_of"})
+PARTS = Registry(__package__, {"gpu slots": "gpu_slots.slots_of", "cuts": "cuts.fewest"})
 LONGEST_PATTERN = 16
 
 Aux = dict[str, Array]
@@ -78,7 +78,7 @@ def _unrolled(
     aux: Aux = {}
     mesh = jax.sharding.get_abstract_mesh()
     policy, gpu = unrolled(remat, platform(), mesh.size), platform() == "gpu"
-    apart = SLOTS["gpu"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
+    apart = PARTS["gpu slots"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
     slots = [list(layer) for layer in zip(*apart, strict=True)]
     # devices sum a layer's gradients behind products of the layer before
     late = int(batch_ways(mesh) > 1)
@@ -187,8 +187,10 @@ class Span:
 
 @cache
 def spans(kinds: tuple[Any, ...]) -> tuple[Span, ...]:
-    """The spans of layers of these kinds in order, with as few places in all as can be."""
+    """The spans of layers of these kinds in order, with few places in all."""
     cuts = min(_cuts(kinds), key=lambda cuts: sum(len(pattern) for pattern, _ in cuts))
+    if sum(len(pattern) for pattern, _ in cuts) > LONGEST_PATTERN:  # of no regular order
+        cuts = PARTS["cuts"](kinds, LONGEST_PATTERN)
     most = max(range(len(cuts)), key=lambda i: len(cuts[i][0]) * cuts[i][1])
     result, first = [], 0
     for i, (pattern, repeats) in enumerate(cuts):
