@@ -309,6 +309,15 @@ def test_a_base_model_gets_a_template_and_an_instruct_model_keeps_its_own(models
     assert main(["prepare", "decoder.toml", "data.workers=1"]) == 0
 
 
+@pytest.mark.parametrize("rows", ["messages", "sharegpt"])
+def test_conversations_with_tools_get_a_template_that_writes_them(rows, models, here):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    chats = write(here / "chats.jsonl", *[ROWS[rows][0] | {"tools": [tool]}] * 40)
+    assert main(["init", "my.toml", chats, "--model", str(models / "decoder")]) == 0
+    assert load_run("my.toml").data.chat.template == "qwen3"
+    assert main(["prepare", "my.toml", "data.workers=1", "data.pack.seq_len=640", "model.seq_len=640"]) == 0
+
+
 def test_texts_begin_as_those_of_the_model(models, here):
     shutil.copytree(models / "decoder", "model")
     backend = tokenizers.Tokenizer.from_file("model/tokenizer.json")

@@ -73,6 +73,12 @@ class Found:
         rows = itertools.chain.from_iterable(read_rows(Slice(file), by_line) for file in files)
         return (row.text for row in rows if isinstance(row, Row))
 
+    def has_tools(self) -> bool:
+        """True if one of its first conversations has tools or calls them."""
+        first = map(json.loads, itertools.islice(self.texts(), LOOK_ROWS))
+        with_calls = lambda row: any("tool_calls" in each for each in row["messages"])  # noqa: E731
+        return any(row.get("tools") or with_calls(row) for row in first)
+
     def lines(self) -> Iterator[str]:
         """Its part of the run file."""
         yield "[[data.sources]]"
@@ -296,7 +302,9 @@ class Draft:
             return [*lines, "holdout_fraction = 0.01"]
         model = str(self.model)  # which rows that are no texts need
         if self.rows not in ENCODERS and (self.preset or without_template(model)):
-            lines.append('chat.template = "chatml"      # its tokenizer has none')
+            tools = any(source.has_tools() for source in self.sources)
+            template = "qwen3" if tools else "chatml"
+            lines.append(f'chat.template = "{template}"      # its tokenizer has none')
         return [*lines, f"pack.seq_len = {self._seq_len()}      # tokens of a row"]
 
     def _seq_len(self) -> int:
