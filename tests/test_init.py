@@ -315,7 +315,8 @@ def test_conversations_with_tools_get_a_template_that_writes_them(rows, models, 
     chats = write(here / "chats.jsonl", *[ROWS[rows][0] | {"tools": [tool]}] * 40)
     assert main(["init", "my.toml", chats, "--model", str(models / "decoder")]) == 0
     assert load_run("my.toml").data.chat.template == "qwen3"
-    assert main(["prepare", "my.toml", "data.workers=1", "data.pack.seq_len=640", "model.seq_len=640"]) == 0
+    longer = ["data.pack.seq_len=640", "model.seq_len=640"]
+    assert main(["prepare", "my.toml", "data.workers=1", *longer]) == 0
 
 
 def test_texts_begin_as_those_of_the_model(models, here):

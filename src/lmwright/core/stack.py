@@ -31,7 +31,7 @@ from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
-PARTS = Registry(__package__, {"gpu slots": "gpu_slots.slots_of", "cuts": "cuts.fewest"})
+PARTS = Registry(__package__, {"slots": "gpu_slots.slots_of", "cuts": "cuts.fewest"})
 LONGEST_PATTERN = 16
 
 Aux = dict[str, Array]
@@ -78,7 +78,7 @@ def _unrolled(
     aux: Aux = {}
     mesh = jax.sharding.get_abstract_mesh()
     policy, gpu = unrolled(remat, platform(), mesh.size), platform() == "gpu"
-    apart = PARTS["gpu slots"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
+    apart = PARTS["slots"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
     slots = [list(layer) for layer in zip(*apart, strict=True)]
     # devices sum a layer's gradients behind products of the layer before
     late = int(batch_ways(mesh) > 1)
