@@ -35,11 +35,15 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return meta | ({GATING: SIGMOID} if "num_experts" in config else {})
 
 
-def plain(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The metadata as other architectures have them: heads of the layers with attention."""
-    heads = meta.get(f"{name}.{HEADS}")
-    own = sorted(set(heads) - {0}) if isinstance(heads, list) else []
-    return {**meta, f"{name}.{HEADS}": own[0]} if len(own) == 1 else dict(meta)
+def plain(meta: Mapping[str, Any], name: str, *more: str) -> dict[str, Any]:
+    """The metadata as other architectures have them: heads, and what `more` names, of the layers
+    that have some, where these are equal."""
+    found = dict(meta)
+    for key in (f"{name}.{each}" for each in (HEADS, *more)):
+        if isinstance(said := meta.get(key), list):
+            own = sorted({*said} - {0})
+            found[key] = own[0] if len(own) == 1 else own or None
+    return found
 
 
 def config_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -102,8 +102,9 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
+    is_nemotron = name in gguf_nemotron.NAMES
     meta = gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta
-    meta = gguf_nemotron.plain(meta, name) if name in gguf_nemotron.NAMES else meta
+    meta = gguf_lfm2.plain(meta, name, gguf_nemotron.WIDTHS) if is_nemotron else meta
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -142,7 +143,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
     if name == gguf_exaone4.NAME:
         config |= gguf_exaone4.config_of(config)
-    if name in gguf_nemotron.NAMES:
+    if is_nemotron:
         config |= gguf_nemotron.config_of(of_layers, name)
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]

@@ -55,17 +55,6 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def plain(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The metadata as other architectures have them: heads and width of the layers that have some,
-    where these are equal."""
-    found = dict(meta)
-    for key in (f"{name}.{HEADS}", f"{name}.{WIDTHS}"):
-        if isinstance(each := meta.get(key), list):
-            own = sorted({*each} - {0})
-            found[key] = own[0] if len(own) == 1 else own or None
-    return found
-
-
 def config_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Keys of config.json that other architectures do not have."""
     heads, widths = meta.get(f"{name}.{HEADS}"), meta.get(f"{name}.{WIDTHS}")
