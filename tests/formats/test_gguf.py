@@ -188,8 +188,9 @@ def good(tmp_path, without_transformers):
     return tmp_path / "m.gguf"
 
 
-def rewritten(path, *, drop=(), change=None, **keys):
-    """The file again by the gguf package, with tensors dropped or changed and keys replaced."""
+def rewritten(path, *, drop=(), change=None, more=(), **keys):
+    """The file again by the gguf package, with tensors dropped, changed or added, and keys
+    replaced."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(path.with_suffix(".new"), keys.pop("arch", "llama"))
     for name, field in reader.fields.items():
@@ -205,6 +206,8 @@ def rewritten(path, *, drop=(), change=None, **keys):
         if tensor.name not in drop:
             name, data = (change or (lambda n, d: (n, d)))(tensor.name, tensor.data)
             writer.add_tensor(name, data)
+    for name in more:
+        writer.add_tensor(name, np.ones((3, 3), "f4"))
     writer.write_header_to_file(), writer.write_kv_data_to_file()
     writer.write_tensors_to_file(), writer.close()
     shutil.move(path.with_suffix(".new"), path)

@@ -12,7 +12,6 @@ pytest.importorskip("gguf")
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
-from lmwright.formats.gguf_deepseek import is_further
 from lmwright.formats.gguf_gemma4 import is_unused
 from lmwright.formats.gguf_hybrid import turned
 from lmwright.formats.gguf_names import config_of
@@ -370,17 +369,6 @@ def test_keys_and_values_that_nothing_reads_are_left():
         assert is_unused(unused, config)
     for used in ("blk.3.attn_v.weight", "blk.4.attn_q.weight", "token_embd.weight"):
         assert not is_unused(used, config)
-
-
-def test_layers_that_predict_a_further_token_are_left():
-    """They are counted among the blocks."""
-    name, shapes = "glm4moe", {"token_embd.weight": (97, 96)}
-    meta = {f"{name}.block_count": 5, f"{name}.nextn_predict_layers": 1, f"{name}.x": 0,
-            "general.architecture": name}  # fmt: skip
-    config = config_of(meta, shapes, "here")
-    assert config["num_hidden_layers"] == 4
-    assert is_further("blk.4.nextn.eh_proj.weight", config)
-    assert not is_further("blk.3.attn_q.weight", config) and not is_further("output.weight", config)
 
 
 def test_a_file_names_the_layers_with_windows():

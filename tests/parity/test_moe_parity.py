@@ -323,9 +323,23 @@ def test_layers_that_predict_a_further_token_are_left_out(folders, tmp_path):
                 import_hf(tmp_path)
 
 
+def test_such_layers_of_nemotron_are_left_out(folders, tmp_path):
+    """They have a name of their own."""
+    _, folder, model, w = problem("nemotron-h-moe", folders)
+    tensors = {k: np.asarray(v) for k, v in TensorFiles(folder).items()}
+    save_file(tensors | {"mtp.layers.0.norm.weight": np.ones(3)}, tmp_path / "model.safetensors")
+    said = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    again, weights, _ = import_hf(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, weights, w)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("nemotron-h-moe", {"moe_latent_size": 16}, "moe_latent_size is not supported"),
+        ("nemotron-h-moe", {"n_shared_experts": 2}, "n_shared_experts is not supported"),
         ("deepseek-v2", {"topk_method": "best"}, "'best' is not supported; these are: greedy, gr"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
         ("deepseek-v2", {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported"),

@@ -36,7 +36,7 @@ LATENT_KEYS = KEYS | {
 }
 V2 = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
 RENAMED = {"num_experts": "n_routed_experts"}
-GATING, FURTHER = "expert_gating_func", "nextn_predict_layers"
+GATING = "expert_gating_func"
 SOFTMAX, SIGMOID = 1, 2
 WITHOUT = (26, 27)  # layers of models whose queries llama.cpp does not expect from latents
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
@@ -95,9 +95,7 @@ def config_of(
             "for YaRN; download another conversion"
         )
     sigmoid = said.get(GATING, SOFTMAX) == SIGMOID
-    further = int(said.get(FURTHER) or 0)
     own: dict[str, Any] = {
-        "num_hidden_layers": (config.get("num_hidden_layers") or 0) - further,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
         "num_nextn_predict_layers": 0,
@@ -132,12 +130,6 @@ def plain(meta: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str,
         return rest, {}
     weight = float(np.round(np.float32(10.0) * np.float32(tenth), 6))
     return rest, {"mscale": weight, "mscale_all_dim": weight}
-
-
-def is_further(name: str, config: Mapping[str, Any]) -> bool:
-    """True for a tensor, by GGUF's name, of a layer that predicts a further token."""
-    parts = name.split(".")
-    return parts[0] == "blk" and int(parts[1]) >= config["num_hidden_layers"]
 
 
 def cut(config: Mapping[str, Any]) -> Cut:

@@ -17,6 +17,7 @@ from lmwright.errors import UserError
 from lmwright.formats import (
     gguf_deepseek,
     gguf_exaone4,
+    gguf_further,
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
@@ -101,6 +102,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     """config.json of metadata and the tensors' shapes by name (GGUF's names, numpy order)."""
     name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
+    meta = gguf_further.without(meta, name)
     of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
     is_nemotron = name in gguf_nemotron.NAMES
     meta = gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta

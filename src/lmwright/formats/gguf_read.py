@@ -15,7 +15,7 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_deepseek, gguf_gemma4, gguf_hybrid, gguf_mamba
+from lmwright.formats import gguf_deepseek, gguf_further, gguf_gemma4, gguf_hybrid, gguf_mamba
 from lmwright.formats.gguf_apart import Apart, Cut, in_parts
 from lmwright.formats.gguf_names import (
     Arch,
@@ -90,8 +90,9 @@ class GgufTensors(Tensors):
         taken |= set(self._scales.values())
         if file.meta["general.architecture"] == gguf_gemma4.NAME:
             taken |= {name for name in file.tensors if gguf_gemma4.is_unused(name, config)}
-        if arch.deepseek:
-            taken |= {name for name in file.tensors if gguf_deepseek.is_further(name, config)}
+        if file.meta.get(f"{file.meta['general.architecture']}.{gguf_further.FURTHER}"):
+            layers = int(config["num_hidden_layers"])
+            taken |= {name for name in file.tensors if gguf_further.is_of_one(name, layers)}
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
         super().__init__(self._places)
 

@@ -133,7 +133,12 @@ OTHER_NAMES = MappingProxyType(
         **{name: TextPart(name, {"": ""}) for name in (GEMMA4, *BEHIND)},
         **{
             name: TextPart(name, {"": ""}, FURTHER)
-            for name in ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
+            for name in (
+                "Qwen3_5ForCausalLM",
+                "Qwen3_5MoeForCausalLM",
+                "Qwen3NextForCausalLM",
+                "NemotronHForCausalLM",
+            )
         },
         "DebertaV2ForMaskedLM": TextPart(
             "DebertaV2ForMaskedLM",
