@@ -7,13 +7,15 @@ at once, Orbax writes `commit_success.txt` into it last.
 import base64
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import xxhash
 from etils import epath
+from etils.epath import gpath
 
 from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import Bucket, Entry
@@ -29,11 +31,28 @@ BLOCK = 1 << 22
 Stamps = dict[str, tuple[Any, ...]]
 
 
+class ExactPath(gpath.PosixGPath):
+    """A folder on a disk as Orbax takes it, whose own name is no pattern: etils takes the `[` and
+    `*` of a folder in which it looks for files for one, so that Orbax finds none that it wrote."""
+
+    def glob(self, pattern: str) -> Iterator["ExactPath"]:
+        """Yields the paths below it that match, in no order."""
+        first, _, rest = pattern.partition("/")
+        for path in self.iterdir() if self.is_dir() else ():
+            if fnmatchcase(path.name, first):
+                yield from path.glob(rest) if rest else (path,)
+
+
+def for_orbax(path: Any) -> Any:
+    """`Root.path` as Orbax takes it."""
+    return ExactPath(path) if isinstance(path, Path) else path
+
+
 class StepFiles(Protocol):
     """The files of one checkpoint, by their names relative to it."""
 
     path: Any
-    """`Path` or `epath.Path`, as Orbax takes it."""
+    """`Path` or `epath.Path`."""
     kind: str
     """Kind of the hashes that are written: the one that costs least."""
 

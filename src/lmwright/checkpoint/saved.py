@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from lmwright.checkpoint.files import Stamps, StepFiles, root_of
+from lmwright.checkpoint.files import Stamps, StepFiles, for_orbax, root_of
 from lmwright.checkpoint.hashes import Unusable, read_meta, verify
 from lmwright.core.finite import not_finite
 from lmwright.core.param import Tree, first_difference
@@ -104,7 +104,7 @@ class SavedStates:
             return checkpointer.metadata(self._state_dir(step)).item_metadata.tree
 
     def _state_dir(self, step: int) -> Any:
-        return self.root / str(step) / "state"
+        return for_orbax(self.root) / str(step) / "state"
 
     def _read(self, step: int, abstract: Abstract, *, newest: bool) -> tuple[Tree, dict[str, Any]]:
         """Reads a checkpoint. Raises Unusable, on all processes alike."""

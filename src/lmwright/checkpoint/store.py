@@ -21,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
 
-from lmwright.checkpoint.files import HASHES, BucketRoot, StepFiles
+from lmwright.checkpoint.files import HASHES, BucketRoot, StepFiles, for_orbax
 from lmwright.checkpoint.hashes import (
     VERSION,
     Unusable,
@@ -37,6 +37,7 @@ from lmwright.errors import StorageError, UserError, first_line
 __all__ = ["Checkpoints", "check_shapes"]
 
 MIN_TIMEOUT_S = 240  # Orbax's waits are longer
+JOINED = "state/manifest.ocdbt"  # written when the parts of all processes are
 MOST_FAILURES = 6  # of saves, one after the other: two minutes
 
 
@@ -88,7 +89,7 @@ class Checkpoints(SavedStates):
                 barrier_sync_fn=self._barrier if jax.process_count() > 1 else None,
             ),
         )
-        return ocp.CheckpointManager(self.root, options=options)
+        return ocp.CheckpointManager(for_orbax(self.root), options=options)
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
         """Orbax's barrier, but a process whose write failed does not enter it: there it would wait
@@ -196,10 +197,13 @@ class Checkpoints(SavedStates):
             self.files.remove(files)
 
     def _write_hashes(self) -> None:
-        """Hashes the checkpoint that Orbax is about to commit (process 0)."""
+        """Hashes the checkpoint that Orbax is about to commit (process 0). Raises OSError where it
+        could not be loaded."""
         if jax.process_index() == 0:
             self.before_commit()
             for files in self.files.unfinished():
+                if JOINED not in files.names():
+                    raise OSError(f"{files.path}: its parts were not joined")
                 _hash(files)
 
     # A checkpoint that cannot be used is moved away at once, so that its step can be saved again.

@@ -59,6 +59,11 @@ def _check_places(run: Run) -> None:
             raise UserError(
                 f"{field}: {path!r} cannot hold checkpoints; use a folder, or gs://BUCKET/FOLDER"
             )
+        if is_bucket(path) and field == "dir" and (there := sorted({*path} & {*"*?["})):
+            raise UserError(
+                f"{field}: {path!r} has {' and '.join(there)}, which the storage client takes for "
+                "a pattern of several names; use another name"
+            )
 
 
 def _check_length(run: Run) -> None:
