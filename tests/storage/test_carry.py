@@ -83,3 +83,24 @@ def test_what_was_dropped_elsewhere_is_not_sent_again(url, tmp_path, monkeypatch
     with working_folder(url):
         pass
     assert set(Bucket(url).entries()) == left
+
+
+def test_a_run_below_is_none_of_the_datas_files(url):
+    """A deleted run does not come back, and one that trains is not touched."""
+    make("A", url)
+    run = Bucket(f"{url}/run")
+    for name in ("run.toml", "metrics.jsonl", "checkpoints/3/state"):
+        run.write(name, "of a run")
+    with working_folder(url) as data:
+        assert not Path(data, "run").exists()
+    assert set(run.entries()) == {"run.toml", "metrics.jsonl", "checkpoints/3/state"}
+    with working_folder(url) as data:
+        Path(data, "run").mkdir()
+        for name in ("run.toml", "metrics.jsonl"):
+            Path(data, "run", name).write_text("of a run here")
+    assert run.read("metrics.jsonl")[0] == b"of a run"
+    for name in run.entries():
+        run.remove(name)
+    with working_folder(url):
+        pass
+    assert not run.entries()

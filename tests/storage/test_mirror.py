@@ -11,7 +11,7 @@ import pytest
 from lmwright.errors import UserError
 from lmwright.storage import mirror
 from lmwright.storage.bucket import Bucket
-from lmwright.storage.mirror import LOCK, fetched
+from lmwright.storage.mirror import LOCK, Mirror, fetched, mirror_folder
 from lmwright.train import rundir
 
 
@@ -64,3 +64,31 @@ def test_a_training_waits_for_readers_but_not_for_another(url, small_run, folder
         threading.Timer(0.2, os.close, (reader,)).start()
     rundir._lock(own, run)
     os.close(own)
+
+
+def test_a_run_below_is_left_alone(url, small_run, monkeypatch):
+    """Reading the folder above it neither takes its files back to what the bucket has, nor removes
+    those that were not pushed yet, nor copies its checkpoints."""
+    one = f"{url}/one"
+    for name in ("run.toml", "metrics.jsonl", "checkpoints/3/state"):
+        Bucket(one).write(name, "old")
+    Bucket(url).write("note.txt", "of the folder itself")
+    folder = mirror_folder(one)
+    Mirror(one, folder).begin()
+    for name in ("run.toml", "metrics.jsonl", "report.html"):
+        (folder / name).write_text("new")
+    before = (folder / "metrics.jsonl").stat().st_ino
+    above = fetched(url)
+    assert (above / "note.txt").read_text() == "of the folder itself"
+    assert (folder / "metrics.jsonl").stat().st_ino == before
+    assert (folder / "report.html").read_text() == "new"
+    assert not (folder / "checkpoints").exists()
+    (above / "more.txt").write_text("x")
+    Mirror(url, above).push()
+    assert Bucket(url).entry("more.txt") and not Bucket(one).entry("report.html")
+
+
+def test_a_folder_of_folders_is_not_copied(url, proxy):
+    """Such as a bucket whose name was given without the run's."""
+    Bucket(url).write("texts/a.txt", "large")
+    assert not list(fetched(url).rglob("*.txt"))

@@ -22,7 +22,7 @@ from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
 from lmwright.storage.bucket import Bucket, Entry, is_bucket
 from lmwright.storage.claim import Claim
-from lmwright.storage.mirror import mirror_folder
+from lmwright.storage.mirror import RUN, mirror_folder, without_others
 
 EVERY_S = 20.0
 RECORD = ".carry.json"
@@ -156,11 +156,13 @@ class _Carrier:
 
 
 def _visible(names: dict) -> dict:
-    """Files without hidden ones and those of unfinished parts."""
+    """Files without hidden ones, those of unfinished parts and those of runs."""
+    own = without_others(names.keys(), RUN)
     return {
         name: value
         for name, value in names.items()
-        if not any(part.startswith(".") or part in NOT_SENT for part in name.split("/"))
+        if name in own
+        and not any(part.startswith(".") or part in NOT_SENT for part in name.split("/"))
     }
 
 

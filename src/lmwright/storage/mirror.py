@@ -4,7 +4,8 @@
 
 Small files (run.toml, metrics, TensorBoard events, the tokenizer, reports) are read and written
 here as in any folder, and travel in both directions. Checkpoints and prepared rows do not: they
-are read and written in the bucket itself.
+are read and written in the bucket itself. Runs and data that lie below a folder have mirrors of
+their own, which its mirror leaves alone.
 """
 
 import fcntl
@@ -29,6 +30,7 @@ LOCK = ".lock"
 APART = ("checkpoints", "checkpoints.damaged")
 FILES = (".toml", ".gguf", ".html", ".json")
 CONFIGS = ("config.json", "adapter_config.json")
+RUN, STAGE = "run.toml", "stage.json"  # in a run directory, and in a stage of prepared data
 PUSH_EVERY_S = 30.0
 
 Stamp = list[int]
@@ -204,9 +206,13 @@ class Mirror:
     def pull(self) -> None:
         """Makes the folder equal to the bucket. A file that was changed here since the bucket's
         version was pushed or pulled is newer, and stays."""
-        record, entries = _files(self.folder), self.bucket.entries(apart=APART)
-        entries = {name: entry for name, entry in entries.items() if not _is_hidden(name)}
-        for name in _local_names(self.folder) - entries.keys():
+        record, there = _files(self.folder), self.bucket.entries(apart=APART)
+        here = _local_names(self.folder)
+        if all("/" in name for name in there):  # no run and no model
+            there = {}
+        own = without_others({*there, *here}, RUN, STAGE)
+        entries = {n: e for n, e in there.items() if n in own and not _is_hidden(n)}
+        for name in here & own - entries.keys():
             (self.folder / name).unlink(missing_ok=True)
         for name, entry in entries.items():
             known = record.get(name)
@@ -221,7 +227,7 @@ class Mirror:
         with self._pushing:
             self._check()
             record = _files(self.folder)
-            for name in sorted(_local_names(self.folder)):
+            for name in sorted(without_others(_local_names(self.folder), RUN, STAGE)):
                 file = self.folder / name
                 stamp = _stamp(file)
                 if stamp is None or record.get(name, {}).get("stamp") == stamp:
@@ -281,6 +287,19 @@ def _local_names(folder: Path) -> set[str]:
         if path.is_file() and not _is_hidden(name) and name.split("/")[0] not in APART:
             names.add(name)
     return names
+
+
+def without_others(names: AbstractSet[str], *marks: str) -> set[str]:
+    """Those names of files below a folder that are its own: not those in a folder below it that has
+    a file of a name in `marks`, and no checkpoints of these."""
+    others = {name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in marks}
+    others -= {"", "tokenizer"}  # a run has a copy of that stage
+
+    def is_own(name: str) -> bool:
+        above = {str(folder) for folder in PurePosixPath(name).parents}
+        return others.isdisjoint(above) and not any(f"/{each}/" in name for each in APART)
+
+    return set(filter(is_own, names))
 
 
 def _is_hidden(name: str) -> bool:
