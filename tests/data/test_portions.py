@@ -2,6 +2,7 @@
 are there, and refusals of what was not declared."""
 
 import json
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -215,7 +216,9 @@ def test_a_preparation_that_is_killed_goes_on(corpus, whole, tmp_path, monkeypat
     assert store.there(300) and (store.records(0, 300) == all_of).all()
 
 
-def test_files_that_changed_between_portions_are_refused(corpus, tmp_path, part):
+@pytest.fixture
+def begun(corpus, tmp_path):
+    """(files, settings) of a store of which the first of two portions is finished."""
     own = shutil.copytree(corpus, tmp_path / "own")
     data = data_of(own, tmp_path / "data", portions=2)
     prepare(data, T)
@@ -223,6 +226,20 @@ def test_files_that_changed_between_portions_are_refused(corpus, tmp_path, part)
     one = replace(told, finished=told.finished[:1])
     (tmp_path / "data" / PORTIONS).write_bytes(one.to_json())
     shutil.rmtree(tmp_path / "data" / folder_of(1))
+    return own, data
+
+
+def test_copies_of_the_files_are_the_same(begun, tmp_path):
+    """Whose times are others."""
+    own, data = begun
+    for path in own.rglob("*.*"):
+        os.utime(path, (1, 1))
+    prepare(data, T)
+    assert TokenStore.open(tmp_path / "data").portions.finished == 2
+
+
+def test_files_that_changed_between_portions_are_refused(begun):
+    own, data = begun
     (own / "web" / "another.jsonl").write_text(json.dumps({"text": "abc"}) + "\n")
     with pytest.raises(UserError, match="web: its files are not those that the portions before"):
         prepare(data, T)

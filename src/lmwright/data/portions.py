@@ -10,11 +10,12 @@ the second one is begun.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lmwright.data.manifest import SELF, digest, dump_json
+from lmwright.data.sources.file import Slice, content_stamp
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import without_secrets
@@ -44,12 +45,14 @@ class Portion:
         first portion."""
         if name not in self.orders:
             self.orders[name] = make()
-        if self.drawn.get(name, drawn := digest_of(self.orders[name])) != drawn:
+        said, order = self.drawn.get(name), self.orders[name]
+        # of earlier versions with the times of files
+        if said is not None and said not in (digest_of(order), digest_of(order, times=True)):
             raise UserError(
                 f"data.sources: {name}: its files are not those that the portions before were cut "
                 "from; put them back, or prepare in another data.dir"
             )
-        return self.orders[name]
+        return order
 
     def ends(self, used: Sequence[Any], counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Facts of the parts that were used: where the next portion begins, and what was drawn."""
@@ -104,10 +107,16 @@ class Portions:
         return dump_json(body | {SELF: digest(dump_json(body))})
 
 
-def digest_of(order: Sequence[Any]) -> str:
-    """Digest of a drawn order, free of the secrets in its URLs."""
-    slices = [[asdict(piece) for piece in part] for part in order]
+def digest_of(order: Sequence[Any], *, times: bool = False) -> str:
+    """Digest of a drawn order, free of the secrets in its URLs. Files of this machine are known by
+    what they hold, or by their `times`."""
+    slices = [[_facts(piece, times) for piece in part] for part in order]
     return digest(dump_json(redact_tree(slices, without_secrets)))
+
+
+def _facts(piece: Slice, times: bool) -> dict[str, Any]:
+    stamp = piece.file.stamp if times else content_stamp(piece.file)
+    return asdict(replace(piece, file=replace(piece.file, stamp=stamp)))
 
 
 def share(total: int, number: int, count: int) -> int:

@@ -4,10 +4,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import fsspec
 import pyarrow as pa
+import xxhash
 
 from lmwright.errors import UserError, install
 from lmwright.storage.kaggle import fetch_file, is_kaggle_name
@@ -52,6 +54,19 @@ def local_stamp(path: str) -> tuple[int, str]:
     """Bytes and stamp of a file on this machine."""
     stat = os.stat(path)
     return stat.st_size, str(stat.st_mtime_ns)
+
+
+@lru_cache(1 << 16)
+def content_stamp(file: File) -> str:
+    """A stamp that copies of a file have, too: of one on this machine a hash of its ends, of others
+    their own."""
+    if not os.path.isfile(file.path):
+        return file.stamp
+    with open(file.path, "rb") as opened:
+        hashed = xxhash.xxh3_128(opened.read(READ_BYTES))
+        opened.seek(max(0, (file.size or 0) - READ_BYTES))
+        hashed.update(opened.read(READ_BYTES))
+    return hashed.hexdigest()
 
 
 def refuse_changed(file: File) -> None:
