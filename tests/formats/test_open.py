@@ -115,6 +115,16 @@ def test_what_is_no_pair_of_base_and_adapter(places, tmp_path, base, adapter, sa
         merge_command(places / base, places / adapter, tmp_path / "out")
 
 
+@pytest.mark.parametrize("verb", [["generate", "--prompt", "x"], ["train"]])
+def test_a_run_without_its_run_file_says_how_to_go_on(verb, tmp_path, capsys):
+    folder = tmp_path / "mine"
+    (folder / "checkpoints" / "3").mkdir(parents=True)
+    (folder / "checkpoints" / "3" / "hashes.json").write_text("{}")
+    assert main([*verb[:1], str(folder), *verb[1:]]) == 2
+    cure = f"its run.toml is lost; lmwright train RUN.toml dir={folder}, with the run file"
+    assert cure in capsys.readouterr().err
+
+
 def test_a_missing_folder_beside_others_is_no_hub_name(places, monkeypatch):
     monkeypatch.chdir(places.parent)
     for name, hub in ((f"{places.name}/gone", False), ("owner/name", True)):

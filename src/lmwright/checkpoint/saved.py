@@ -41,6 +41,7 @@ class SavedStates:
 
     def __post_init__(self) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # tracebacks of what is repeated
         self.files = root_of(self.run_dir)
         self.root = self.files.path
 

@@ -4,6 +4,7 @@
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
@@ -67,9 +68,22 @@ def _missing_run(path: Path) -> str:
         return f"{shown(path)}: no such run file; check the path"
     if (folder / "config.json").exists():
         return f"{name}: is a model folder, not a run; name it as train.init_from in a run file"
+    if lost := lost_run(folder):
+        return lost
     above = next((each for each in folder.parents if (each / "run.toml").exists()), None)
     cure = "a run file or the directory of a run" if above is None else shown(above)
     return f"{name}: no such run file (there is no run.toml); give {cure}"
+
+
+def lost_run(folder: Path) -> str | None:
+    """Error for a run directory whose run.toml is lost; None for other folders."""
+    if not any((folder / "checkpoints").glob("*/hashes.json")):
+        return None
+    name = shown(folder)
+    return (
+        f"{name}: its run.toml is lost; lmwright train RUN.toml dir={shlex.quote(name)}, with the "
+        "run file that it was trained from, writes it again"
+    )
 
 
 def _refuse_data(path: Path) -> None:

@@ -24,6 +24,7 @@ from lmwright.config.fields import to_plain
 from lmwright.config.load import RunFiles
 from lmwright.config.run import Run
 from lmwright.config.section import with_overrides
+from lmwright.config.text import lost_run
 from lmwright.data.tokens.gguf_tokenizer import holds_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.hub import fetch, fetch_kaggle
@@ -202,6 +203,8 @@ def _nothing_at(path: Path) -> UserError:
     what = "is not there"
     if path.is_dir():
         refuse_pickles(path)
+        if lost := lost_run(path):
+            return UserError(lost)
         if items_of(path) is not None:
             return UserError(
                 f"{name}: looks like a checkpoint of MaxText, which does not say its model; write "

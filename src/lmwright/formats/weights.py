@@ -48,7 +48,8 @@ def refuse_unlike(place: Origin, spec: Tree, but: Collection[str] = ()) -> None:
 
 def refuse_difference(
     place: Origin, ours: Tree, theirs: Tree, whose: str = "this run's model",
-    cure: str = "leave [model] out, or change only what no weight depends on",
+    cure: str = "leave [model] and recipes that bring one (quickstart) out, or change only what no "
+    "weight depends on",
 ) -> None:  # fmt: skip
     """UserError unless the shapes at a place are ours, those of `whose` weights."""
     if difference := first_difference(ours, theirs):
