@@ -102,11 +102,8 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     """config.json of metadata and the tensors' shapes by name (GGUF's names, numpy order)."""
     name, arch = arch_of(meta, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
-    meta = gguf_further.without(meta, name)
-    of_layers, meta = meta, gguf_gemma4.plain(meta) if name == gguf_gemma4.NAME else meta
-    is_nemotron = name in gguf_nemotron.NAMES
-    meta = gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta
-    meta = gguf_lfm2.plain(meta, name, gguf_nemotron.WIDTHS) if is_nemotron else meta
+    of_layers = gguf_further.without(meta, name)
+    meta = _plain(of_layers, name, arch)
     for key, theirs in (KEYS | arch.keys).items():
         if (value := meta.get(f"{name}.{key}")) is not None:
             config[arch.renamed.get(theirs, theirs)] = decimal(value)
@@ -145,7 +142,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
     if name == gguf_exaone4.NAME:
         config |= gguf_exaone4.config_of(config)
-    if is_nemotron:
+    if name in gguf_nemotron.NAMES:
         config |= gguf_nemotron.config_of(of_layers, name)
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
@@ -160,6 +157,15 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     if arch.exact_yarn and "rope_scaling" in config:
         config["rope_parameters"]["truncate"] = config["rope_scaling"]["truncate"] = False
     return config | {own: config[key] for key, own in arch.rope_keys.items() if key in config}
+
+
+def _plain(meta: Mapping[str, Any], name: str, arch: Arch) -> Mapping[str, Any]:
+    """The metadata with one value in the place of those that layers have each for itself."""
+    if name == gguf_gemma4.NAME:
+        return gguf_gemma4.plain(meta)
+    if name in gguf_nemotron.NAMES:
+        return gguf_lfm2.plain(meta, name, gguf_nemotron.WIDTHS)
+    return gguf_lfm2.plain(meta, name) if arch.short_convs or arch.mamba else meta
 
 
 def _same(values: list[Any], what: str) -> Any:
