@@ -1,5 +1,6 @@
 """Rows of fine-tuning data, of every form and file, become one form of conversation."""
 
+import csv
 import gzip
 import json
 from dataclasses import replace
@@ -20,6 +21,8 @@ from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
 from tests.data.chat_problem import CHATS, chat_tokenizer
 
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+
 
 def said(*pairs):
     return [{"role": role, "content": content} for role, content in pairs]
@@ -35,10 +38,9 @@ def calling(calls):
 
 
 def test_calls_may_be_written_as_json():
-    calls = [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
-    for value in (calls, json.dumps(calls)):
+    for value in (CALLS, json.dumps(CALLS)):
         found = conversation({"messages": calling(value)}, source("messages"))
-        assert found["messages"] == calling(calls)
+        assert found["messages"] == calling(CALLS)
 
 
 def test_prompt_and_completion():
@@ -52,6 +54,60 @@ def test_prompt_of_messages():
     chat = CHATS["turns"]
     found = conversation({"prompt": chat[:3], "completion": chat[3:]}, source("prompt"))
     assert found == {"messages": chat, "first": 3}
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_prompt_of_messages_in_a_table(ending, tmp_path, tokenizer_dir):
+    """It is the conversation of the same rows with lists."""
+    chat = CHATS["turns"]
+    rows = [{"prompt": chat[:3], "completion": chat[3:]}] * 3
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (tmp_path / f"a.{ending}").open("w", newline="") as file:
+        bare = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+        table = csv.writer(file, **(bare if ending == "tsv" else {}))
+        table.writerow(rows[0])
+        table.writerows([json.dumps(part) for part in row.values()] for row in rows)
+    learned = []
+    for name in ("a.jsonl", f"a.{ending}"):
+        rows = Source(path=str(tmp_path / name), rows="prompt")
+        data = data_of(tmp_path / f"of {name}", tokenizer_dir, rows, chat=Chat(template="chatml"))
+        prepare(data, 256, workers=1)
+        learned.append(list(learned_texts(data.dir)))
+    assert learned[0] == learned[1] and len(learned[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        (json.dumps(said(("user", "a"))), " b", said(("user", "a"), ("assistant", " b"))),
+        (
+            json.dumps(said(("system", "s"), ("user", "a"))),
+            json.dumps(said(("assistant", "b"))),
+            said(("system", "s"), ("user", "a"), ("assistant", "b")),
+        ),
+        (json.dumps(calling([])[:1]), json.dumps(calling(CALLS)[1:]), calling(CALLS)),
+        *(
+            (prompt, answer, said(("user", prompt), ("assistant", answer)))
+            for prompt, answer in [
+                ("[INST] a", "[b]"),
+                ("[1, 2]", '[{"role": "CEO", "name": "b"}]'),
+                ('[{"from": "a", "to": "b"}]', "c"),
+                ("a", json.dumps(said(("user", "b"), ("assistant", "c")))),
+                ('{"role": "user", "content": "a"}', "b"),
+            ]
+        ),
+    ],
+)
+def test_a_prompt_is_messages_only_if_it_is_a_list_of_them(prompt, completion, expected):
+    """An answer in JSON to a plain prompt is what is to be learned."""
+    found = conversation({"prompt": prompt, "completion": completion}, source("prompt"))
+    assert found["messages"] == expected
+
+
+def test_a_wrong_message_in_a_cell_is_told():
+    row = {"prompt": json.dumps(said(("human", "a"))), "completion": "b"}
+    with pytest.raises(UnusableError, match="'role' is 'human', not one of system"):
+        conversation(row, source("prompt"))
 
 
 def test_sharegpt():

@@ -99,15 +99,29 @@ def _alpaca(parts: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
 
 
 def _prompt(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
-    prompt, completion = parts["prompt"], parts["completion"]
-    if isinstance(prompt, list) and isinstance(completion, list):
-        names = {"role": "role", "content": "content"}
-        before = _messages(prompt, names, columns["prompt"], source)
-        after = _messages(completion, names, columns["completion"], source)
-        return {"messages": before + after, "first": len(before)}
-    user = {"role": "user", "content": _text(prompt, columns["prompt"], empty="allowed")}
-    answer = {"role": "assistant", "content": _text(completion, columns["completion"])}
-    return {"messages": [user, answer]}
+    prompt = _listed(parts["prompt"], columns["prompt"])
+    if not isinstance(prompt, list):
+        user = {"role": "user", "content": _text(prompt, columns["prompt"], empty="allowed")}
+        text = _text(parts["completion"], columns["completion"])
+        return {"messages": [user, {"role": "assistant", "content": text}]}
+    names = {"role": "role", "content": "content"}
+    before = _messages(prompt, names, columns["prompt"], source)
+    answer = _listed(parts["completion"], columns["completion"])
+    if isinstance(answer, str):
+        answer = [{"role": "assistant", "content": _text(answer, columns["completion"])}]
+    after = _messages(answer, names, columns["completion"], source)
+    return {"messages": before + after, "first": len(before)}
+
+
+def _listed(value: Any, column: str) -> Any:
+    """The messages of a cell that holds a list of them as JSON; any other value as it is, also JSON
+    that only shares a key with messages, which may be an answer."""
+    if not isinstance(value, str) or value.lstrip()[:1] != "[":
+        return value
+    messages = _messages_in(value, column) or []
+    keys = [set(message) for message in messages if isinstance(message, Mapping)]
+    alike = any("role" in has and has & {"content", "tool_calls"} for has in keys)
+    return messages if alike else value
 
 
 def _preference(parts: dict[str, Any], columns: dict[str, str], source: Source) -> dict[str, Any]:
