@@ -189,10 +189,14 @@ def test_duration(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
-    [(0, "done: 7 steps in {}; curves in here"), (43, "everything is saved in {}. Run the same")],
+    ("code", "step", "told"),
+    [
+        (0, 7, "done: 7 steps in {}; curves in here"),
+        (43, 7, "stopped after step 7; everything is saved in {}. Run the same"),
+        (43, 0, "stopped before the first step; nothing is saved in {} yet. Run the same"),
+    ],
 )
-def test_the_end_of_a_session_names_the_run_as_it_is(monkeypatch, capsys, code, told):
+def test_the_end_of_a_session_names_the_run_as_it_is(monkeypatch, capsys, code, step, told):
     """In one line, also in a log file; brackets are no markup."""
     folder = "/data/a long folder for many runs of a long name/[draft]/with more of it behind/a"
     run = SimpleNamespace(
@@ -200,7 +204,7 @@ def test_the_end_of_a_session_names_the_run_as_it_is(monkeypatch, capsys, code, 
         limits=SimpleNamespace(session_hours=9.0, total_hours=None),
         eval=SimpleNamespace(first="never"),
     )
-    outcome = Outcome(step=7, exit_code=code, losses=[])
+    outcome = Outcome(step=step, exit_code=code, losses=[])
     monkeypatch.setattr(command, "train", lambda *_, **__: outcome)
     monkeypatch.setattr(command, "write_report", lambda *_: "here")
     assert command.train_command(run) == code

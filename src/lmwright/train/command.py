@@ -33,6 +33,8 @@ def describe_stop(run: Run, outcome: Outcome) -> str:
     }.get(outcome.exit_code, "")
     spent = outcome.exit_code == EXIT_TIME_SPENT
     cure = "Raise them to continue." if spent else "Run the same command again to continue."
+    if outcome.step == 0:
+        return f"{why}stopped before the first step; nothing is saved in {run.dir} yet. {cure}"
     return f"{why}stopped after step {outcome.step}; everything is saved in {run.dir}. {cure}"
 
 

@@ -63,9 +63,9 @@ class Hook:
     def at_start(self, session: Running, step: int) -> None:
         """The first step of the session is about to be compiled."""
 
-    def before_step(self, session: Running, step: int) -> bool:
+    def before_step(self, session: Running, step: int) -> bool | None:
         """The next step is about to read its rows, and may not be compiled yet; False ends the
-        session before it."""
+        session before it. Every hook is asked, once a step."""
         return True
 
     def after_step(self, session: Running, step: int) -> None:

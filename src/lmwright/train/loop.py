@@ -122,7 +122,7 @@ class Loop:
         if self.start >= self.steps:
             self._evaluate(self.steps)
             return self._end(self.start, 0)
-        done = self._passed_over(self.start)
+        first = done = self._passed_over(self.start)
         if not self._may_step(done):
             return self._stopped(done)
         with self.budget.apart("compile"):
@@ -132,7 +132,7 @@ class Loop:
         self.stop.starting = False
         while done < self.steps:
             done = self._passed_over(done)
-            if not self._may_step(done):
+            if done != first and not self._may_step(done):
                 return self._stopped(done)
             self.profiler.before(done + 1, self.state)
             compiled = self._ready_step()
@@ -170,7 +170,7 @@ class Loop:
             self._save(done)
 
     def _may_step(self, done: int) -> bool:
-        return all(hook.before_step(self, done) for hook in self.hooks)
+        return False not in [hook.before_step(self, done) for hook in self.hooks]
 
     def _stopped(self, step: int) -> Outcome:
         if self._saved != step:
