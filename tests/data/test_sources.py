@@ -189,6 +189,28 @@ def test_a_folder_takes_what_its_format_means(tmp_path):
     assert names(Source(path=str(tmp_path / "f.bin"), format="txt")) == ["f.bin"]
 
 
+@pytest.mark.parametrize("fs", ["file", "memory"])
+def test_a_glob_takes_what_is_hidden_only_where_it_says_so(tmp_path, fs):
+    names = "a.jsonl", ".b.jsonl", "x/c.jsonl", ".old/d.jsonl", "x/.old/e.jsonl", "x/.new/.f.jsonl"
+    root = f"{tmp_path}/.home/now" if fs == "file" else "memory://hidden/.home/now"
+    for name in names:
+        fsspec.filesystem(fs, auto_mkdir=True).pipe(f"{root}/{name}", b'{"text": "x"}\n')
+
+    def found(pattern):
+        return {file.name for file in find_files(Source(path=f"{root}/{pattern}"))}
+
+    assert found("**/*.jsonl") == found("") == {"a.jsonl", "x/c.jsonl"}
+    assert found("*.jsonl") == {"a.jsonl"}
+    assert found(".*.jsonl") == {".b.jsonl"}
+    assert found("**/.old/*.jsonl") == {".old/d.jsonl", "x/.old/e.jsonl"}
+    assert found("x/.[no]*/*.jsonl") == {".old/e.jsonl"}
+    assert found("x/.new/.*") == {".f.jsonl"}
+    if fs == "file":
+        assert found("../now/*/*.jsonl") == {"x/c.jsonl"}
+    with pytest.raises(UserError, match="matches no file"):
+        found("x/*/*.jsonl")
+
+
 def test_splits_side_by_side(tmp_path):
     for name in ("train-00000.jsonl", "train-00001.jsonl", "test-00000.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n')

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
@@ -95,6 +97,20 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         ) from None
     except ValueError as e:
         raise UserError(f"data.sources: {url}: {e}") from None
+
+
+def find_matches(fs: Any, pattern: str) -> tuple[list[str], str]:
+    """Sorted paths that match a glob, and the folder below which they lie. What is hidden there
+    matches only a part of the glob that begins with a dot, too."""
+    fixed = re.split(r"[*?\[]", pattern)[0]
+    base = fixed[: fixed.rfind("/") + 1]
+    dotted = [part for part in pattern.removeprefix(base).split("/") if part.startswith(".")]
+
+    def hidden(part: str) -> bool:
+        return part.startswith(".") and not any(fnmatchcase(part, each) for each in dotted)
+
+    paths = sorted(fs.glob(pattern))
+    return [p for p in paths if not any(map(hidden, p.removeprefix(base).split("/")))], base
 
 
 def open_binary(path: str) -> Any:

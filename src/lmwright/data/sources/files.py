@@ -20,7 +20,14 @@ import pyarrow.parquet as pq
 from lmwright.config.run import Source
 from lmwright.data.json_text import parse_json
 from lmwright.data.sources.endings import COMPRESSION, ENDINGS, PACKED, PLAIN
-from lmwright.data.sources.file import File, Slice, local_stamp, open_binary, open_filesystem
+from lmwright.data.sources.file import (
+    File,
+    Slice,
+    find_matches,
+    local_stamp,
+    open_binary,
+    open_filesystem,
+)
 from lmwright.errors import UserError, first_line
 from lmwright.guard.urls import was_redacted, without_secrets
 from lmwright.storage.kaggle import Dataset, find_dataset, is_kaggle_name
@@ -114,12 +121,11 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
         if hub:
             cure += f"; the Hugging Face data set of this name is hf://datasets/{source.path}"
         raise UserError(f"data.sources: {source.path} does not exist{cure}")
-    fs = fsspec.filesystem("file")
-    paths = sorted(p for p in fs.glob(str(root.absolute())) if os.path.isfile(p))
+    paths, base = find_matches(fsspec.filesystem("file"), str(root.absolute()))
+    paths = [p for p in paths if os.path.isfile(p)]
     if exclude:
         paths = [p for p in paths if not Path(p).is_relative_to(Path(exclude).absolute())]
-    fixed = re.split(r"[*?\[]", str(root.absolute()))[0]
-    return _choose(source, paths, fixed[: fixed.rfind(os.sep) + 1], matched=True)
+    return _choose(source, paths, base, matched=True)
 
 
 def _home_path(path: str) -> Path:
@@ -143,13 +149,11 @@ def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
 
 def _remote(source: Source) -> list[File]:
     fs, root = open_filesystem(source.path)
-    protocol = source.path.split("://")[0]
-    fixed = re.split(r"[*?\[]", root)[0]
-    globbed = fixed != root
+    globbed = bool(re.search(r"[*?\[]", root))
     try:
         if globbed:
-            paths = sorted(fs.glob(root))
-        elif protocol in ("http", "https") or fs.isfile(root):
+            paths, base = find_matches(fs, root)
+        elif source.path.startswith(("http://", "https://")) or fs.isfile(root):
             # an http server has no folders to tell from files
             paths = [root]
         else:
@@ -157,7 +161,8 @@ def _remote(source: Source) -> list[File]:
     except Exception as e:  # each filesystem raises its own
         raise UserError(f"data.sources: {source.path} cannot be listed: {first_line(e)}") from None
     single = paths == [root]
-    base = fixed[: fixed.rfind("/") + 1] if single or globbed else root.rstrip("/") + "/"
+    if not globbed:
+        base = root[: root.rfind("/") + 1] if single else root.rstrip("/") + "/"
     files = _choose(source, paths, base, single=single, matched=globbed, fs=fs)
     return [replace(f, path=fs.unstrip_protocol(f.path)) for f in files]
 
