@@ -8,6 +8,9 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
 
 import click
 import numpy as np
@@ -234,6 +237,45 @@ def test_a_wrong_run_says_where(tmp_path):
     wrong = tables(tmp_path)
     wrong["train"]["stpes"] = 3
     with pytest.raises(lm.UserError, match=r"^the run: train.stpes is not a field; did you mean"):
+        lm.load_run(wrong)
+
+
+def test_numbers_of_numpy_and_paths_are_values(tmp_path):
+    plain, other = tables(tmp_path), tables(tmp_path)
+    plain["train"]["steps"] = 7
+    plain["optim"] = {"kind": "adamw", "learning_rate": 0.25, "beta2": 0.75}
+    other["name"] = np.str_("small")
+    other["train"]["steps"] = np.int64(7)
+    optim = {"kind": "adamw", "learning_rate": np.array(0.25), "beta2": np.float32(0.75)}
+    other["optim"] = MappingProxyType(optim)
+    plain["eval"], other["eval"] = {"prompts": ["a", "b"]}, {"prompts": (*np.array(["a", "b"]),)}
+    assert lm.load_run(other) == lm.load_run(plain)
+
+
+def test_a_path_is_a_model_to_start_from_as_text_is(trained, tmp_path):
+    start = {"steps": 2, "global_batch_size": 8, "init_from": trained.dir}
+    plain = tables(tmp_path) | {"train": start}
+    del plain["model"], plain["data"]["tokenizer"]
+    other = plain | {"train": start | {"init_from": Path(trained.dir)}}
+    assert lm.load_run(other) == lm.load_run(plain)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "told"),
+    [
+        ("eval", "prompts", {"a"}, "eval.prompts is a value of type set, .*; give text,"),
+        ("eval", "prompts", ["a", b"b"], "eval.prompts.1 is a value of type bytes"),
+        ("eval", "prompts", [date(2026, 1, 1)], "eval.prompts.0 is a value of type date"),
+        ("train", "steps", np.arange(2), "train.steps is a value of type ndarray"),
+        ("optim", "kind", Mlm, "optim.kind is a value of type "),
+        ("train", "steps", np.float32(2.5), "train.steps must be an integer, not 2.5"),
+        ("train", 3, 1, "train.3: names of fields are text; put it in quotes"),
+    ],
+)
+def test_what_no_run_file_can_hold_is_named(section, name, value, told, tmp_path):
+    wrong = tables(tmp_path)
+    wrong.setdefault(section, {})[name] = value
+    with pytest.raises(lm.UserError, match=f"^the run: {told}"):
         lm.load_run(wrong)
 
 

@@ -4,7 +4,8 @@ TOML has no null, so a field that is set by default is unset by the word "none".
 dataclasses of the sections that come in kinds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -12,7 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 from lmwright.config.registry import Kind, Kinds
 from lmwright.config.run import Run
-from lmwright.config.text import Keys
+from lmwright.config.text import Keys, join_keys
+from lmwright.errors import UserError
 
 UNSET = "none"
 NO_KINDS: Kinds = {}
@@ -121,6 +123,31 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(v, defaults=defaults) for v in value]
     return value
+
+
+def to_values(value: Any, where: str, keys: Keys = ()) -> Any:
+    """Tables of Python, such as `{"train": {"steps": np.int64(10)}}`, as `to_plain`, with numpy's
+    scalars and paths as numbers and text. Raises UserError for what no run file can hold."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = to_plain(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                name = join_keys((*keys, repr(key)))
+                raise UserError(f"{where}: {name}: names of fields are text; put it in quotes")
+        there = {k: to_values(v, where, (*keys, k)) for k, v in value.items()}
+        return {k: v for k, v in there.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [to_values(v, where, (*keys, i)) for i, v in enumerate(value)]
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise UserError(
+        f"{where}: {join_keys(keys)} is a value of type {type(value).__name__}, which no run file "
+        "can hold; give text, a number, a list or a table"
+    )
 
 
 def names_of(mark: str, kinds: Kinds) -> frozenset[str]:

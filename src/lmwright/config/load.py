@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from lmwright.config.check import check_run
 from lmwright.config.check_data import ONLY_TRAINED
 from lmwright.config.errors import LIST_PRESETS, explain, nearest
-from lmwright.config.fields import UNSET, changed, names_in, to_plain, with_unset
+from lmwright.config.fields import UNSET, changed, names_in, to_plain, to_values, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
 from lmwright.config.registry import OFFERED, Kinds
@@ -266,7 +266,7 @@ class RunFiles:
 def _read(source: RunFile) -> tuple[Path, Layer, dict[Keys, int]]:
     """Path of a run file, its values, and their lines; tables of Python have neither."""
     if isinstance(source, Mapping):
-        return IN_PYTHON, to_plain(dict(source)), {}
+        return IN_PYTHON, to_values(source, str(IN_PYTHON)), {}
     path = fetched(source)
     path = path / "run.toml" if path.is_dir() else path
     return path, *read_toml(path)
