@@ -137,6 +137,12 @@ def test_stages_alone_and_together(tmp_path):
     assert prepare(shorter, 32, workers=1).stages["pack"].facts["seq_len"] == 16
 
 
+def printed(summary):
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))
+    print_summary(summary, console)
+    return console.export_text()
+
+
 def test_summary(tmp_path):
     sources = corpus(tmp_path, docs=60)
     (tmp_path / "a.jsonl").open("a").write("broken\n" + json.dumps({"text": " "}) + "\n")
@@ -147,16 +153,17 @@ def test_summary(tmp_path):
         tokenizer=Tokenizer(vocab_size=280),
     )
     summary = prepare(data, 32, workers=1)
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))
-    print_summary(summary, console)
-    text = console.export_text()
+    text = printed(summary)
     for record in summary.rows():
         assert record["split"] == "train" and 0 < record["efficiency"] <= 1
         line = next(line for line in text.splitlines() if f" {record['source']} " in line)
         assert f"{record['tokens']:,}" in line and f"{record['efficiency']:.1%}" in line
+        assert f" {record['bytes'] / record['tokens']:.2f} " in line
     assert "a: 1 bad rows of 24, listed in normalize/quarantine.jsonl" in text
     assert "a: 1 rows without text or label" in text and "duplicates left out" in text
     assert "tokenizer: 280 ids" in text
+    text = printed(prepare(data, 32, stages=("pack",), workers=1))  # which counts no bytes
+    assert f"{record['tokens']:,}" in text and "bytes/token" not in text
 
 
 MEMORY = """

@@ -230,8 +230,8 @@ def _left_out(summary: Summary) -> Iterator[str]:
 
 def _select_figures(record: dict[str, Any]) -> dict[str, float]:
     values = {k: v for k, v in record.items() if isinstance(v, int | float)}
-    if values.get("tokens"):
-        values["ratio"] = values.get("bytes", 0) / max(1, values.get("learned", values["tokens"]))
+    if values.get("tokens") and "bytes" in values:  # which `pack` does not count
+        values["ratio"] = values["bytes"] / max(1, values.get("learned", values["tokens"]))
     if "learned" in values:
         values["share"] = values["learned"] / max(1, values["tokens"])
     if "bytes" in values:
