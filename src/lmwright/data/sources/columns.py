@@ -174,14 +174,18 @@ def from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad
     made = _from_mapping(row, number, file, source)
     if isinstance(made, Bad) and isinstance(row, Mapping):
         name = source.id_column
-        id_ = f"{file.name}:{number}" if name is None else row.get(name)
-        known = not _no_id(id_) and str(id_).encode(errors="ignore").decode() == str(id_)
-        return replace(made, there=tuple(row), id=str(id_) if known else None)
+        id_ = f"{file.name}:{number}" if name is None else _id_of(row.get(name))
+        known = id_ is not None and id_.encode(errors="ignore").decode() == id_
+        return replace(made, there=tuple(row), id=id_ if known else None)
     return made
 
 
-def _no_id(value: Any) -> bool:
-    return isinstance(value, bool) or not isinstance(value, str | int)
+def _id_of(value: Any) -> str | None:
+    """A text or a whole number as text, also one that pandas made a float of, as it does where a
+    row has none; None for any other value."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
+        value = int(value)  # larger floats are rounded: several numbers become one
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Bad:
@@ -205,19 +209,21 @@ def _from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Ba
             return Bad(number, str(e))
         if source.unlabeled and found["label"] in source.unlabeled:
             text = ""  # left out, and counted
-    id_ = f"{file.name}:{number}"
+    id_: str | None = f"{file.name}:{number}"
     if source.id_column is not None:
         name = source.id_column
-        id_ = row.get(name)
-        if _no_id(id_):
-            wrong = f"id {name!r} is {kind_of(id_)}, not text or a number"
-            wrong = wrong if name in row else f"no {name!r}, only {names_of(row)}"
-            return Bad(number, wrong)
+        if name not in row:
+            return Bad(number, f"no {name!r}, only {names_of(row)}")
+        id_ = _id_of(row[name])
+        if id_ is None:
+            what = str(row[name]) if isinstance(row[name], float) else kind_of(row[name])
+            cure = "write ids as text, or name another column"
+            return Bad(number, f"id {name!r} is {what}, not text or a whole number: {cure}")
     meta = {c: row[c] for c in source.meta_columns if c in row}
     meta = json.dumps(meta, default=str, sort_keys=True)
     if isinstance(text, list):
-        return ListRow(number, "", str(id_), meta, _own_keys(text))
-    return Row(number, text, str(id_), meta)
+        return ListRow(number, "", id_, meta, _own_keys(text))
+    return Row(number, text, id_, meta)
 
 
 def kind_of(value: Any) -> str:
@@ -225,7 +231,10 @@ def kind_of(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
     if value is None:
         return "null"
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "binary")
+    if isinstance(value, bytes):
+        return "binary"
+    other = f"of type {type(value).__name__}"
+    return names.get(type(value), "a number" if isinstance(value, int | float) else other)
 
 
 def names_of(names: Iterable[str]) -> str:
