@@ -56,10 +56,18 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
         raise _syntax_error(path, text, str(error)) from error
     lines = dict(_lines(text))
     for keys, value in leaves(values):
-        if isinstance(value, date | datetime | time):
-            where = f"{path}:{line_of(lines, keys)}"
-            raise UserError(f"{where}: {join_keys(keys)} is a date; put it in quotes to mean text")
+        _refuse_dates(f"{path}:{line_of(lines, keys)}", keys, value)
     return values, lines
+
+
+def _refuse_dates(where: str, keys: Keys, value: Any) -> None:
+    """Raises UserError for a date, which no field is, also in a list."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, date | datetime | time):
+            what = "holds" if isinstance(value, list) else "is"
+            raise UserError(
+                f"{where}: {join_keys(keys)} {what} a date; put it in quotes to mean text"
+            )
 
 
 def _missing_run(path: Path) -> str:
@@ -209,4 +217,6 @@ def parse_override(text: str) -> tuple[Keys, Any]:
     value = values["value"]
     if len(values) > 1 or isinstance(value, date | datetime | time):
         return keys, literal  # a text that only looks like more TOML, or a date
+    for inside, each in leaves(value, keys):
+        _refuse_dates("command line", inside, each)
     return keys, value
