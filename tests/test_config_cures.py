@@ -119,6 +119,13 @@ def test_a_kind_within_a_section_that_another_kind_has_emptied():
     assert load_run(run, [*override, cure]).optim.schedule.warmup_steps == 3
 
 
+def test_a_date_in_a_list_is_to_be_text(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(RUN) + "[eval]\nprompts = [1979-05-27]\n")
+    assert "eval.prompts holds a date; put it in quotes" in told(str(file))
+    assert "eval.prompts holds a date" in told(RUN, "eval.prompts=[1979-05-27]")
+
+
 def test_a_batch_that_does_not_divide_into_microbatches(tmp_path, capsys):
     """No device is needed to tell, so the commands that have none refuse it, too."""
     (tmp_path / "run.toml").write_text(tomli_w.dumps(RUN))

@@ -102,7 +102,6 @@ def test_what_is_no_override_says_how_to_write_one(tmp_path, text):
         (RUN_FILE + "[trian]\nsteps = 3\n", "run.toml:8: ", ["trian is not a field", "'train'"]),
         (RUN_FILE + "[train]\n\nsteps = '3'\n", "run.toml:10: ", ["train.steps must be"]),
         (RUN_FILE + "[mesh]\ndata = 1979-05-27\n", "run.toml:9: ", ["mesh.data is a date"]),
-        (RUN_FILE + "[eval]\nprompts = [1979-05-27]\n", "run.toml:9: ", ["prompts holds a date"]),
         (RUN_FILE + "[[mesh]]\ndata = 1\n", "run.toml:9: ", ["mesh must be a table"]),
         (RUN_FILE + "[[data.sources]]\n", "run.toml:8: ", ["data.sources.1.path is missing"]),
         (RUN_FILE.replace('dir = "data"', ""), "run.toml:4: ", ["data.dir is missing"]),

@@ -27,6 +27,7 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "granite-4-0-h-small": (32_207_337_984, 9e9),
     # a bias of each expert is no parameter there
     "nemotron-3-nano-30b-a3b": (31_577_940_288, 3.58e9),
+    "nemotron-3-super-120b-a12b": (120_668_707_840, 12.8e9),
     "lfm2-8b-a1b": (8_339_930_560, 1.56e9),  # with 704 numbers that are no parameters there
     "gemma4-26b-a4b": (25_233_141_790, 3.82e9),  # with 30 numbers that are no parameters there
     "deepseek-v2-lite": (15_706_484_224, 2.66e9),

@@ -33,7 +33,8 @@ SLICES = {
         deepseek-v2-lite moonlight-16b-a3b nemotron-3-nano-30b-a3b""",
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b",
-    "v5p-128": "llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b",
+    "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
+        nemotron-3-super-120b-a12b""",
     "v5p-512": "deepseek-v3",
     "v5p-1024": "llama-600b",
 }

@@ -122,6 +122,8 @@ FAMILIES = {
         "layers_block_type": ["linear_attention", "mlp", "linear_attention", GLOBAL, "mlp"]},
     "NemotronHForCausalLM experts": NEMOTRON_MOE | {
         "layers_block_type": ["linear_attention", "moe", "linear_attention", GLOBAL, "moe"]},
+    "NemotronHForCausalLM latents": NEMOTRON_MOE | {
+        "layers_block_type": ["linear_attention", "moe", GLOBAL, "moe"], "moe_latent_size": 32},
     "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
     "SeedOssForCausalLM": {"attention_bias": True},

@@ -63,7 +63,7 @@ NEMOTRON = NemotronHMoe(
     **SIZES, mixer_pattern=("mamba", "moe"), mlp_dim=16, mamba_num_heads=16, mamba_head_dim=10,
     mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=24,
-                    score="sigmoid", bias_rate=0.01),
+                    latent_dim=12, score="sigmoid", bias_rate=0.01),
 )  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))

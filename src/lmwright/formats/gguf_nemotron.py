@@ -30,6 +30,7 @@ MOE_KEYS = KEYS | {
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
     "expert_group_count": "n_group",
+    "moe_latent_size": "moe_latent_size",
 }
 FIXED = {"mlp_hidden_act": "relu2"} | NO_LEAST_STEP
 MOE_FIXED = FIXED | {"n_group": 1, "topk_group": 1}

@@ -3,6 +3,9 @@
     h [B, T, D] --+--> router --> k experts of E --> sum by share --+--> [B, T, D]
                   +--> shared experts, for every token -------------+
 
+With `latent_dim`, experts read and write latents, which two matrices make of h and back; the router
+and shared experts read h itself.
+
 Beside it a layer returns what its router did (`nn.router.router_sums`), which `penalty` makes
 into losses and metrics once all layers are through.
 """
@@ -49,6 +52,8 @@ class Experts:
     """Groups that a token's experts come from."""
     best_of_group: PositiveInt = 2
     """Experts of a group whose scores together are its worth: the best ones."""
+    latent_dim: PositiveInt | None = None
+    """Width of what the experts read and write; that of the model if unset."""
     shared_dim: PositiveInt | None = None
     """Width of the shared experts together, which see every token; none if unset."""
     shared_gate: Literal["none", "sigmoid"] = "none"
@@ -102,16 +107,22 @@ class Experts:
         residual stream are scaled by `into_stream`."""
         d, e, f = embed_dim, self.num_experts, self.mlp_dim
         inputs = ("gate", "up") if mlp in TWO_INPUTS else ("up",)
+        width, scale = self.latent_dim or d, 1.0 if self.latent_dim else into_stream
         spec = {
             ROUTER: Param("embed -> experts", (d, e)),
-            **{f"{EXPERT}{name}": Param("[experts] embed -> mlp", (e, d, f)) for name in inputs},
-            f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, d), std=into_stream * f**-0.5),
-        }
+            **{f"{EXPERT}{name}": Param("[experts] embed -> mlp", (e, width, f))
+               for name in inputs},
+            f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, width), std=scale * f**-0.5),
+        }  # fmt: skip
+        if self.latent_dim:  # which no device has a part of
+            spec["latent_in"] = Param("embed -> norm", (d, width))
+            std = into_stream * width**-0.5
+            spec["latent_out"] = Param("norm -> embed", (width, d), std=std)
         if self.bias == "all":
             spec["router_logit_bias"] = Param("experts", (e,), fill=0.0)
             each = {f"{EXPERT}{name}_bias": Param("[experts] mlp", (e, f), fill=0.0)
                     for name in inputs}  # fmt: skip
-            spec |= each | {f"{EXPERT}down_bias": Param("[experts] norm", (e, d), fill=0.0)}
+            spec |= each | {f"{EXPERT}down_bias": Param("[experts] norm", (e, width), fill=0.0)}
         if self.bias_rate is not None:
             spec["router_bias"] = Param("experts", (e,), fill=0.0, balance_rate=self.bias_rate)
         if self.shared_dim is not None:
@@ -141,7 +152,10 @@ class Experts:
         if (scale := w.get(EXPERT_SCALE)) is not None:  # by comparison, as in `choose`
             own = choice.experts[..., None] == jnp.arange(self.num_experts)
             shares = shares * jnp.sum(jnp.where(own, scale.astype(jnp.float32), 0), axis=-1)
-        y, dropped = mixture(h, choice.experts, shares, real, part(w, EXPERT), dispatch)
+        x = h if self.latent_dim is None else dot("btd,dl->btl", h, w["latent_in"])
+        y, dropped = mixture(x, choice.experts, shares, real, part(w, EXPERT), dispatch)
+        if self.latent_dim is not None:
+            y = dot("btl,ld->btd", y, w["latent_out"])
         if self.shared_dim is not None:
             assert mlp != "swiglu_oai"  # whose family has none
             y = y + self._shared(mlp, w, h, chunk_tokens)

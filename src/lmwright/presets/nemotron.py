@@ -6,10 +6,10 @@ from lmwright.presets.rows import Shape, row, sizes
 
 NANO = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 """Layers of Nemotron Nano 9B v2: Mamba-2 (M), attention (*) and mlps (-)."""
-
-
 NANO_3 = f"{'MEMEM*E' * 5}MEMEMEM*EMEMEMEME"
 """Layers of Nemotron 3 Nano; mixtures of experts are E."""
+SUPER_3 = f"MEMEMEM*{'EMEMEMEM*' * 2}{'EMEMEMEMEM*' * 4}EMEMEMEM*EMEMEMEME"
+"""Layers of Nemotron 3 Super."""
 
 
 def _nemotron_h(shape: Shape, layers: str, **fields: Any) -> Any:
@@ -22,14 +22,15 @@ def _nemotron_h(shape: Shape, layers: str, **fields: Any) -> Any:
     return family(**(usual | fields), mixer_pattern=pattern)
 
 
-def _nemotron3(shape: Shape) -> Any:
+def _nemotron3(shape: Shape, layers: str, mamba_num_heads: int, **experts: Any) -> Any:
     from lmwright.models.experts import Experts
 
-    experts = Experts(
-        num_experts=128, experts_per_token=6, mlp_dim=1856, shared_dim=3712, score="sigmoid",
-        scale=2.5, bias_rate=0.001,
+    usual = {"mlp_dim": shape[1], "shared_dim": 2 * shape[1], "score": "sigmoid",
+             "bias_rate": 0.001}  # fmt: skip
+    return _nemotron_h(
+        shape, layers, experts=Experts(**(usual | experts)), mamba_num_heads=mamba_num_heads,
+        seq_len=262_144,
     )  # fmt: skip
-    return _nemotron_h(shape, NANO_3, experts=experts, mamba_num_heads=64, seq_len=262_144)
 
 
 PRESETS = {
@@ -38,5 +39,11 @@ PRESETS = {
         (4480, 15_680, 56, 40, 8), layers=NANO, mamba_head_dim=80),
     "nemotron-3-nano-30b-a3b": row(
         "31.6 B, 3.58 B active: NVIDIA Nemotron 3 Nano (https://arxiv.org/abs/2512.20848)",
-        _nemotron3, (2688, 1856, 52, 32, 2)),
+        _nemotron3, (2688, 1856, 52, 32, 2), NANO_3, 64,
+        num_experts=128, experts_per_token=6, scale=2.5),
+    "nemotron-3-super-120b-a12b": row(
+        "121 B, 12.8 B active: NVIDIA Nemotron 3 Super "
+        "(https://huggingface.co/nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16)",
+        _nemotron3, (4096, 2688, 88, 32, 2), SUPER_3, 128,
+        num_experts=512, experts_per_token=22, scale=5.0, latent_dim=1024),
 }  # fmt: skip

@@ -85,6 +85,8 @@ class Experts:
     expected: Mapping[str, Any]
     """Fields that the architecture cannot say otherwise."""
     words: tuple[Words, ...] = (SHARES,)
+    latents: bool = False
+    """True if another pair says `latent_dim`."""
 
     def read(self, config: Json, _: Json, where: str) -> Json:
         """The section. Raises UserError for what is missing or not computed."""
@@ -98,8 +100,8 @@ class Experts:
 
     def write(self, model: Any, architecture: str, family: str) -> Json:
         """Its keys. Raises UserError for what the architecture cannot express."""
-        experts = model.experts
-        for name, value in self.expected.items():
+        experts, none = model.experts, {} if self.latents else {"latent_dim": None}
+        for name, value in {**none, **self.expected}.items():
             if (other := getattr(experts, name)) != value:
                 raise UserError(
                     f"model.experts.{name}: {architecture} has {value!r} there, not {other!r}; "

@@ -112,8 +112,12 @@ class NemotronHHf(Table):
 
 
 def _read_experts(config: Json, fields: Json, where: str) -> Json:
-    shared = {"shared_dim": config["moe_shared_expert_intermediate_size"]}
-    return {"experts": fields["experts"] | {"bias_rate": NEW_BIAS_RATE} | shared}
+    more = {
+        "bias_rate": NEW_BIAS_RATE,
+        "shared_dim": config["moe_shared_expert_intermediate_size"],
+        "latent_dim": config.get("moe_latent_size"),
+    }
+    return {"experts": fields["experts"] | more}
 
 
 def _write_experts(model: Any, architecture: str, _: str) -> Json:
@@ -121,7 +125,10 @@ def _write_experts(model: Any, architecture: str, _: str) -> Json:
     for name in ("bias_rate", "shared_dim"):
         if getattr(experts, name) is None:
             raise UserError(f"model.experts.{name}: {architecture} has one; set it to export")
-    return {"moe_shared_expert_intermediate_size": experts.shared_dim}
+    return {
+        "moe_shared_expert_intermediate_size": experts.shared_dim,
+        "moe_latent_size": experts.latent_dim,
+    }
 
 
 class NemotronHMoeHf(MoeHf, NemotronHHf):
@@ -136,13 +143,14 @@ class NemotronHMoeHf(MoeHf, NemotronHHf):
            for name in ("up", "down")},
         **{f"layers.shared_{name}": f"{MIXER}.shared_experts.{name}_proj.weight"
            for name in ("up", "down")},
+        "layers.latent_in": f"{MIXER}.fc1_latent_proj.weight",
+        "layers.latent_out": f"{MIXER}.fc2_latent_proj.weight",
     }  # fmt: skip
     pairs: ClassVar[tuple[Pair, ...]] = (
         *NemotronHHf.pairs,
-        Experts(DOTS_KEYS, SIGMOID),
+        Experts(DOTS_KEYS, SIGMOID, latents=True),
         Derived(_read_experts, _write_experts),
         Fixed("n_shared_experts", 1, NOT_SUPPORTED, same=(None,)),
-        Fixed("moe_latent_size", None, NOT_SUPPORTED),
     )
     defaults: ClassVar = NemotronHHf.defaults | {
         "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
