@@ -56,7 +56,7 @@ FAMILIES = {
         "mamba_n_heads": 4},
     "NemotronHForCausalLM": ROUTED | {
         "head_dim": 8, "moe_shared_expert_intermediate_size": 10, "num_hidden_layers": None,
-        "moe_latent_size": 14,
+        "moe_latent_size": 16,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
         "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 6,
         "time_step_min": 1e-9},
