@@ -240,6 +240,18 @@ def test_a_wrong_run_says_where(tmp_path):
         lm.load_run(wrong)
 
 
+def test_none_unsets_what_a_default_or_a_recipe_sets(tmp_path):
+    run = tables(tmp_path) | {"optim": {"kind": "adamw", "learning_rate": 1e-3}}
+    assert lm.load_run(run).optim.clip_norm == 1.0
+    for none in (None, "none"):
+        given = run | {"optim": run["optim"] | {"clip_norm": none}, "eval": {"max_rows": none}}
+        found = lm.load_run(given)
+        assert found.optim.clip_norm is None and found.eval.max_rows is None
+    assert lm.load_run(run | {"lora": None, "plan": {"on": None}}).lora is None
+    with pytest.raises(lm.UserError, match="learning_rate must be a number"):
+        lm.load_run(run | {"optim": run["optim"] | {"learning_rate": None}})
+
+
 def test_numbers_of_numpy_and_paths_are_values(tmp_path):
     plain, other = tables(tmp_path), tables(tmp_path)
     plain["train"]["steps"] = 7

@@ -135,8 +135,7 @@ def to_values(value: Any, where: str, keys: Keys = ()) -> Any:
             if not isinstance(key, str):
                 name = join_keys((*keys, repr(key)))
                 raise UserError(f"{where}: {name}: names of fields are text; put it in quotes")
-        there = {k: to_values(v, where, (*keys, k)) for k, v in value.items()}
-        return {k: v for k, v in there.items() if v is not None}
+        return {k: to_values(v, where, (*keys, k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [to_values(v, where, (*keys, i)) for i, v in enumerate(value)]
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):

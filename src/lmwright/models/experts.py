@@ -114,10 +114,10 @@ class Experts:
                for name in inputs},
             f"{EXPERT}down": Param("[experts] mlp -> embed", (e, f, width), std=scale * f**-0.5),
         }  # fmt: skip
-        if self.latent_dim:  # which no device has a part of
-            spec["latent_in"] = Param("embed -> norm", (d, width))
+        if self.latent_dim:
+            spec["latent_in"] = Param("embed -> embed", (d, width))
             std = into_stream * width**-0.5
-            spec["latent_out"] = Param("norm -> embed", (width, d), std=std)
+            spec["latent_out"] = Param("embed -> embed", (width, d), std=std)
         if self.bias == "all":
             spec["router_logit_bias"] = Param("experts", (e,), fill=0.0)
             each = {f"{EXPERT}{name}_bias": Param("[experts] mlp", (e, f), fill=0.0)
