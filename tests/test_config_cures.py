@@ -11,6 +11,7 @@ from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_noted, load_run
+from lmwright.formats.places import new_place
 from lmwright.models.experts import Experts
 from lmwright.models.llama import Llama
 from lmwright.models.moe import Mixtral
@@ -124,6 +125,14 @@ def test_a_date_in_a_list_is_to_be_text(tmp_path):
     file.write_text(tomli_w.dumps(RUN) + "[eval]\nprompts = [1979-05-27]\n")
     assert "eval.prompts holds a date; put it in quotes" in told(str(file))
     assert "eval.prompts holds a date" in told(RUN, "eval.prompts=[1979-05-27]")
+
+
+def test_places_below_the_users_home(monkeypatch, tmp_path):
+    """Only a shell expands them, and not in a run file; sources are expanded, too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = load_run(RUN | {"dir": "~/runs/a", "data": {"dir": "~/data"}}, [])
+    assert (run.dir, run.data.dir) == (f"{tmp_path}/runs/a", f"{tmp_path}/data")
+    assert new_place("~/out") == tmp_path / "out"
 
 
 def test_a_batch_that_does_not_divide_into_microbatches(tmp_path, capsys):

@@ -211,6 +211,17 @@ def test_a_glob_takes_what_is_hidden_only_where_it_says_so(tmp_path, fs):
         found("x/*/*.jsonl")
 
 
+def test_names_with_a_question_mark(tmp_path):
+    """Which ends the path of a URL, and not that of a file."""
+    folder = tmp_path / "Who?"
+    folder.mkdir()
+    for name in ("What is it?.txt", "plain.txt", "Why?.jsonl"):
+        (folder / name).write_text('{"text": "a"}\n')
+    there = {f.name: f.format for f in find_files(Source(path=str(folder)))}
+    assert there == {"What is it?.txt": "txt", "plain.txt": "txt", "Why?.jsonl": "jsonl"}
+    assert len(find_files(Source(path=str(folder / "plain.txt")))) == 1
+
+
 def test_splits_side_by_side(tmp_path):
     for name in ("train-00000.jsonl", "train-00001.jsonl", "test-00000.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n')

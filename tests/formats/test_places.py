@@ -15,7 +15,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.core.param import map_params
 from lmwright.errors import UserError
-from lmwright.formats import hf_write, places, proof
+from lmwright.formats import gguf_write, hf_write, places, proof
 from lmwright.formats.convert import export_command
 from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model
@@ -100,6 +100,36 @@ def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
         (folder / "x").write_text("x")
     export_command(tmp_path / "source", tmp_path / "m.gguf", dtype="fp32", overwrite=True)
     assert hidden(tmp_path) == [alive.name]
+
+
+def test_what_came_meanwhile_is_not_replaced(model, tmp_path, monkeypatch):
+    """Another command, or the user, made something of that name while it was written."""
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="is not empty and was not written by"):
+        with new_folder(out) as folder:
+            (folder / "x").write_text("x")
+            out.mkdir()
+            (out / "notes.txt").write_text("mine")
+    assert (out / "notes.txt").read_text() == "mine"
+    file, prove = tmp_path / "m.gguf", gguf_write.prove
+
+    def meanwhile(*words, **options):
+        file.write_text("mine")
+        return prove(*words, **options)
+
+    monkeypatch.setattr(gguf_write, "prove", meanwhile)
+    with pytest.raises(UserError, match="exists; replace it with --overwrite"):
+        export_command(model, file, dtype="fp32")
+    assert file.read_text() == "mine" and not hidden(tmp_path)
+
+
+def test_containers_of_one_name_leave_each_other_alone(tmp_path, monkeypatch):
+    """Their processes are counted apart: this one's number may be nobody's in the other."""
+    theirs = tmp_path / f".out.{places.HOST}1-4000000.tmp"
+    theirs.mkdir()
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "x").write_text("x")
+    assert theirs.exists() and str(os.stat("/proc/self/ns/pid").st_ino) in places.HOST
 
 
 def test_an_adapter_that_is_there_is_named(tmp_path):

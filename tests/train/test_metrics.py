@@ -193,19 +193,39 @@ def test_reserved_names_are_refused(tmp_path):
             metrics.event("train", step=1)
 
 
-def test_full_disk_is_one_clear_error_and_is_repaired(tmp_path):
+@pytest.fixture
+def full(tmp_path):
+    """A writer with one line, on a disk that has room for half of the next one, and its size."""
     metrics = MetricsWriter(tmp_path, make_run(), None)
     metrics.log(1, loss=1.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (tmp_path / "metrics.jsonl").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))  # room for half a line
-    try:
-        with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written: No space left"):
-            metrics.log(2, loss=2.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+    yield metrics, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)), size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_lines_wait_for_a_full_disk(full, tmp_path):
+    metrics, freed, _ = full
+    with pytest.warns(UserWarning, match=r"jsonl: the disk is full; its lines wait") as told:
+        metrics.log(2, loss=2.0)
+        metrics.log(3, loss=3.0)
+        metrics.event("checkpoint", step=3)
+    assert len(told) == 1
+    freed()
+    metrics.log(4, loss=4.0)
     metrics.close()
+    lines = [(line["step"], line["kind"]) for line in read(tmp_path / "metrics.jsonl")]
+    assert lines == [(1, "train"), (2, "train"), (3, "train"), (3, "checkpoint"), (4, "train")]
+
+
+def test_half_a_line_of_a_disk_that_stays_full_is_repaired(full, tmp_path):
+    metrics, freed, size = full
+    with pytest.warns(UserWarning, match="full to the end, lines lost: 1"):
+        metrics.log(2, loss=2.0)
+        metrics.close()
     assert (tmp_path / "metrics.jsonl").stat().st_size == size + 20
+    freed()
     MetricsWriter(tmp_path, make_run(), 2).close()
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1]
 

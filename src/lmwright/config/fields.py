@@ -149,6 +149,15 @@ def to_values(value: Any, where: str, keys: Keys = ()) -> Any:
     )
 
 
+def homed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with `dir` and `data.dir` below the user's home where they begin with `~`, which
+    only a shell expands, and not in a run file."""
+    for table in (values, values.get("data")):
+        if isinstance(table, dict) and isinstance(table.get("dir"), str):
+            table["dir"] = os.path.expanduser(table["dir"])
+    return values
+
+
 def names_of(mark: str, kinds: Kinds) -> frozenset[str]:
     """Own names of the fields with a mark, in all sections."""
     sections = all_sections(kinds)

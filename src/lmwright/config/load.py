@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from lmwright.config.check import check_run
 from lmwright.config.check_data import ONLY_TRAINED
 from lmwright.config.errors import LIST_PRESETS, explain, nearest
-from lmwright.config.fields import UNSET, changed, names_in, to_plain, to_values, with_unset
+from lmwright.config.fields import UNSET, changed, homed, names_in, to_plain, to_values, with_unset
 from lmwright.config.fit import EpochRows, fit_schedule
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
 from lmwright.config.registry import OFFERED, Kinds
@@ -246,7 +246,7 @@ class RunFiles:
             merged.merge(layer, f"objective.teacher {path}")
 
     def _validated(self, merged: Merged) -> Run:
-        values = with_unset(Run, merged.values, self.kinds)
+        values = homed(with_unset(Run, merged.values, self.kinds))
         try:
             # JSON and not Python mode: strict about scalars, yet a list may become a tuple.
             text = json.dumps(values, default=os.fspath)

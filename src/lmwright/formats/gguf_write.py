@@ -39,7 +39,7 @@ from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
 from lmwright.formats.hf_write import checked_tokenizer
-from lmwright.formats.places import being_written, new_place
+from lmwright.formats.places import being_written, new_place, refuse_existing
 from lmwright.formats.proof import ALIKE, OF_TRAINING, Proof, Source, prove
 from lmwright.formats.tensor_hash import CONVERT, add_tensor
 from lmwright.formats.ternary import TernaryValues, codes_of, codes_of_values, has_ternary
@@ -96,8 +96,7 @@ def write_gguf(
     """
     out = new_place(out)
     refuse_dtype(dtype, TYPES)
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    refuse_existing(out, overwrite)
     model, tensors, load = gguf_mamba.as_granite(model, tensors, load)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
@@ -130,6 +129,7 @@ def write_gguf(
             source=source,
             exact=dtype == "fp32",
         )
+        refuse_existing(out, overwrite)  # another command may have made it meanwhile
         _take_names(hidden, out, proof)
     return proof
 

@@ -117,6 +117,7 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         yield temporary
         for path in (*temporary.iterdir(), temporary):
             sync(path)
+        _refuse_existing(out, overwrite)  # another command may have made it meanwhile
         _take_name(temporary, out)
 
 

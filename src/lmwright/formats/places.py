@@ -3,12 +3,13 @@ what killed processes left there.
 
 .OUT.HOST-PID.tmp   an output being written, which takes its name OUT at the end
 .OUT.HOST-PID.old   what an overwritten OUT held, for the moment of the change
+
+HOST also tells containers of one machine apart.
 """
 
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +18,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from lmwright.errors import UserError
+from lmwright.guard.temporary import namespace, this_host
 from lmwright.guard.terminated import terminated_by_exit
 
-HOST = re.sub(r"\W", "_", socket.gethostname())[:40] or "host"
+HOST = f"{this_host()}_{namespace()}"
 MARK = r"(?:(?P<host>\w+)-)?(?P<pid>\d+)(?P<ending>\.tmp|\.old|\.gguf)"
 LONGEST = 180  # bytes of a name: file systems take 255, and the hidden one is longer
 DAY = 24 * 3600.0
@@ -43,10 +45,16 @@ def usable(path: str | os.PathLike) -> Path:
 def new_place(out: str | os.PathLike) -> Path:
     """The path of a new output. Raises UserError for one that cannot be written under a hidden
     name first."""
-    out = usable(out)
+    out = usable(os.path.expanduser(out))
     if len(out.name.encode()) > LONGEST:
         raise UserError(f"{out.name[:60]}...: this name is too long; use {LONGEST} bytes at most")
     return out
+
+
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Raises UserError for a file that is there and may not be overwritten, and for a folder."""
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
 
 
 @contextmanager

@@ -46,12 +46,20 @@ def temporary_file(folder: Path, name: str) -> Path:
 
 def _mark() -> str:
     """Beginning of the names of all folders of this machine, as its processes are counted here."""
-    host = re.sub(r"\W", "_", socket.gethostname())[:40] or "host"
+    return f"lmwright-{this_host()}-{namespace()}-"
+
+
+def this_host() -> str:
+    """The machine's name, as part of a file's."""
+    return re.sub(r"\W", "_", socket.gethostname())[:40] or "host"
+
+
+def namespace() -> int:
+    """Number of what counts this process: containers of one name count each their own."""
     try:
-        namespace = os.stat(NAMESPACE).st_ino
+        return os.stat(NAMESPACE).st_ino
     except OSError:
-        namespace = 0
-    return f"lmwright-{host}-{namespace}-"
+        return 0
 
 
 def _is_abandoned(path: Path, pid: int) -> bool:

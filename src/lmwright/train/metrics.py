@@ -21,6 +21,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -32,6 +33,7 @@ from lmwright.guard.files import write_whole
 from lmwright.report.read import RunRecord, add_line
 from lmwright.train.trackers import Tracker, open_trackers
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_FILE = "metrics.jsonl.damaged"
 RESERVED = ("step", "time", "kind")
@@ -63,6 +65,9 @@ class MetricsWriter:
         self.path = Path(run_dir) / METRICS_FILE
         self._active = process_index == 0
         self._file = None
+        self._held = b""
+        """What the disk has not taken yet."""
+        self._told = False
         self._trackers: dict[str, Tracker] = {}
         self._evaluated: list[dict[str, Any]] = []
         self._ended: set[str] = set()
@@ -136,11 +141,16 @@ class MetricsWriter:
             try:
                 os.fsync(self._file.fileno())
             except OSError as error:
-                raise _unwritable(self.path, error) from error
+                if error.errno not in FULL:
+                    raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
         """Closes the file and the trackers; may be called twice."""
         if self._file is not None:
+            with suppress(StorageError):  # of a device that is gone
+                self._write_held()
+            if left := self._held.count(b"\n"):
+                warnings.warn(f"{self.path}: full to the end, lines lost: {left}", stacklevel=2)
             self._file.close()
             self._file = None
         trackers, self._trackers = self._trackers, {}
@@ -161,13 +171,22 @@ class MetricsWriter:
         line |= {name: json_value(value) for name, value in fields.items()}
         if kind in EVALUATED and self._is_there(line):
             return
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._held += json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._write_held()
+
+    def _write_held(self) -> None:
+        """Writes what is held back. On a full disk it stays so: the next save tells whether the
+        run can go on, and lines are no reason to lose steps."""
+        assert self._file is not None
         try:
-            written = self._file.write(data)
-            if written != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._held = self._held[self._file.write(self._held) :]
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            if error.errno not in FULL:
+                raise _unwritable(self.path, error) from error
+        if self._held and not self._told:
+            said = f"{self.path}: the disk is full; its lines wait in memory until there is space"
+            warnings.warn(said, stacklevel=4)
+        self._told = bool(self._held)
 
     def _is_there(self, line: Mapping[str, Any]) -> bool:
         """True for a line of the evaluation with which a session before ended, and for one of what

@@ -192,14 +192,9 @@ def _of_kaggle(source: Source) -> list[File]:
 
 
 def _choose(
-    source: Source,
-    paths: list[str],
-    base: str,
-    *,
-    single: bool = False,
-    matched: bool = False,
+    source: Source, paths: list[str], base: str, *, single: bool = False, matched: bool = False,
     fs: Any = None,
-) -> list[File]:
+) -> list[File]:  # fmt: skip
     """Files of the requested format; a path that was named or matched must be readable."""
     files, others = [], []
     for path in paths:
@@ -266,7 +261,8 @@ def _one_split(source: Source, files: list[File]) -> list[File]:
 
 def split_ending(path: str) -> tuple[str, str | None]:
     """Lower-case ending of a path without compression, and the compression."""
-    stem, ending = os.path.splitext(SHARD.sub("", path.lower().split("?")[0]))
+    name = path.split("?")[0] if "://" in path else path  # without the query of a URL
+    stem, ending = os.path.splitext(SHARD.sub("", name.lower()))
     compression = COMPRESSION.get(ending)
     return (os.path.splitext(stem)[1] if compression else ending), compression
 
