@@ -152,7 +152,7 @@ def test_conversations(form, harness_folder, tmp_path, capsys):
 
 
 def test_an_interrupted_command_goes_on(harness_folder, prompts, tmp_path, monkeypatch, capsys):
-    """With the same draws, whatever was beside a row; other settings begin anew."""
+    """With the same draws, whatever was beside a row, and where the file was only touched."""
     file, out = tmp_path / "p.txt", tmp_path / "out.jsonl"
     file.write_text("\n".join(prompts) + "\n")
     words = ["--temperature", "0.8", "--seed", "4"]
@@ -171,6 +171,10 @@ def test_an_interrupted_command_goes_on(harness_folder, prompts, tmp_path, monke
     assert not out.exists()
     monkeypatch.setattr(prompts_file.Writer, "lines", whole)
     capsys.readouterr()
+    assert asked(harness_folder, file, out, *words[:2], "--seed", "5") == 2
+    said = capsys.readouterr().err
+    assert "out.jsonl.part: holds finished lines, made with other settings (seed); give" in said
+    file.touch()
     assert asked(harness_folder, file, out, *words) == 0
     assert "9 rows were there; 40 texts" in capsys.readouterr().out
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

@@ -27,9 +27,9 @@ class Tally:
 @pytest.fixture
 def write(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(WORDS) + "\n")
-    texts = open_texts(str(tmp_path / "in.txt"), "text", None)
 
-    def run(stop_at=None, beside=lambda: None, asked="a"):
+    def run(stop_at=None, beside=lambda: None, asked="a", path="in.txt", overwrite=False):
+        texts = open_texts(str(tmp_path / path), "text", None)
         tally = Tally()
 
         def lines(rows):
@@ -41,7 +41,7 @@ def write(tmp_path):
                 tally.add(made)
                 yield [json.dumps(made) + "\n"]
 
-        write_lines(texts, lines, tally, tmp_path / "out", {"asked": asked})
+        write_lines(texts, lines, tally, tmp_path / "out", {"asked": asked}, overwrite=overwrite)
         return tally.made
 
     return run
@@ -90,19 +90,73 @@ def test_progress_is_told(write, monkeypatch, capsys):
     ]
 
 
-def test_a_damaged_note_is_no_part_of_it(write, tmp_path):
+@pytest.fixture
+def refused(write, tmp_path, capsys):
+    """Checks that a command is refused and leaves the lines alone, until it may overwrite them."""
+    part = tmp_path / "out.part"
+
+    def check(reason, **options):
+        before = part.read_bytes()
+        with pytest.raises(UserError) as error:
+            write(**options)
+        assert str(error.value) == (
+            f"{part}: holds finished lines, {reason}; give the same again to go on after them, or "
+            "--overwrite to begin again"
+        )
+        assert part.read_bytes() == before and before.count(b"\n") == 4
+        made = write(**options, overwrite=True)
+        assert f"out.part: begins again without its lines, {reason}\n" in capsys.readouterr().err
+        return made
+
+    return check
+
+
+def test_lines_whose_note_is_damaged_are_not_thrown_away(write, refused, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write(stop_at=4)
     (tmp_path / "out.part.json").write_bytes(b"\xff\xff")
-    assert write() == WHOLE
+    reason = "whose settings are not known (out.part.json is missing or damaged)"
+    assert refused(reason) == WHOLE
 
 
-def test_what_was_asked_otherwise_is_no_part_of_it(write, tmp_path, capsys):
+def test_lines_of_other_settings_are_not_thrown_away(write, refused):
     with pytest.raises(KeyboardInterrupt):
         write(stop_at=4, asked="b")
+    assert refused("made with other settings (asked)") == WHOLE
+
+
+def test_half_a_line_of_other_settings_is_no_loss(write, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=0, asked="b")
+    (tmp_path / "out.part").write_bytes(b'{"text": ')
     assert write() == WHOLE
-    said = "out.part: begins again, since its lines were made with other settings (asked)\n"
-    assert capsys.readouterr().err.endswith(said)
+    assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
+
+
+@pytest.mark.parametrize("name", ["in.txt", "other.txt", "folder/in.txt"])
+def test_texts_are_known_by_what_they_hold(write, tmp_path, name):
+    """However they are dated and named."""
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    (tmp_path / "folder").mkdir()
+    if name != "in.txt":
+        (tmp_path / "in.txt").rename(tmp_path / name)
+    os.utime(tmp_path / name, (1, 1))
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=2, path=name)
+    assert (tmp_path / "out.part").read_text().count("\n") == 6
+    assert write(path=name, overwrite=True) == WHOLE
+    assert [json.loads(line) for line in (tmp_path / "out").open()] == WHOLE
+
+
+def test_texts_that_changed_in_place_are_other_texts(write, refused, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        write(stop_at=4)
+    path = tmp_path / "in.txt"
+    before = path.stat()
+    path.write_text(path.read_text().replace("word 4", "WORD 4"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert refused("made with other settings (texts)")[4] == {"text": "WORD 4"}
 
 
 def test_the_note_of_lines_that_are_there_is_not_written_again(write, tmp_path):

@@ -5,6 +5,7 @@
 What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+
+import xxhash
 
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
@@ -70,8 +73,17 @@ class Texts:
 
     @property
     def stamps(self) -> list[list[Any]]:
-        """Path without credentials, size and time of each file, by which a changed one is known."""
-        return [[without_secrets(each.path), each.size, each.stamp] for each in self.files]
+        """What each file holds, as far as it is known: of one on this machine, however it is named
+        and dated, a hash; of others the path without credentials, and their own stamp."""
+        return [_stamp(each) for each in self.files]
+
+
+def _stamp(file: File) -> list[Any]:
+    if not os.path.isfile(file.path):
+        return [without_secrets(file.path), file.size, file.stamp]
+    with open(file.path, "rb") as opened:  # all of it: a row that was changed in place shows, too
+        held = hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
+    return [file.format, file.compression, file.size, held]
 
 
 def _with_blank_lines(rows: Iterator[Row | Bad]) -> Iterator[Row | Bad]:
@@ -192,7 +204,8 @@ def write_lines(
 ) -> None:
     """Writes the lines of the texts to the terminal, or to `out` by way of OUT.part, after the rows
     that an interrupted command that `asked` for the same left there; `finish` makes OUT of it.
-    Raises UserError where a file cannot be read or written, or another command wrote OUT."""
+    Raises UserError where a file cannot be read or written, another command wrote OUT, or the rows
+    that are there are of another command and not to be replaced (`overwrite`)."""
 
     def run(done: int, write: Callable[[str], Any]) -> None:
         tell = _teller(done) if out else lambda _new: None
@@ -215,7 +228,8 @@ def write_lines(
 
     place = Path(os.path.realpath(out))  # a link stays, and its target is written
     refuse_existing(place, overwrite)
-    done = _write_resumed(place, {**asked, "files": texts.stamps}, run, tally, end)
+    wishes = {**asked, "texts": texts.stamps}
+    done = _write_resumed(place, wishes, run, tally, end, overwrite)
     print(f"{out}: {f'{done:,} rows were there; ' if done else ''}", end="")
 
 
@@ -262,9 +276,10 @@ def _write_resumed(
     run: Callable[[int, Callable[[str], Any]], None],
     tally: Tally,
     finish: Callable[[Path, Path], None],
+    overwrite: bool,
 ) -> int:
     """Writes the missing lines; returns the number of rows that an interrupted command had
-    written."""
+    written. Raises UserError for rows of another command, unless `overwrite`."""
     part, note = (out.with_name(f"{out.name}{ending}") for ending in (".part", ".part.json"))
     done = 0
     try:
@@ -275,11 +290,16 @@ def _write_resumed(
                     f"{part}: is being written by another command; wait for it, or choose another "
                     "--out"
                 )
-            known = note.exists() and note.read_bytes() == wishes.encode()
-            if not known:
-                if part.stat().st_size:
-                    print(f"{part}: begins again, {_difference(note, wishes)}", file=sys.stderr)
-                raw.truncate()
+            if (other := _difference(note, wishes)) is not None:
+                if raw.readline().endswith(b"\n"):
+                    if not overwrite:
+                        raise UserError(
+                            f"{part}: holds finished lines, {other}; give the same again to go on "
+                            "after them, or --overwrite to begin again"
+                        )
+                    print(f"{part}: begins again without its lines, {other}", file=sys.stderr)
+                raw.truncate(0)
+                raw.seek(0)
                 write_whole(note, wishes)
             done = _whole_lines(raw, tally)
             try:
@@ -301,14 +321,14 @@ def _is_at(raw: Any, path: Path) -> bool:
     return path.exists() and os.path.samestat(os.fstat(raw.fileno()), path.stat())
 
 
-def _difference(note: Path, wishes: str) -> str:
-    """The reason why lines that are there are none of this command's."""
+def _difference(note: Path, wishes: str) -> str | None:
+    """The reason why lines that are there are none of this command's; None where they are."""
     try:
         before, now = json.loads(note.read_bytes()), json.loads(wishes)
         names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
-        return f"since {note.name} is missing or damaged"
-    return f"since its lines were made with other settings ({', '.join(names)})"
+        return f"whose settings are not known ({note.name} is missing or damaged)"
+    return f"made with other settings ({', '.join(names)})" if names else None
 
 
 def _whole_lines(raw: Any, tally: Tally) -> int:
