@@ -1,6 +1,8 @@
 """`eval --tasks` against lm-evaluation-harness's own model class, which uses transformers."""
 
+import errno
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -123,6 +125,20 @@ def test_the_command(harness_folder, files, tmp_path, capsys):
     words[words.index(str(out))] = str(tmp_path / "none" / "out.json")
     assert main(["eval", str(harness_folder), *words]) == 2  # before any question
     assert "none is no folder; make it, or choose another" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(harness_folder, files, tmp_path, monkeypatch, capsys):
+    """Which the same command, given again, would refuse to replace."""
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "out.json"
+    words = ["--tasks", files[1], "--limit", "1", "--out", str(out)]
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["eval", str(harness_folder), *words]) == 2
+    assert f"{out}: the disk is full; free some space" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_figure_that_nothing_can_draw_is_not_kept():

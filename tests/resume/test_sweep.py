@@ -1,6 +1,8 @@
 """A sweep: every combination is checked first, trained in its own folder, and compared."""
 
+import errno
 import fcntl
+import os
 import shlex
 import signal
 import subprocess
@@ -236,6 +238,22 @@ def test_a_session_is_that_of_the_machine(file, tmp_path, capsys, monkeypatch):
     assert given == [1.0]
     again = shlex.join(["lmwright", "sweep", str(file), *words])
     assert f"sweep: stopped; continue with: {again}\n" in capsys.readouterr().err
+
+
+def test_the_file_of_a_run_is_whole_or_as_before(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(Children, "run", lambda _, words: 0)
+    monkeypatch.setattr(sweep, "_compare", lambda *_: None)
+    assert sweep_command(str(file)) == 0
+    before = (tmp_path / "runs" / "deep-and-thin.toml").read_bytes()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left.*num_kv_heads-4\.toml"):
+        sweep_command(str(file), ["train.steps=7"])
+    assert (tmp_path / "runs" / "deep-and-thin.toml").read_bytes() == before
+    assert load_run(tmp_path / "runs" / "num_kv_heads-4.toml").train.steps != 7
 
 
 def test_other_verbs_point_here(file):

@@ -29,6 +29,7 @@ from lmwright.config.run import Run
 from lmwright.config.text import Keys, join_keys, line_of, literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_base
+from lmwright.guard.files import write_whole
 from lmwright.guard.parent import with_parent
 from lmwright.guard.unread import EXIT_UNREAD
 from lmwright.planner.sessions import session_limit_s
@@ -223,7 +224,7 @@ def _train(member: Member, children: "Children", used_s: float) -> int:
     folder = member.folder.parent
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{member.label}.toml"
-    file.write_text(dump_toml(run), encoding="utf-8")
+    write_whole(file, dump_toml(run))
     return children.run([sys.executable, "-m", "lmwright.cli.main", "train", str(file)])
 
 
