@@ -16,7 +16,7 @@ import pytest
 from lmwright.cli import main as cli
 from lmwright.core import cards
 from lmwright.errors import UserError
-from lmwright.hardware import driver
+from lmwright.hardware import driver, environment
 
 NVRM = "NVRM version: NVIDIA UNIX "
 KERNEL = NVRM + "x86_64 Kernel Module  {}  Sat Aug 19 01:15:15 UTC 2023\nGCC version:  11.4.0\n"
@@ -90,15 +90,54 @@ def test_version_of_the_driver(monkeypatch, tmp_path, text):
          "INTERNAL: CUDA error: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
          "too little of its memory is left (0.3 GiB of 79.6 GiB are free)"),
         (dict(plugin=13, card=False), "", "JAX finds no NVIDIA card on this machine"),
+        (dict(card=False), "", "JAX finds no NVIDIA card on this machine"),
     ],
     ids=["old for 13", "old for 12", "no driver", "no device", "no library", "no plugin, old",
-         "no plugin", "full", "no card"],
+         "no plugin", "full", "no card", "neither"],
 )  # fmt: skip
 def test_reasons_why_jax_has_no_card(machine, facts, cause, words):
     machine(**facts)
     told = str(driver.refusal(RuntimeError(BACKEND.format(cause))))
     assert words in told
     assert "\n" not in told and ".cc:" not in told and told.count("JAX_PLATFORMS") == 1
+
+
+UNKNOWN = "Unable to initialize backend '{}': Backend '{}' is not in the list of known backends"
+
+
+@pytest.mark.parametrize("asked, name", [("foo", "foo"), ("cpu,foo", "foo"), ("gpu", "rocm")])
+def test_a_platform_that_jax_does_not_know(machine, monkeypatch, asked, name):
+    machine(card=False)
+    monkeypatch.setenv("JAX_PLATFORMS", asked)
+    told = str(cli.of_card(RuntimeError(UNKNOWN.format(name, name))))
+    named = "gpu" if asked == "gpu" else name
+    assert told == (
+        f"JAX_PLATFORMS={asked}: JAX finds no platform {named!r} on this machine; set "
+        "JAX_PLATFORMS=cpu, or leave it out"
+    )
+    machine()
+    told = str(cli.of_card(RuntimeError(UNKNOWN.format(name, name))))
+    assert ("plugin is not installed" in told) == (asked == "gpu")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_tpu_that_is_in_use_is_no_mistake_in_a_variable(monkeypatch, tmp_path, there):
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    monkeypatch.setattr(environment, "TPUS", (str(tmp_path if there else tmp_path / "none"),))
+    error = RuntimeError("Unable to initialize backend 'tpu': ABORTED: in use by another process")
+    assert (environment.no_platform(error) is None) == there
+
+
+def test_a_command_on_a_platform_that_is_not_there(tmp_path):
+    env = os.environ | {"JAX_PLATFORMS": "foo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env |= {"XDG_CACHE_HOME": str(tmp_path)}
+    code = (
+        "import sys\nfrom lmwright.cli import main\n"
+        "import jax\nmain.lmwright.main = lambda **_: jax.devices()\nsys.exit(main.main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("lmwright: error: JAX_PLATFORMS=foo: JAX finds no platform 'foo'")
 
 
 def test_errors_of_others_are_left_alone():
@@ -114,7 +153,7 @@ def initialize():
 """
 CHECK = """
 import sys
-from lmwright.hardware import driver
+from lmwright.hardware import driver, environment
 driver.CARDS = (sys.argv[1],)
 from lmwright.core.cards import refuse_lost_card
 from lmwright.errors import UserError

@@ -28,7 +28,7 @@ from lmwright.guard.terminal import visible
 from lmwright.guard.unread import EXIT_UNREAD, leave_output
 from lmwright.guard.urls import redact_text
 from lmwright.hardware import driver
-from lmwright.hardware.environment import set_environment
+from lmwright.hardware.environment import no_platform, set_environment
 
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -137,12 +137,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def of_card(error: BaseException) -> UserError | None:
-    """The error to show for one of JAX on an NVIDIA card that is lost or full; None for others."""
+    """The error to show for one of JAX on a platform that is not there, or an NVIDIA card that is
+    lost or full; None for others."""
     if "jax" not in sys.modules:
         return None
     from lmwright.core.cards import out_of_memory
 
-    return driver.refusal(error) or out_of_memory(error, training=False)
+    refused = driver.refusal(error) or no_platform(error)
+    return refused or out_of_memory(error, training=False)
 
 
 def with_run_file(message: str, words: Sequence[str]) -> str:

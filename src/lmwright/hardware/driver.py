@@ -101,7 +101,7 @@ def lost(cause: str = "") -> UserError:
     """The error for a card that JAX does not use, with the reason that JAX gave."""
     cause = heard[-1] if heard else cause
     cpu = "JAX_PLATFORMS=cpu computes on the CPU instead"
-    if cuda_of_plugin() and not has_card():
+    if not has_card():
         return UserError(
             "JAX finds no NVIDIA card on this machine: `nvidia-smi` must list it (a container sees "
             f"what its --gpus option says); {cpu}"
