@@ -73,8 +73,8 @@ class Texts:
 
     @property
     def stamps(self) -> list[list[Any]]:
-        """What each file holds, as far as it is known: of one on this machine, however it is named
-        and dated, a hash; of others the path without credentials, and their own stamp."""
+        """Facts by which the content of each file is known: of one on this machine a hash, however
+        it is named and dated; of others the path without credentials, and their own stamp."""
         return [_stamp(each) for each in self.files]
 
 
