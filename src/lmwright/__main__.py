@@ -13,22 +13,33 @@ def main() -> int:
     # and again
     gc.set_threshold(20_000, 20, 20)
     try:
-        from lmwright.cli.main import main
+        from lmwright.cli.interrupt import note_interrupts, was_interrupted
     except KeyboardInterrupt:  # while Python reads the modules
-        print("lmwright: interrupted", file=sys.stderr)
-        return 130
+        return _interrupted()
+    note_interrupts()
+    try:
+        from lmwright.cli.main import main
+    except (ImportError, KeyboardInterrupt, SystemError) as error:
+        if not was_interrupted(error):
+            raise
+        return _interrupted()
     try:
         code = main()
     except SystemExit as error:  # a stop before the first step
         if error.code not in STOPPED:
             raise
         code = int(error.code or 0)
-    if code in STOPPED and "jax" in sys.modules:
+    if code in STOPPED and not sys.modules.keys().isdisjoint(("jax", "jaxlib")):
         # a thread of JAX may still be compiling, from which Python would take JAX's objects away
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _interrupted() -> int:
+    print("lmwright: interrupted", file=sys.stderr)
+    return 130
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import click
 from lmwright import __version__
 from lmwright.cli import cloud, config, data, models, runs
 from lmwright.cli.adapters import adapters
-from lmwright.cli.interrupt import send_again, was_interrupted
+from lmwright.cli.interrupt import note_interrupts, send_again, was_interrupted
 from lmwright.cli.output import BrokenPipe, open_output
 from lmwright.cli.publish import publish
 from lmwright.cli.shared import InOrder
@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_with_parent()
     set_environment()
     sys.excepthook = show_exception
+    note_interrupts()
     send_again()
     words = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if refused is None:
             raise
         return _fail(str(refused), refused.exit_code)
-    except ImportError as error:
+    except (ImportError, SystemError) as error:
         if not was_interrupted(error):
             raise
         return _interrupted()
@@ -159,7 +160,10 @@ def with_run_file(message: str, words: Sequence[str]) -> str:
 
 
 def show_exception(kind: Any, error: BaseException, trace: Any) -> None:
-    """Prints an exception of ours as Python does, without credentials of URLs."""
+    """Prints an exception of ours as Python does, without credentials of URLs; not that of Ctrl-C,
+    which libraries in C show before they raise another one."""
+    if isinstance(error, KeyboardInterrupt):
+        return
     text = "".join(traceback.format_exception(kind, error, trace))
     print(visible(redact_text(text)), end="", file=sys.stderr)
 
