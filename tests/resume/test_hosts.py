@@ -1,6 +1,7 @@
 """Two processes of four devices train as one process of eight does."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -19,11 +20,13 @@ import numpy as np
 import pytest
 
 from lmwright.config.load import dump_toml
-from lmwright.config.run import Mesh
+from lmwright.config.run import Limits, Mesh
 from lmwright.errors import EXIT_TRANSIENT, UserError
 from lmwright.program.plan import resolve
+from lmwright.report.ledger import LEDGER
 from lmwright.train.hosts import HostRows, join, started_together
 from lmwright.train.session import train
+from lmwright.train.signals import EXIT_TIME_SPENT
 from tests.quick_compile import FLAGS
 from tests.resume.small_runs import in_dir, losses, typed
 
@@ -198,6 +201,25 @@ def test_a_disk_that_is_full_on_one_host_ends_all(small_run, tmp_path):
     said = outputs(start_two(run, QUICK + FULL_ON_ONE), [45, 2], timeout_s=150)
     assert "the checkpoint could not be written" in said[1] and "free some space" in said[1]
     outputs(start_two(run), [0, 0])
+
+
+NO_LEDGER_ON_ONE = """
+import os
+from lmwright.train import budget
+if os.environ["JAX_PROCESS_ID"] == "1":
+    budget.read_ledger = lambda *_: []
+"""
+
+
+def test_a_total_that_is_spent_ends_all(small_run, tmp_path):
+    """Of a run in a bucket, the first host alone has the ledger: the others would wait for it."""
+    run = in_dir(replace(small_run, mesh=Mesh(data=2, fsdp=4)), tmp_path / "run")
+    run = replace(run, train=replace(run.train, global_batch_size=16))
+    run = replace(run, limits=Limits(total_hours=1.0))
+    Path(run.dir).mkdir()
+    (Path(run.dir) / LEDGER).write_text(json.dumps([{"seconds": 3599.0}]))
+    said = outputs(start_two(run, QUICK + NO_LEDGER_ON_ONE), [EXIT_TIME_SPENT] * 2)
+    assert "limits.total_hours = 1 are spent" in said[0]
 
 
 def test_processes_that_never_come_are_waited_for_and_named(small_run, tmp_path):

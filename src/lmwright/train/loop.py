@@ -16,6 +16,7 @@ from typing import Any
 
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
+from lmwright.core.processes import of_all
 from lmwright.errors import EXIT_INTERRUPTED
 from lmwright.evals.loss import SourceLoss
 from lmwright.guard.heartbeat import beat
@@ -115,8 +116,8 @@ class Loop:
         if self.start:
             self.metrics.event("resume", step=self.start)
             self.display.note(f"continuing from step {self.start}")
-        if self.start < self.steps and (code := self.budget.over()):
-            return self._end(self.start, code)
+        if self.start < self.steps and (code := of_all(self.budget.over() or 0).max()):
+            return self._end(self.start, int(code))  # of a ledger that only one host may have
         if self.start == 0 and self.plan.run.eval.first == "start":
             self._evaluate(0)
         if self.start >= self.steps:
@@ -252,8 +253,7 @@ class Loop:
             with self.paused("evaluate"):
                 losses = self.evaluator.evaluate(step, self.state, trainee.name)
             self.losses += losses
-            tokens = sum(loss.tokens for loss in losses)
-            if tokens:
+            if tokens := sum(loss.tokens for loss in losses):
                 mean = sum(loss.loss * loss.tokens for loss in losses) / tokens
                 self._see_loss(step, trainee, mean)
         for hook in self.hooks:
