@@ -15,6 +15,7 @@ from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.models.modernbert import ModernBert
+from lmwright.models.reasoning import Reasoning
 from lmwright.planner.checklist import Check, fits_check
 from lmwright.train import command, rehearsal, rehearsal_checks
 from lmwright.train.session import train
@@ -231,6 +232,26 @@ def test_adapters_are_opened_in_peft(run, capsys, trained_run):
     assert main(["train", "run.toml", "--rehearse", *words]) == 0
     out = capsys.readouterr().out
     assert "code: opens in PEFT" in out and "stories: opens in PEFT" in out
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_several_processes_make_the_checks_of_one(trained_run, tmp_path, monkeypatch, reasoning):
+    """Those of files, with the same words: also of layers that no other program has."""
+    model = replace(trained_run.model, reasoning=Reasoning(every=1) if reasoning else None)
+    run = replace(trained_run, model=model)
+    one, several = tmp_path / "one", tmp_path / "several"
+    one.mkdir(), several.mkdir()
+    alone = rehearsal_checks.file_checks(run, one)
+    monkeypatch.setattr(jax, "process_count", lambda *_: 2)
+    assert rehearsal_checks.file_checks(run, several) == alone
+    assert [check.holds for check in alone] == [None if reasoning else True, True]
+
+
+def test_a_process_of_checks_that_dies_is_a_check(trained_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda *_: 2)
+    monkeypatch.setattr(rehearsal_checks.sys, "executable", "/bin/false")
+    (check,) = rehearsal_checks.file_checks(trained_run, tmp_path)
+    assert (check.name, check.holds) == ("export", False) and "ended with 1" in check.evidence
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 import jax
 import psutil
 
+from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.core.param import count_params
 from lmwright.errors import UserError, first_line
 from lmwright.evals.prompted import generate_command
 from lmwright.formats.adapter_verbs import export_adapter_command, merge_command
 from lmwright.formats.convert import export_command
+from lmwright.formats.open import load_run
 from lmwright.formats.proof import Proof, sentence
 from lmwright.formats.reference import too_large
 from lmwright.hardware.chips import GIB
@@ -132,7 +135,7 @@ def file_checks(run: Run, out: Path) -> list[Check]:
     """Checks of a rehearsal's checkpoint: an export or adapters, and a text."""
     adapters = [t.name for t in training_of(run).trainees] if run.lora is not None else []
     if jax.process_count() > 1:
-        return _by_child(run, out, adapters)
+        return _by_child(run, out, ADAPTERS if adapters else EXPORT)
     checks = [_tried(ADAPTERS, partial(_adapter, run, out / name, name)) for name in adapters]
     checks = checks or [_tried(EXPORT, lambda: _export(run, out / "model"))]
     return [*checks, _tried(WRITES, lambda: _text(run, adapters))]
@@ -190,25 +193,28 @@ def _text(run: Run, adapters: Sequence[str]) -> Check:
     return Check(WRITES, True, repr(PROMPT + text.text))
 
 
-def _by_child(run: Run, out: Path, adapters: Sequence[str]) -> list[Check]:
-    """Runs the checks by verbs, on the CPU of the first host: each device here is one of many."""
-    verbs = [("adapters", "export", run.dir, out / n, "--adapter", n) for n in adapters]
-    checks = [_child(ADAPTERS, words) for words in verbs]
-    checks = checks or [_child(EXPORT, ("export", run.dir, out / "model"))]
-    if not _writes(run):
-        return checks
-    words = ["generate", run.dir, "--prompt", PROMPT, "--max-new-tokens", NEW_TOKENS]
-    words += ["--adapter", adapters[0]] if adapters else []
-    return [*checks, _child(WRITES, words)]
-
-
-def _child(name: str, words: Sequence[object]) -> Check:
+def _by_child(run: Run, out: Path, name: str) -> list[Check]:
+    """Makes the checks in a process alone, on the CPU of the first host: each device here is one
+    of many. A process that does not come to an end is the check of this name."""
+    run_file = out / "run.toml"
+    run_file.write_text(dump_toml(run))
     variables = {key: value for key, value in os.environ.items() if key not in CHILD}
     done = subprocess.run(
-        [sys.executable, "-m", "lmwright", *map(str, words)],
+        [sys.executable, "-m", "lmwright.train.rehearsal_checks", run_file, out],
         env=variables | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
     )
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or [""]
-    return Check(name, done.returncode == 0, said[-1])
+    if done.returncode == 0:
+        return [Check(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+    said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
+    return [Check(name, False, said[-1].strip())]
+
+
+def _child(run_file: str, out: str) -> None:
+    """Prints the checks of a rehearsal's checkpoint as JSON."""
+    print(json.dumps([vars(check) for check in file_checks(load_run(run_file), Path(out))]))
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])
