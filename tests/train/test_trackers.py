@@ -155,6 +155,23 @@ def test_tracker_that_does_not_start_is_a_user_error(tmp_path, monkeypatch):
         MetricsWriter(tmp_path, make_run(("tensorboard", "wandb")), None)
 
 
+def test_a_run_that_goes_on_does_so_without_a_tracker_that_does_not_start(tmp_path, monkeypatch):
+    """A supervisor would take the exit code of a wrong setting for the end of the job."""
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    run = make_run(("wandb", "tensorboard"))
+    with MetricsWriter(tmp_path, run, None) as metrics:
+        metrics.log(1, loss=1.0)
+    monkeypatch.setattr(fake, "init", None)
+    with pytest.warns(UserWarning, match="wandb did not start and is not used in this session"):
+        metrics = MetricsWriter(tmp_path, run, 1)
+    with metrics:
+        metrics.log(2, loss=2.0)
+    assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0, 2.0]
+    told = [event.step for event in events(tmp_path / "tensorboard") if event.summary.value]
+    assert told == [1, 2] and len(fake.logged) == 1
+
+
 def test_tracker_that_fails_later_is_left_out(tmp_path, monkeypatch):
     fake = FakeTracker()
     monkeypatch.setitem(sys.modules, "trackio", fake)

@@ -10,6 +10,7 @@ run: TensorBoard hides the points that are written again, the two others keep th
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -114,17 +115,24 @@ def refuse_missing(run: Run) -> None:
 
 
 def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str, Tracker]:
-    """Opens every tracker of `run.metrics.trackers`; closes the opened ones if one fails."""
+    """Opens every tracker of `run.metrics.trackers`. One that fails is left out with a warning
+    where a run goes on; at its start it is a UserError, and the opened ones are closed."""
     opened: dict[str, Tracker] = {}
-    try:
-        for name in run.metrics.trackers:
+    for name in run.metrics.trackers:
+        try:
             opened[name] = KINDS[name](run_dir, run, resume_step)
-    except UserError:
-        _close(opened)
-        raise
-    except Exception as error:
-        _close(opened)
-        raise _not_started(name, error) from error
+        except Exception as error:
+            if resume_step is None:
+                _close(opened)
+                if isinstance(error, UserError):
+                    raise
+                raise _not_started(name, error) from error
+            # its service may be away for a while, which a supervisor could not wait for
+            warnings.warn(
+                f"tracker {name} did not start and is not used in this session; metrics.jsonl has "
+                f"everything: {error}",
+                stacklevel=3,
+            )
     return opened
 
 
