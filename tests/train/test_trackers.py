@@ -3,10 +3,12 @@
 import builtins
 import struct
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
 import pytest
+from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from lmwright.cli.main import main
@@ -44,6 +46,32 @@ def test_tensorboard_events_equal_what_was_logged(tmp_path):
     expected |= {("eval/wiki/loss", 29): 1.5, ("eval/wiki/ppl", 29): 4.5}
     expected |= {("eval/wiki/bits_per_byte", 29): 0.75}
     assert scalars == pytest.approx(expected, rel=1e-6)
+
+
+def test_tensorboard_has_what_was_logged_before_a_checkpoint(tmp_path):
+    """A process that is killed then has lost none of it, as metrics.jsonl has not."""
+
+    def there():
+        found = events(tmp_path / "tensorboard")
+        return [event.step for event in found if event.summary.value]
+
+    with MetricsWriter(tmp_path, make_run(("tensorboard",)), None) as metrics:
+        for step in range(1, 9):
+            metrics.log(step, loss=4 / step)
+        end = time.monotonic() + 20
+        while there() != [*range(1, 9)] and time.monotonic() < end:  # a thread passes them on
+            metrics.event("checkpoint", step=8)
+            time.sleep(0.05)
+        assert there() == [*range(1, 9)]
+
+
+def test_a_tracker_that_fails_at_a_checkpoint_is_left_out(tmp_path, monkeypatch):
+    with MetricsWriter(tmp_path, make_run(("tensorboard",)), None) as metrics:
+        monkeypatch.setattr(SummaryWriter, "flush", None)
+        with pytest.warns(UserWarning, match="tensorboard failed at step 2"):
+            metrics.event("checkpoint", step=2)
+        metrics.event("checkpoint", step=4)
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [2, 4]
 
 
 def test_tensorboard_is_told_which_points_a_resume_replaces(tmp_path):

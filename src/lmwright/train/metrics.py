@@ -132,7 +132,8 @@ class MetricsWriter:
     def event(self, kind: str, *, step: int, **fields: Any) -> None:
         """Logs an event, for example `event("checkpoint", step=k, seconds=s)`.
 
-        The file is forced to disk, so that lines up to a saved checkpoint outlive a power cut.
+        The file is forced to disk, so that lines up to a saved checkpoint outlive a power cut, and
+        trackers are flushed: the lines will not come again.
         """
         if kind in ("train", "eval", "sample"):
             raise ValueError(f"{kind!r} is not an event; use log, log_eval or log_samples")
@@ -143,6 +144,7 @@ class MetricsWriter:
             except OSError as error:
                 if error.errno not in FULL:
                     raise _unwritable(self.path, error) from error
+        self._tell(step, lambda tracker: tracker.flush())
 
     def close(self) -> None:
         """Closes the file and the trackers; may be called twice."""
@@ -197,14 +199,17 @@ class MetricsWriter:
         return bool(then) and _evaluates(line) in self._ended
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
+        self._tell(step, lambda tracker: tracker.log(int(step), values))
+
+    def _tell(self, step: int, what: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                tracker.log(int(step), values)
+                what(tracker)
             except Exception as error:  # a lost connection must not end a training run
                 warnings.warn(
                     f"tracker {name} failed at step {step} and is no longer used; {METRICS_FILE} "
                     f"has everything: {error}",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 del self._trackers[name]
 

@@ -32,6 +32,9 @@ class Tracker(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Takes the values of one step."""
 
+    def flush(self) -> None:
+        """Writes down what a kill of this process would lose."""
+
     def close(self) -> None:
         """Flushes and ends the tracker's run."""
 
@@ -56,6 +59,9 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
+    def flush(self) -> None:
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()
 
@@ -77,6 +83,9 @@ class Wandb:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
+    def flush(self) -> None:
+        pass  # its own process sends what it is given
+
     def close(self) -> None:
         self._run.finish()
 
@@ -96,6 +105,9 @@ class Trackio:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._trackio.log(dict(values), step=step)
+
+    def flush(self) -> None:
+        pass  # its own process sends what it is given
 
     def close(self) -> None:
         self._trackio.finish()
