@@ -2,12 +2,15 @@
 checkpoint for long would lose its work, so a disk that stays full ends it."""
 
 import json
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
+from lmwright.checkpoint.files import LocalRoot
 from lmwright.checkpoint.store import MOST_FAILURES
 from lmwright.config.run import Checkpoint
 from lmwright.train.command import train
@@ -96,3 +99,22 @@ def test_a_save_that_fails_or_is_given_up_is_one_line(small_run, tmp_path, full,
         assert "File too large" in said[0] or "could not be written" in said[0]
         assert "Traceback" in (Path(run.dir) / "log.txt").read_text()
     assert train(run, jax.devices()[:1]).exit_code == 0
+
+
+def test_what_a_thread_still_writes_to_is_removed(tmp_path):
+    """Of a save that failed, which is done again: a file that comes while its folder goes."""
+    root = LocalRoot(tmp_path)
+    folder = root.path / "4.orbax-checkpoint-tmp"
+    folder.mkdir(parents=True)
+    done = threading.Event()
+
+    def write():
+        for number in range(3000):
+            with suppress(OSError):
+                (folder / f"{number}").write_text("x")
+        done.set()
+
+    threading.Thread(target=write).start()
+    root.remove(root.unfinished()[0])
+    done.wait()
+    assert not folder.exists()

@@ -5,8 +5,10 @@ at once, Orbax writes `commit_success.txt` into it last.
 """
 
 import base64
+import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -27,6 +29,7 @@ COMMITTED = "commit_success.txt"
 UNFINISHED = ".orbax-checkpoint-tmp"
 XXH3, CRC32C = "xxh3", "crc32c"
 BLOCK = 1 << 22
+REMOVALS = 50
 
 Stamps = dict[str, tuple[Any, ...]]
 
@@ -162,7 +165,15 @@ class LocalRoot:
         return [LocalFiles(path) for path in self.path.glob(f"*{UNFINISHED}*")]
 
     def remove(self, files: StepFiles) -> None:
-        shutil.rmtree(files.path)
+        for left in reversed(range(REMOVALS)):
+            try:
+                shutil.rmtree(files.path)
+            except OSError as error:
+                if not left or error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise
+            if not files.path.exists():
+                return
+            time.sleep(0.1)  # a thread of the save that failed may still write there
 
     def set_aside(self, step: int) -> None:
         aside = self._aside
