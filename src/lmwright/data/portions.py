@@ -47,7 +47,8 @@ class Portion:
             self.orders[name] = make()
         said, order = self.drawn.get(name), self.orders[name]
         # of earlier versions with the times of files
-        if said is not None and said not in (digest_of(order), digest_of(order, times=True)):
+        digests = (digest_of(order, times=times) for times in (False, True))
+        if said is not None and said not in digests:
             raise UserError(
                 f"data.sources: {name}: its files are not those that the portions before were cut "
                 "from; put them back, or prepare in another data.dir"

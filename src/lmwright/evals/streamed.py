@@ -5,7 +5,6 @@
 What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -17,14 +16,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-import xxhash
-
 from lmwright.config.run import Source
+from lmwright.data.manifest import hash_file
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
 from lmwright.data.sources.file import File, Slice, refuse_changed
 from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import LOOK_ROWS, read_rows
 from lmwright.errors import UserError
+from lmwright.formats import places
 from lmwright.guard.files import sync, try_lock, write_whole
 from lmwright.guard.urls import without_secrets
 from lmwright.storage.mirror import refuse_url
@@ -81,9 +80,8 @@ class Texts:
 def _stamp(file: File) -> list[Any]:
     if not os.path.isfile(file.path):
         return [without_secrets(file.path), file.size, file.stamp]
-    with open(file.path, "rb") as opened:  # all of it: a row that was changed in place shows, too
-        held = hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
-    return [file.format, file.compression, file.size, held]
+    # all of it: a row that was changed in place shows, too
+    return [file.format, file.compression, file.size, hash_file(file.path)]
 
 
 def _with_blank_lines(rows: Iterator[Row | Bad]) -> Iterator[Row | Bad]:
@@ -175,8 +173,7 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
             f"{out}: is no file, and a file would take its place; leave --out out to write to the "
             "terminal or a pipe"
         )
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    places.refuse_existing(out, overwrite)
     refuse_no_folder(out)
 
 

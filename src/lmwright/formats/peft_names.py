@@ -48,7 +48,7 @@ def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]
 
 
 def dropped_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:
-    """Those that parameters in its config would save."""
+    """Names of the modules whose factors PEFT drops, which `target_parameters` would save."""
     if adapter.config.get("target_parameters"):  # by which it finds them
         return []
     experts = [name for name in adapter.modules if EXPERT.fullmatch(name)]

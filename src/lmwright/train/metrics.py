@@ -67,7 +67,6 @@ class MetricsWriter:
         self._file = None
         self._held = b""
         """What the disk has not taken yet."""
-        self._told = False
         self._trackers: dict[str, Tracker] = {}
         self._evaluated: list[dict[str, Any]] = []
         self._ended: set[str] = set()
@@ -173,8 +172,12 @@ class MetricsWriter:
         line |= {name: json_value(value) for name, value in fields.items()}
         if kind in EVALUATED and self._is_there(line):
             return
+        waited = bool(self._held)
         self._held += json.dumps(line, allow_nan=False).encode() + b"\n"
         self._write_held()
+        if self._held and not waited:
+            said = f"{self.path}: the disk is full; its lines wait in memory until there is space"
+            warnings.warn(said, stacklevel=3)
 
     def _write_held(self) -> None:
         """Writes what is held back. On a full disk it stays so: the next save tells whether the
@@ -185,10 +188,6 @@ class MetricsWriter:
         except OSError as error:
             if error.errno not in FULL:
                 raise _unwritable(self.path, error) from error
-        if self._held and not self._told:
-            said = f"{self.path}: the disk is full; its lines wait in memory until there is space"
-            warnings.warn(said, stacklevel=4)
-        self._told = bool(self._held)
 
     def _is_there(self, line: Mapping[str, Any]) -> bool:
         """True for a line of the evaluation with which a session before ended, and for one of what

@@ -28,7 +28,7 @@ def _said(config: Json) -> Any:
 
 def _types(config: Json, where: str) -> list[str]:
     """The type of each layer. Raises UserError for letters that mean none."""
-    said = _said(config)
+    said: list[str] | str = _said(config)
     if isinstance(said, str):
         if not said or set(said) - {*LETTERS}:
             raise UserError(
@@ -38,7 +38,7 @@ def _types(config: Json, where: str) -> list[str]:
         said = [TYPES[LETTERS[each]] for each in said]
     if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
         raise UserError(f"{where}: layers_block_type is no list of types; download it again")
-    return [str(OLDER.get(each, each)) for each in said]
+    return [OLDER.get(each, each) for each in said]
 
 
 def _read_pattern(config: Json, fields: Json, where: str) -> Json:
