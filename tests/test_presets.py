@@ -35,11 +35,30 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "moonlight-16b-a3b": (None, 2.91e9),
     "glm-4-7-flash": (None, 3.9e9),
     "glm-4-5-air": (None, 13.4e9),
+    # with the scales of float8, one of 128 x 128, its files hold 228_703_644_928
+    "minimax-m2": (228_689_764_864, 11.0e9),
     "gpt-oss-20b": (20_914_757_184, 4.19e9),  # 3.61 and 5.13 without the embedding
     "gpt-oss-120b": (116_829_156_672, 5.71e9),
     "mixtral-8x7b": (46_702_792_704, 12.9e9),
     "moe-6m": (None, 3.7e6),
 }
+
+MINIMAX_M2 = {  # config.json of the release
+    "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+    "intermediate_size": 1536, "max_position_embeddings": 196_608, "model_type": "minimax_m2",
+    "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+    "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+    "num_mtp_modules": 3, "output_router_logits": False, "qk_norm_type": "per_layer",
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+    "rms_norm_eps": 1e-6, "rope_theta": 5_000_000, "rotary_dim": 64, "router_aux_loss_coef": 0.001,
+    "scoring_func": "sigmoid", "shared_intermediate_size": 0, "sliding_window": None,
+    "tie_word_embeddings": False, "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True,
+    "vocab_size": 200_064,
+}  # fmt: skip
 
 GPT_OSS = {  # config.json of the release
     "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
@@ -210,6 +229,7 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
     ("name", "config"),
     [
         ("gpt-oss-20b", GPT_OSS),
+        ("minimax-m2", MINIMAX_M2),
         ("qwen3-next-80b-a3b", QWEN3_NEXT),
         ("lfm2-350m", LFM2),
         ("lfm2-8b-a1b", LFM2_MOE),

@@ -27,14 +27,16 @@ SLICES = {
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b
         ministral-3-8b lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
-        phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2""",
+        phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
+        apertus-8b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b
         deepseek-v2-lite moonlight-16b-a3b nemotron-3-nano-30b-a3b""",
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
-    "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b",
+    "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b",
     "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
         nemotron-3-super-120b-a12b""",
+    "v5p-256": "minimax-m2",
     "v5p-512": "deepseek-v3",
     "v5p-1024": "llama-600b",
 }

@@ -127,6 +127,10 @@ FAMILIES = {
     "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
     "SeedOssForCausalLM": {"attention_bias": True},
+    "ApertusForCausalLM": {"rope_parameters": LLAMA3, "hidden_act": "xielu"},
+    "MiniMaxM2ForCausalLM": {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
     "GPTNeoXForCausalLM": NEOX | {"rotary_pct": 0.5},
     "GPTNeoXForCausalLM sequential": NEOX | {
         "use_parallel_residual": False, "hidden_act": "gelu_new", "rope_parameters": {

@@ -47,6 +47,7 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": ROUTED | LATENT,
     "DeepseekV3ForCausalLM": ROUTED | LATENT,
     "Glm4MoeForCausalLM": ROUTED | {"head_dim": 8},
+    "MiniMaxM2ForCausalLM": LOCAL | {"head_dim": 8},
     "Qwen3NextForCausalLM": COMMON | LINEAR,
     "Qwen3_5MoeForCausalLM": COMMON | LINEAR,
     "Lfm2MoeForCausalLM": COMMON | {"layer_types": ["conv", "full_attention"],

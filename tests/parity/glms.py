@@ -49,6 +49,22 @@ GLMS = {
         generates=True,
     ),
     "hunyuan-untied": Row("HunYuanDenseV1ForCausalLM", gradients=False),
+    "apertus": Row(
+        "ApertusForCausalLM",
+        {
+            "hidden_act": "xielu",
+            "attention_bias": True,
+            "rope_parameters": rope(
+                "llama3", factor=7.0, low_freq_factor=1.5, high_freq_factor=5.0, **OLD
+            ),
+        },
+        generates=True,
+    ),
+    "apertus-silent": Row(
+        "ApertusForCausalLM",
+        {"hidden_act": None, "head_dim": None, "rope_parameters": None, "rms_norm_eps": None},
+        gradients=False,
+    ),
     "seed-oss": Row(
         "SeedOssForCausalLM",
         {"rope_parameters": rope("yarn", factor=4.0, **OLD), "attention_out_bias": True},

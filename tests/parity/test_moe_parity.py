@@ -176,6 +176,15 @@ ROWS = {
             },
         },
     ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "num_local_experts": 12, "num_experts_per_tok": 3, "intermediate_size": 28,
+            "head_dim": 20, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.3,
+            },
+        },
+    ),
     "glm4-moe-lite": (
         "Glm4MoeLiteForCausalLM",
         LATENTS | {
@@ -189,7 +198,7 @@ DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")  # theirs are rounded: test_qw
 NOT_COMPARED = ("correction_bias", "expert_bias", "layer_scalar", *DECAYS)
 NO_LOSS = (  # of theirs, that balances experts
     "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite", "lfm2-moe",
-    "nemotron-h-moe",
+    "nemotron-h-moe", "minimax-m2",
 )  # fmt: skip
 ROUNDED = {"granite4-moe": 4}  # both are 1e-5 and more from float64
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",

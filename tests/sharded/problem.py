@@ -106,7 +106,8 @@ def assert_same(found, expected, share=1e-5):
             # without rotations it moves all scores of a query alike: rounding alone
             assert np.abs(a).max() < 1e-6, name
             continue
-        if name.endswith("['layer_scale']"):  # no training changes it
+        # no training changes these
+        if name.endswith(("['layer_scale']", "['xielu_beta']", "['xielu_eps']")):
             assert largest == np.abs(a).max() == 0, name
             continue
         assert largest > 0, name

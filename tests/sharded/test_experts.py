@@ -15,6 +15,7 @@ from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
+from lmwright.models.minimax_m2 import MinimaxM2
 from lmwright.models.moe import Mixtral
 from lmwright.models.nemotron_h import NemotronHMoe
 from lmwright.models.qwen3_next import Qwen3Next
@@ -65,6 +66,11 @@ NEMOTRON = NemotronHMoe(
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=24,
                     latent_dim=12, score="sigmoid", bias_rate=0.01),
 )  # fmt: skip
+MINIMAX = MinimaxM2(
+    **SIZES, rotary_fraction=0.67,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, score="sigmoid",
+                    bias_rate=0.01),
+)  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
 
@@ -113,6 +119,7 @@ MORE_MESHES = [
     (NEXT, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (NEMOTRON, {"expert": 2, "context": 2, "tensor": 2}),
     (NEMOTRON, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (MINIMAX, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.models.apertus import Apertus
 from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
 from lmwright.models.ernie4_5 import Ernie45
@@ -119,6 +120,7 @@ MODELS = {
     "exaone4": Exaone4(**SIZES, window=7, layer_pattern=("local", "global")),
     "hunyuan": Hunyuan(**SIZES, bias="attention"),
     "seed-oss": SeedOss(**SIZES),
+    "apertus": Apertus(**SIZES, bias="attention"),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,
         rope_scaling=LongRope(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmwright.formats import (
+    gguf_apertus,
     gguf_deepseek,
     gguf_exaone4,
     gguf_gemma4,
@@ -14,6 +15,7 @@ from lmwright.formats import (
     gguf_nemotron,
 )
 from lmwright.formats.gguf_gemma4 import PATTERN
+from lmwright.models.hf.apertus import SAID
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
 
@@ -103,6 +105,9 @@ ARCHS = {
     ),
     "ernie4_5": Arch(
         "Ernie4_5ForCausalLM", "ernie4_5", fixed={"hidden_act": "silu", "use_bias": False}
+    ),
+    gguf_apertus.NAME: Arch(
+        "ApertusForCausalLM", "apertus", factors=True, fixed=SAID,
     ),
     gguf_exaone4.NAME: Arch(
         "Exaone4ForCausalLM", "exaone4", window=True, factors=True, even=True,
@@ -229,6 +234,11 @@ ARCHS = {
     "glm4moe": Arch(
         "Glm4MoeForCausalLM", "glm4_moe", partial=True, biases=True, fixed={"hidden_act": "silu"},
         keys=gguf_deepseek.KEYS, renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    "minimax-m2": Arch(
+        "MiniMaxM2ForCausalLM", "minimax_m2", partial=True, fixed={"hidden_act": "silu"},
+        renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+        deepseek=True,
     ),
     gguf_deepseek.LATENTS: Arch(
         "DeepseekV3ForCausalLM", "deepseek_v3", fixed=SILU, keys=gguf_deepseek.LATENT_KEYS,

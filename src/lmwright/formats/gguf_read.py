@@ -15,7 +15,14 @@ from lmwright.core.contract import HfModel
 from lmwright.core.param import walk
 from lmwright.data.tokens.gguf_header import GgufHeader, gguf_package
 from lmwright.errors import UserError
-from lmwright.formats import gguf_deepseek, gguf_further, gguf_gemma4, gguf_hybrid, gguf_mamba
+from lmwright.formats import (
+    gguf_apertus,
+    gguf_deepseek,
+    gguf_further,
+    gguf_gemma4,
+    gguf_hybrid,
+    gguf_mamba,
+)
 from lmwright.formats.gguf_apart import Apart, Cut, in_parts
 from lmwright.formats.gguf_names import (
     Arch,
@@ -140,7 +147,10 @@ def slots_in_file(model: HfModel) -> list[Slot]:
     head."""
     head = dict(walk(model.head_weights(model.spec()))) if is_headless(model) else {}
     own = {path for path, param in head.items() if param.inputs != ("vocab",)}
-    every = [slot for slot in slots(model) if slot.path not in own]
+    every = [
+        slot for slot in slots(model)
+        if slot.path not in own and not gguf_apertus.is_metadata(slot.name)
+    ]  # fmt: skip
     return in_parts(cuts_of(model), every)
 
 
@@ -186,5 +196,7 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
         raise UserError(f"{path}: its metadata lack {', '.join(missing)}; download it again")
     model = model_from_config(config, str(path))
     tensors: Tensors = GgufTensors(file, model, config, arch)
+    if name == gguf_apertus.NAME:
+        tensors = gguf_apertus.WithNumbers(tensors, file.meta, slots(model), str(path))
     cuts = cuts_of(model)
     return file, model, Apart(tensors, cuts) if cuts else tensors

@@ -23,7 +23,7 @@ from lmwright.core.param import Tree
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.errors import UserError
-from lmwright.formats import gguf_hybrid, gguf_mamba, gguf_read
+from lmwright.formats import gguf_apertus, gguf_hybrid, gguf_mamba, gguf_read
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
@@ -111,7 +111,7 @@ def write_gguf(
         tensors = Apart(tensors, cuts)
     facts = facts or Facts(name=out.stem)
     keys = _keys(name, meta, tokenizer, model, prefix, facts, str(tokenizer_dir))
-    keys |= _ends(tokenizer, end_ids)
+    keys |= _ends(tokenizer, end_ids) | gguf_apertus.metadata(tensors, slots(model))
     with being_written(out, ".gguf") as hidden:
         _write(hidden, name, keys, entries, tensors, config, arch)
         kinds = Counter(entry.kind for entry in entries)

@@ -149,5 +149,7 @@ def _name(model: HfModel, path: str) -> str:
 
 def _their_shape(param: Param) -> tuple[int, ...]:
     fan_in, fan_out = param.matrix_shape
+    if param.axes == param.batch:  # a number
+        return ()
     flat = (fan_in, fan_out) if param.is_matrix else (fan_out,)
     return flat[::-1] if _is_linear(param) else flat

@@ -34,6 +34,10 @@ DenseLayers = Annotated[
     tuple[NonNegativeInt, ...], Field(description="Numbers of the layers that have a plain mlp.")
 ]
 DenseDim = Annotated[PositiveInt, Field(description="Width of the plain mlp of `dense_layers`.")]
+RotaryFraction = Annotated[
+    float,
+    Field(gt=0, le=1, description="Share of each head that is rotated, from its first dim on."),
+]
 
 
 class Constants(PreNorm):
@@ -156,8 +160,7 @@ class Glm4Moe(MoeDecoder):
     kind: Literal["glm4-moe"] = "glm4-moe"
     mlp_dim: DenseDim
     dense_layers: DenseLayers = ()
-    rotary_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of each head that is rotated, from its first dim on."""
+    rotary_fraction: RotaryFraction = 0.5
     rope_theta: Positive = 1_000_000.0
     qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""

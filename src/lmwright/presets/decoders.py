@@ -145,6 +145,16 @@ def _exaone4(shape: Shape, **fields: Any) -> Any:
     )
 
 
+def _apertus(shape: Shape) -> Any:
+    from lmwright.models.apertus import Apertus
+    from lmwright.nn.rope import Llama3Rope
+
+    scaling = Llama3Rope(factor=8.0, original_seq_len=8192)
+    return Apertus(
+        **sizes(shape), vocab_size=131_072, head_dim=128, seq_len=65_536, rope_scaling=scaling
+    )
+
+
 def _seed_oss(shape: Shape) -> Any:
     from lmwright.models.seed_oss import SeedOss
 
@@ -303,6 +313,12 @@ PRESETS = {
         (2048, 4096, 30, 32, 8), head_dim=64, seq_len=65_536),
     "exaone-4.0-32b": row("32.0 B: EXAONE 4.0 32B (https://arxiv.org/abs/2507.11407)", _exaone4,
         (5120, 27_392, 64, 40, 8), head_dim=128, seq_len=131_072, head="untied", window=4096),
+    "apertus-8b": row(
+        "8.05 B: Apertus 8B (https://arxiv.org/abs/2509.14233)", _apertus,
+        (4096, 21_504, 32, 32, 8)),
+    "apertus-70b": row(
+        "70.6 B: Apertus 70B (https://arxiv.org/abs/2509.14233)", _apertus,
+        (8192, 43_008, 80, 64, 8)),
     "seed-oss-36b": row(
         "36.2 B: Seed-OSS 36B (https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base)", _seed_oss,
         (5120, 27_648, 64, 80, 8)),

@@ -124,6 +124,11 @@ PRESETS = {
                                shared_dim=1408, **BIASED),
         vocab_size=151_552, embed_dim=4096, mlp_dim=10_944, num_layers=46, num_heads=96,
         num_kv_heads=8, head_dim=128, bias="qkv", dense_layers=(0,), seq_len=131_072),
+    "minimax-m2": row(
+        "229 B, 11.0 B active: MiniMax-M2 (https://huggingface.co/MiniMaxAI/MiniMax-M2)",
+        _moe, "minimax-m2", dict(num_experts=256, experts_per_token=8, mlp_dim=1536, **BIASED),
+        vocab_size=200_064, embed_dim=3072, num_layers=62, num_heads=48, num_kv_heads=8,
+        head_dim=128, seq_len=196_608),
     "gpt-oss-20b": row(
         "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),

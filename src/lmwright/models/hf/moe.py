@@ -27,7 +27,7 @@ NEW_BIAS_RATE = 0.001
 ALIASES = {"num_local_experts": "num_experts"}
 """Keys by which transformers' releases write the same."""
 NO_PLAIN = {ours: theirs for ours, theirs in KEYS.items() if ours != "mlp_dim"}
-BLOCK = "model.layers.{i}.mlp"
+BLOCK, SPARSE = "model.layers.{i}.mlp", "model.layers.{i}.block_sparse_moe"
 EXPERTS = {
     "layers.router": f"{BLOCK}.gate.weight",
     **{f"layers.expert_{name}": f"{BLOCK}.experts.{{}}.{name}_proj.weight"
@@ -140,16 +140,19 @@ class MoeHf(Table):
         return super().fields({ALIASES.get(k, k): v for k, v in known.items()}, where)
 
 
+NUMBERED_EXPERTS = {
+    "layers.router": f"{SPARSE}.gate.weight",
+    **{f"layers.expert_{ours}": f"{SPARSE}.experts.{{}}.{theirs}.weight"
+       for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+}  # fmt: skip
+
+
 class MixtralHf(MoeHf):
     """Both directions of Mixtral's Hugging Face form."""
 
     name = "Mixtral"
     model_types: ClassVar = {"MixtralForCausalLM": "mixtral"}
-    weights = WEIGHTS | {
-        "layers.router": "model.layers.{i}.block_sparse_moe.gate.weight",
-        **{f"layers.expert_{ours}": f"model.layers.{{i}}.block_sparse_moe.experts.{{}}.{w}.weight"
-           for ours, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
-    }  # fmt: skip
+    weights = WEIGHTS | NUMBERED_EXPERTS
     keys = NO_PLAIN
     optional: ClassVar = {"window": "sliding_window"}
     pairs = (
@@ -229,10 +232,15 @@ def _read_biased(config: Json, fields: Json, where: str) -> Json:
     return {"experts": own | {"bias_rate": NEW_BIAS_RATE} | shared_dim(config, own)}
 
 
-def _write_biased(model: Any, architecture: str, _: str) -> Json:
+def refuse_unbiased(model: Any, architecture: str, _: str) -> Json:
+    """Raises UserError for a router without the bias that an architecture has."""
     if model.experts.bias_rate is None:
         raise UserError(f"model.experts.bias_rate: {architecture} has a bias; set it to export")
-    return shared_count(model, architecture)
+    return {}
+
+
+def _write_biased(model: Any, architecture: str, family: str) -> Json:
+    return refuse_unbiased(model, architecture, family) | shared_count(model, architecture)
 
 
 def _refuse_window(config: Json, fields: Json, where: str) -> Json:
