@@ -21,8 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = ("lmwright.cli.main", "lmwright.cli")  # the second is that of older commits
 KINDS = ("train", "eval")  # lines of metrics.jsonl that tell of learning
-# measured, never the same twice
-UNSTEADY = ("_s", "_per_step", "_bytes", "_gib", "time", "mfu", "wait_share", "per_s")
+UNSTEADY = ("_s", "_per_step", "_bytes", "_gib", "time", "mfu", "wait_share", "per_s")  # measured
 DERIVED = ("ppl", "bits_per_byte", "rows", "tokens_seen")
 
 Curve = dict[str, list[float]]

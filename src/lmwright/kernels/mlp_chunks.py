@@ -63,8 +63,8 @@ class _Chunks:
         w = self.join(trained, frozen)
         for name, axes in self.axes:
             # what is no matrix stays as wide as the sums over tokens that are its gradient
-            is_matrix = " " in axes
-            read = partial(_as_read, axes=axes, dtype=dtype if is_matrix else None)
+            small = name.endswith(("_bias", "_norm")) or " " not in axes
+            read = partial(_as_read, axes=axes, dtype=None if small else dtype)
             w |= {name: map_base(read, w[name])} if name in w else {}
         return apart(w)
 

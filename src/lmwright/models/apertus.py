@@ -10,8 +10,11 @@ from typing import ClassVar, Literal
 from jax import Array
 
 from lmwright.config.run import Positive, PositiveInt, section
+from lmwright.core.compute import OPERAND
 from lmwright.core.param import Param, Tree
-from lmwright.models.block import XIELU, feed_forward
+from lmwright.core.sharding import constrain
+from lmwright.core.weight import before_products, dot, name_result
+from lmwright.kernels.select import KERNELS
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend, LayerResult
 from lmwright.models.llama import PreNorm
@@ -22,6 +25,11 @@ SLOPES = {  # whose softplus, of the second beside beta, is 0.8
     "xielu_alpha_p": math.log(math.expm1(0.8)),
     "xielu_alpha_n": math.log(math.expm1(0.8 - FIXED["xielu_beta"])),
 }
+XIELU = (*SLOPES, *FIXED)
+MLP_WEIGHTS = {  # and their axes in one layer
+    "up": "embed mlp", "down": "mlp embed",
+    **dict.fromkeys(SLOPES, "gates"), **dict.fromkeys(FIXED, ""),
+}  # fmt: skip
 
 
 @section
@@ -46,8 +54,13 @@ class Apertus(PreNorm):
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> LayerResult:
         """[B, T, D] of h [B, T, D]."""
-        return feed_forward(_activate, w, h, attend.mlp_chunk_tokens), {}
+        if (chunk := attend.mlp_chunk_tokens) is None or chunk >= h.shape[1]:
+            return _mlp(w, h), {}
+        mine = {name: w[name] for name in MLP_WEIGHTS}
+        return name_result(KERNELS["mlp by chunks"](_mlp, MLP_WEIGHTS, mine, h, chunk)), {}
 
 
-def _activate(w: Tree, up: Array) -> Array:
-    return xielu(up, *(w[name] for name in XIELU))
+def _mlp(w: Tree, h: Array) -> Array:
+    up = constrain(dot("btd,df->btf", before_products(h), w["up"]), "batch seq mlp")
+    h = name_result(xielu(up, *(w[name] for name in XIELU)), OPERAND)
+    return dot("btf,fd->btd", h, w["down"])

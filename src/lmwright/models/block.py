@@ -28,11 +28,7 @@ Bias = Literal["none", "qkv", "attention", "mlp", "all"]
 MLP_WEIGHTS = {  # and their axes in one layer
     "gate": "embed mlp", "up": "embed mlp", "down": "mlp embed",
     "gate_bias": "mlp", "up_bias": "mlp", "down_bias": "norm", "mlp_sub_norm": "mlp",
-    "xielu_alpha_p": "gates", "xielu_alpha_n": "gates", "xielu_beta": "", "xielu_eps": "",
 }  # fmt: skip
-XIELU = tuple(name for name in MLP_WEIGHTS if name.startswith("xielu_"))
-Activation = Mlp | Callable[[Tree, Array], Array]
-"""Of a feed-forward: by its name, or a function of a layer's weights and up [B, T, F]."""
 
 
 class OutNorm(NamedTuple):
@@ -113,8 +109,8 @@ def output(w: Tree, h: Array) -> Array:
 
 
 def feed_forward(
-    kind: Activation, w: Tree, h: Array, chunk_tokens: int | None = None,
-    norm: OutNorm | None = None, sub_norm: OutNorm | None = None,
+    kind: Mlp, w: Tree, h: Array, chunk_tokens: int | None = None, norm: OutNorm | None = None,
+    sub_norm: OutNorm | None = None,
 ) -> Array:  # fmt: skip
     """The feed-forward of h [B, T, D], followed by `norm`, `chunk_tokens` of each row at a time if
     set. A chunk has the norm in it, whose gradient reads what a chunk computes anyway. `sub_norm`
@@ -131,9 +127,8 @@ def feed_forward(
 
 
 def _feed_forward(
-    kind: Activation, w: Tree, h: Array, norm: OutNorm | None = None,
-    sub_norm: OutNorm | None = None,
-) -> Array:  # fmt: skip
+    kind: Mlp, w: Tree, h: Array, norm: OutNorm | None = None, sub_norm: OutNorm | None = None
+) -> Array:
     h, wide = before_products(h), "btd,df->btf"
     gates = ((wide, w["gate"], GATE),) if kind in GATED else ()
     up, *gate = dots(h, (wide, w["up"]), *gates)
@@ -141,9 +136,7 @@ def _feed_forward(
     # a relu and the product after it are one function, which may keep signs alone
     fused = kind == "relu" and sub_norm is None
     h, product = up, KERNELS["relu product"] if fused else dot
-    if callable(kind):
-        h = kind(w, up)
-    elif not fused:
+    if not fused:
         h = gated(kind, with_bias(gate[0], w, "gate"), up) if gate else activate(kind, up)
     h = h if sub_norm is None else sub_norm.apply(h, w[sub_norm.weight])
     h = h if fused else name_result(h, OPERAND)

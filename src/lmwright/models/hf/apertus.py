@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from lmwright.models.block import XIELU
+from lmwright.models.apertus import XIELU
 from lmwright.models.hf.pairs import BIAS, HEAD, Derived, Fixed, Json
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import WEIGHTS, Table
