@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmwright.config.run import Checkpoint, Eval, Limits, Mesh, Metrics, Planning
+from lmwright.config.run import Checkpoint, Eval, Limits, Mesh, Metrics, Planning, Source
 from lmwright.optim import KINDS
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.train.rundir import differences, identity
@@ -53,6 +53,15 @@ def test_other_weights(run, fields):
     assert fields <= other
     sections = {name.partition(".")[0] for name in fields}
     assert {name.partition(".")[0] for name in other} == sections
+
+
+def test_one_of_several_sources():
+    """It is named by its number, since a list of them is too long to be shown."""
+    one = changed("data", sources=(Source(path="a"), Source(path="b")))
+    heavier = changed("data", sources=(Source(path="a"), Source(path="b", weight=2.0)))
+    more = changed("data", sources=(*one.data.sources, Source(path="c")))
+    assert differences(identity(one), identity(heavier)) == {"data.sources.1.weight"}
+    assert differences(identity(one), identity(more)) == {"data.sources.2"}
 
 
 def of_adapters(batch, *adapters):

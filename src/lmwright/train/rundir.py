@@ -323,7 +323,7 @@ def identity(run: Run) -> dict[str, Any]:
         fields[section][name] = {  # each one's place in its data is counted in steps of its rows
             each["name"]: each | {"rows": rows[each["name"]]} for each in fields[section][name]
         }
-    return fields
+    return _numbered(fields)
 
 
 def rows_are_alone(run: Run) -> bool:
@@ -358,6 +358,16 @@ def differences(a: Any, b: Any, prefix: str = "") -> set[str]:
             paths |= differences(a.get(name), b.get(name), path)
         return paths
     return set() if _plain(a) == _plain(b) else {prefix}
+
+
+def _numbered(fields: dict[str, Any]) -> dict[str, Any]:
+    """Nested dicts with lists of tables as dicts by the number of a table, as overrides name it."""
+    numbered = {}
+    for name, value in fields.items():
+        if isinstance(value, (list, tuple)) and value and all(isinstance(v, dict) for v in value):
+            value = {str(number): table for number, table in enumerate(value)}
+        numbered[name] = _numbered(value) if isinstance(value, dict) else value
+    return numbered
 
 
 def _plain(value: Any) -> Any:
