@@ -161,6 +161,25 @@ def test_a_damaged_small_file_leads_to_the_checkpoint_before(truth, tmp_path, na
         assert truth.resume(folder) == step
 
 
+def test_a_checkpoint_whose_removal_was_interrupted(truth, tmp_path, monkeypatch):
+    """It is removed, as it was going to be, without a word; one that is still kept is told of."""
+    told = []
+    monkeypatch.setattr(Checkpoints, "_tell", lambda _self, line: told.append(line))
+    folder = copied(truth, tmp_path / "run")
+    older = folder / "checkpoints" / str(BEFORE - 3)
+    shutil.copytree(folder / "checkpoints" / str(BEFORE), older)
+    (older / "_CHECKPOINT_METADATA").unlink()
+    assert truth.resume(folder) == NEWEST
+    assert not older.exists() and not told and not (folder / "checkpoints.damaged").exists()
+    folder = copied(truth, tmp_path / "run")
+    (folder / "checkpoints" / str(BEFORE) / "_CHECKPOINT_METADATA").unlink()
+    assert truth.resume(folder) == NEWEST
+    assert told == [
+        f"checkpoint {BEFORE} is damaged: _CHECKPOINT_METADATA is missing; moved to "
+        "checkpoints.damaged"
+    ]
+
+
 def test_the_verbs_go_on_without_a_damaged_file(truth, tmp_path, capsys):
     run = in_dir(truth.run, copied(truth, tmp_path / "run"))
     newest = Path(run.dir) / "checkpoints" / str(NEWEST)

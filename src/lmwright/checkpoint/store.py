@@ -11,7 +11,7 @@ trains, and the one before it is used. Whoever only reads takes `saved.SavedStat
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,7 @@ from orbax.checkpoint import multihost
 
 from lmwright.checkpoint.files import HASHES, BucketRoot, StepFiles, for_orbax
 from lmwright.checkpoint.hashes import (
+    ORBAX_META,
     VERSION,
     Unusable,
     hash_files,
@@ -229,20 +230,31 @@ class Checkpoints(SavedStates):
         )
 
     def _set_aside_unlisted(self) -> None:
-        for step in self.steps():
-            problem = None
+        for step in (steps := self.steps()):
+            problem, past = None, False
             try:
                 refuse_unlisted(self.files.step(step))
+            except FileNotFoundError:
+                problem, past = f"is damaged: {ORBAX_META} is missing", self._is_past(step, steps)
             except (Unusable, OSError) as error:
                 problem = str(error)
             if problem := self._agreed(problem):
-                self._tell(f"checkpoint {step} {problem}; moved to checkpoints.damaged")
-                self._set_aside(step, problem)
+                if not past:
+                    self._tell(f"checkpoint {step} {problem}; moved to checkpoints.damaged")
+                self._set_aside(step, problem, keep=not past)
 
-    def _set_aside(self, step: int, problem: str) -> None:
+    def _is_past(self, step: int, steps: Sequence[int]) -> bool:
+        """True for a step that is no longer kept: a kill may have interrupted its removal."""
+        every = self.policy.keep_every_steps
+        return step in steps[: -self.policy.keep_last] and (every is None or step % every > 0)
+
+    def _set_aside(self, step: int, problem: str, *, keep: bool = True) -> None:
         if jax.process_index() == 0:
             try:
-                self.files.set_aside(step)
+                if keep:
+                    self.files.set_aside(step)
+                else:
+                    self.files.remove(self.files.step(step))
             except OSError as error:
                 raise StorageError(
                     f"{self.root / str(step)}: {problem}, and cannot be moved to "
