@@ -45,11 +45,14 @@ class Dataset:
         return f"{PREFIX}{self.owner}/{self.slug}@{self.version}"
 
     def within(self, path: str) -> list[str]:
-        """Files at a path: a file, a folder, a glob, or nothing for all."""
-        if GLOB.search(path):
-            return sorted(name for name in self.files if fnmatch.fnmatchcase(name, path))
+        """Files at a path: a file, a folder, a glob as on a disk, or nothing for all."""
         if path in self.files:
             return [path]
+        if GLOB.search(path):
+            from fsspec.utils import glob_translate
+
+            matches = re.compile(glob_translate(path)).match
+            return sorted(name for name in self.files if matches(name))
         folder = f"{path.rstrip('/')}/" if path else ""
         return sorted(name for name in self.files if name.startswith(folder))
 

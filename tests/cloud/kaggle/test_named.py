@@ -52,6 +52,22 @@ def test_files_of_a_name(named):
     assert named.downloads == []
 
 
+def test_folders_and_globs_take_what_they_take_on_a_disk(named, tmp_path):
+    """Nothing hidden but by a part that begins with a dot, and no slash for a star."""
+    files = [".hid.txt", "a.txt", "sub/b.txt", "sub/.ipynb_checkpoints/old.txt", "sub/deep/c.txt",
+             "sub/.d.txt", "x[1].txt"]  # fmt: skip
+    named.datasets["notes"] = dict.fromkeys(files, b"one\n")
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("one\n")
+    asked = ["", "/sub", "/*.txt", "/**/*.txt", "/sub/*", "/sub/**", "/sub/.*.txt", "/s*/?.txt",
+             "/sub/.ipynb*/*.txt", "/[ab].txt", "/x[1].txt"]  # fmt: skip
+    for inner in asked:
+        here = {Path(file.path) for file in find_files(Source(path=f"{tmp_path}{inner}"))}
+        there = find_files(Source(path=f"kaggle://acme/notes{inner}"))
+        assert {tmp_path / file.path.partition("@3/")[2] for file in there} == here, inner
+
+
 def test_rows_and_a_copy_that_stays(named, tmp_path):
     source = Source(path="kaggle://acme/words/text")
     for _ in range(2):

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -100,17 +100,27 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 def find_matches(fs: Any, pattern: str) -> tuple[list[str], str]:
-    """Sorted paths that match a glob, and the folder below which they lie. What is hidden there
-    matches only a part of the glob that begins with a dot, too."""
-    fixed = re.split(r"[*?\[]", pattern)[0]
-    base = fixed[: fixed.rfind("/") + 1]
+    """Sorted paths that match a glob, without what is hidden, and the folder below which they
+    lie."""
+    return without_hidden(sorted(fs.glob(pattern)), pattern), _fixed(pattern)
+
+
+def without_hidden(paths: Iterable[str], pattern: str) -> list[str]:
+    """Paths that match a glob, or are below a folder with a slash at its end, but those with hidden
+    names there. They match only a part of the glob that begins with a dot, too."""
+    base = _fixed(pattern)
     dotted = [part for part in pattern.removeprefix(base).split("/") if part.startswith(".")]
 
     def hidden(part: str) -> bool:
         return part.startswith(".") and not any(fnmatchcase(part, each) for each in dotted)
 
-    paths = sorted(fs.glob(pattern))
-    return [p for p in paths if not any(map(hidden, p.removeprefix(base).split("/")))], base
+    return [p for p in paths if not any(map(hidden, p.removeprefix(base).split("/")))]
+
+
+def _fixed(pattern: str) -> str:
+    """The folder of a glob below which all its matches lie, with a slash at its end."""
+    fixed = re.split(r"[*?\[]", pattern)[0]
+    return fixed[: fixed.rfind("/") + 1]
 
 
 def open_binary(path: str) -> Any:

@@ -27,10 +27,11 @@ from lmwright.data.sources.file import (
     local_stamp,
     open_binary,
     open_filesystem,
+    without_hidden,
 )
 from lmwright.errors import UserError, first_line
 from lmwright.guard.urls import was_redacted, without_secrets
-from lmwright.storage.kaggle import Dataset, find_dataset, is_kaggle_name
+from lmwright.storage.kaggle import GLOB, Dataset, find_dataset, is_kaggle_name
 
 STAMPS = (
     *("ETag", "etag", "blob_id", "md5Hash", "Content-MD5", "generation"),
@@ -184,6 +185,9 @@ def _of_kaggle(source: Source) -> list[File]:
     except UserError as error:
         raise error.at("data.sources") from error
     names = dataset.within(inner)
+    if names != [inner]:
+        below = inner if GLOB.search(inner) else f"{inner.rstrip('/')}/"
+        names = without_hidden(names, below.lstrip("/"))
     if not names:
         raise UserError(f"data.sources: {source.path} matches no file; check the path")
     paths = [f"{dataset.name}/{name}" for name in names]
