@@ -159,6 +159,13 @@ def test_texts_that_changed_in_place_are_other_texts(write, refused, tmp_path):
     assert refused("made with other settings (texts)")[4] == {"text": "WORD 4"}
 
 
+def test_half_a_note_of_a_killed_command_is_removed(write, tmp_path):
+    (tmp_path / ".out.part.json.4711.tmp").write_text('{"ask')
+    (tmp_path / "out.part").touch()
+    assert write() == WHOLE
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
+
+
 def test_the_note_of_lines_that_are_there_is_not_written_again(write, tmp_path):
     """Else a kill or a full disk at that moment gives all of them up."""
     with pytest.raises(KeyboardInterrupt):

@@ -5,6 +5,7 @@
 What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 """
 
+import glob
 import json
 import os
 import re
@@ -287,6 +288,8 @@ def _write_resumed(
                     f"{part}: is being written by another command; wait for it, or choose another "
                     "--out"
                 )
+            for left in out.parent.glob(f".{glob.escape(note.name)}.*.tmp"):
+                left.unlink(missing_ok=True)  # of a command that was killed while it wrote the note
             if (other := _difference(note, wishes)) is not None:
                 if raw.readline().endswith(b"\n"):
                     if not overwrite:
