@@ -100,12 +100,13 @@ class TextTokenizer:
         """Backend for data: a special token in the text is encoded as plain text."""
         plain = self._copy()
         if isinstance(self.backend.model, models.Unigram):
-            # Its search knows every string of the vocabulary, so the special ones get others.
+            # Its search knows every string of the vocabulary, so the special ones get others. They
+            # stay in the list of added tokens, whose ids are counted on from the vocabulary.
             spec = json.loads(plain.to_str())
-            for i in self.special_tokens.values():
-                if i < len(spec["model"]["vocab"]):
-                    spec["model"]["vocab"][i][0] = f"\0special\0{i}"
-            spec["added_tokens"] = [t for t in spec["added_tokens"] if not t["special"]]
+            for token in (each for each in spec["added_tokens"] if each["special"]):
+                token["content"] = other = f"\0special\0{token['id']}"
+                if token["id"] < len(spec["model"]["vocab"]):
+                    spec["model"]["vocab"][token["id"]][0] = other
             spec["post_processor"] = None
             plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
         plain.encode_special_tokens = True
