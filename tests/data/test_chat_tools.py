@@ -224,6 +224,21 @@ def test_thoughts_that_a_template_drops_are_refused(more, tokenizer):
     assert keeps.turns(earlier).text.count("zqhmm") == 1
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_before_a_call_are_those_of_transformers(key, tokenizer):
+    """Under each name, also where a template reads another; gpt-oss's leaves them out."""
+    said = [CALLING[0], {**CALLING[1], key: "zqhmm"}, *ANSWERED[2:]]
+    roles = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
+    for name, thinks in (("qwen3", 1), ("glm4moe", 1), ("lfm2_2_5", 1), ("gptoss", 0)):
+        source, date = templates()[name], "2025-01-31"
+        text = re.sub(r"(Current date: )\S+", rf"\g<1>{date}", rendered(source, said, None, roles))
+        turns = ChatTemplate(source, tokenizer, date).turns({"messages": said})
+        assert turns.text == text, name
+        spoken = [turns.text[a:b] for a, b in turns.turns]
+        assert [s.count("zqhmm") for s in spoken] == [thinks, 0] and text.count("zqhmm") == thinks
+        assert ARGUMENT in spoken[0] and TOLD in spoken[1] and RESULT not in spoken[0]
+
+
 def test_the_turns_of_mistral_begin_and_end_where_they_do(tokenizer):
     template = ChatTemplate(MISTRAL, tokenizer)
     found = template.turns({"messages": TWO, "tools": TOOLS})

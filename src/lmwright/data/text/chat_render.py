@@ -17,6 +17,8 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 BEGIN, END = "\ue000\ue001", "\ue001\ue000"
 
 Message = dict[str, Any]
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of messages for what the assistant thought before it said something; the first counts."""
 
 
 class UnusableError(Exception):
@@ -57,7 +59,7 @@ class Renderer:
         render = self._with_marks if marks else self._plain
         try:
             return render(
-                messages=list(messages),
+                messages=[_with_thoughts(message) for message in messages],
                 tools=tools,
                 documents=None,
                 add_generation_prompt=prompt,
@@ -69,6 +71,15 @@ class Renderer:
             raise UnusableError("the chat template refuses it: it recurses too deeply") from None
         except Exception as e:  # templates raise what they like
             raise UnusableError(f"the chat template refuses it: {_why(e)}") from None
+
+
+def _with_thoughts(message: Message) -> Message:
+    """A message whose thoughts have the names that templates read: most want `reasoning_content`,
+    gpt-oss's and others `thinking`."""
+    thoughts = next((t for key in THOUGHTS if (t := message.get(key)) is not None), None)
+    if thoughts is None:
+        return message
+    return {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def _compiled(source: str, date: str | None, *, marks: bool) -> Callable[..., str]:

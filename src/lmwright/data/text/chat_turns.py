@@ -28,10 +28,7 @@ from lmwright.data.text.chat_calls import (
     quotes_arguments,
     with_objects,
 )
-from lmwright.data.text.chat_render import BEGIN, END, Message, Renderer, UnusableError
-
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of messages for what the assistant thought before it said something."""
+from lmwright.data.text.chat_render import BEGIN, END, THOUGHTS, Message, Renderer, UnusableError
 
 Span = tuple[int, int]
 
@@ -171,16 +168,19 @@ class TurnFinder:
         """Span of the tool calls of message `number`: what a conversation that ends with it adds
         after the generation prompt."""
         before = self.renderer.text(messages[:number], tools, prompt=True)
-        through = self.renderer.text(messages[: number + 1], tools)
-        turn = through[len(before) :].rstrip()
         start, stop = self._changed(text, messages, tools, number)
-        at = text.find(turn, max(0, stop - len(turn)), start + len(turn))
-        if not through.startswith(before) or at < 0:
-            raise UnusableError(
-                f"message {number + 1}: the chat template's text does not show where its tool "
-                "call begins and ends"
-            )
-        return Words(at, at + len(turn), whole=True)
+        # its thoughts may be left out once another turn follows, as in gpt-oss
+        said = messages[number]
+        for form in (said, {key: value for key, value in said.items() if key not in THOUGHTS}):
+            through = self.renderer.text([*messages[:number], form], tools)
+            turn = through[len(before) :].rstrip()
+            at = text.find(turn, max(0, stop - len(turn)), start + len(turn))
+            if through.startswith(before) and at >= 0:
+                return Words(at, at + len(turn), whole=True)
+        raise UnusableError(
+            f"message {number + 1}: the chat template's text does not show where its tool "
+            "call begins and ends"
+        )
 
     def _changed(self, text: str, messages: Sequence[Message], tools: Any, number: int) -> Span:
         """Characters that change with other calls in message `number`."""
