@@ -30,6 +30,32 @@ def test_a_prompt_is_that_of_transformers(shared_data):
     assert ends == (theirs.convert_tokens_to_ids("<|im_end|>"),) and settings == Sampling()
 
 
+# Qwen's calls in short, and Mistral's question whether a message has any.
+CALLS = """{% for m in messages %}{{ '<|im_start|>' + m.role }}
+{% if m.tool_calls is defined %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_keys_that_are_null_are_none_as_in_transformers(shared_data):
+    """Tables fill in each key that any message has, and OpenAI's calls have no content."""
+    transformers = pytest.importorskip("transformers")
+    folder = shared_data / "tokenizers" / "smollm2"
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), open_tokenizer(folder)
+    call = {"type": "function", "function": {"name": "sky", "arguments": {"at": None}}}
+    said = [
+        {"role": "user", "content": "Weather?", "tool_calls": None, "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], "name": None},
+        {"role": "tool", "content": "sunny", "tool_calls": None, "name": "sky"},
+    ]
+    want = theirs.apply_chat_template(
+        said, chat_template=CALLS, add_generation_prompt=True, return_dict=False
+    )
+    (ids,) = encode_chats([said], ChatTemplate(CALLS, ours), ours, "messages")
+    assert ids == want and "None" not in ours.decode(ids) and '{"at": null}' in ours.decode(ids)
+
+
 @pytest.mark.parametrize(
     ("name", "stop"), [("chatml", "<|im_end|>"), ("gemma", "<end_of_turn>"), ("zephyr", None)]
 )

@@ -61,10 +61,12 @@ def encode_chats(
 
 
 def _whole(message: Message) -> dict[str, Any]:
-    """A message with the fields of templates for instructions."""
+    """A message with the fields of templates for instructions, and without those that are null, as
+    in transformers: columnar files fill in every key that any row has."""
+    said = {key: value for key, value in message.items() if value is not None}
     if message.get("role") != "user":
-        return dict(message)
-    return {"instruction": message.get("content"), "input": "", **message}
+        return said
+    return {"instruction": said.get("content"), "input": "", **said}
 
 
 def ending_answers(
