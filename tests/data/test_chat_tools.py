@@ -239,6 +239,17 @@ def test_thoughts_before_a_call_are_those_of_transformers(key, tokenizer):
         assert ARGUMENT in spoken[0] and TOLD in spoken[1] and RESULT not in spoken[0]
 
 
+def test_words_before_a_call_are_left_where_transformers_writes_them(tokenizer):
+    """gpt-oss drops them once an answer follows, as it does thoughts; the call is learned."""
+    said = [CALLING[0], {**CALLING[1], "content": "zqhmm"}, *ANSWERED[2:]]
+    text = rendered(templates()["gptoss"], said, None, {})
+    turns = ChatTemplate(templates()["gptoss"], tokenizer, "2025-01-31").turns({"messages": said})
+    assert turns.text == re.sub(r"(Current date: )\S+", r"\g<1>2025-01-31", text)
+    spoken = [turns.text[a:b] for a, b in turns.turns]
+    assert "zqhmm" not in text and ARGUMENT in spoken[0] and RESULT not in spoken[0]
+    assert TOLD in spoken[1] and len(spoken) == 2
+
+
 def test_the_turns_of_mistral_begin_and_end_where_they_do(tokenizer):
     template = ChatTemplate(MISTRAL, tokenizer)
     found = template.turns({"messages": TWO, "tools": TOOLS})

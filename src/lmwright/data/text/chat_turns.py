@@ -169,9 +169,11 @@ class TurnFinder:
         after the generation prompt."""
         before = self.renderer.text(messages[:number], tools, prompt=True)
         start, stop = self._changed(text, messages, tools, number)
-        # its thoughts may be left out once another turn follows, as in gpt-oss
+        # once another turn follows, its thoughts and its words may be left out, as in gpt-oss, or
+        # the words may be behind the result, as in Gemma 4
         said = messages[number]
-        for form in (said, {key: value for key, value in said.items() if key not in THOUGHTS}):
+        alone = {key: value for key, value in said.items() if key not in THOUGHTS}
+        for form in (said, alone, {**alone, "content": ""}):
             through = self.renderer.text([*messages[:number], form], tools)
             turn = through[len(before) :].rstrip()
             at = text.find(turn, max(0, stop - len(turn)), start + len(turn))
