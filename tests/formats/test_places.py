@@ -102,6 +102,12 @@ def test_leftovers_of_a_killed_process_are_found(model, tmp_path, monkeypatch):
     assert hidden(tmp_path) == [alive.name]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, overwrite):
+    with pytest.raises(UserError, match="is a folder; name a file in it"):
+        places.refuse_existing(tmp_path, overwrite)
+
+
 def test_what_came_meanwhile_is_not_replaced(model, tmp_path, monkeypatch):
     """Another command, or the user, made something of that name while it was written."""
     out = tmp_path / "out"

@@ -27,6 +27,7 @@ from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows
 from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run
+from lmwright.formats.places import refuse_existing
 from lmwright.guard.files import write_whole
 from lmwright.presets import pretraining_of
 
@@ -331,8 +332,7 @@ def init_command(
     path = Path(file)
     if path.suffix != ".toml":
         raise UserError(f"{file}: has to end in .toml, as in {path.stem or 'run'}.toml")
-    if path.exists() and not overwrite:
-        raise UserError(f"{file}: exists; replace it with --overwrite or choose another name")
+    refuse_existing(path, overwrite)
     if not path.parent.is_dir():
         raise UserError(f"{file}: {path.parent} is no folder; make it first")
     sources = [look(text, rows) for text in texts]

@@ -167,9 +167,7 @@ def new_file(out: str | Path | None, overwrite: bool) -> Path | None:
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
     """Raises UserError where a file is there that is not to be replaced, or no folder for it."""
-    if out.is_dir():
-        raise UserError(f"{out}: is a folder; name a file in it")
-    if out.exists() and not out.is_file():
+    if out.exists() and not (out.is_file() or out.is_dir()):
         raise UserError(
             f"{out}: is no file, and a file would take its place; leave --out out to write to the "
             "terminal or a pipe"

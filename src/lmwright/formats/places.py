@@ -53,7 +53,9 @@ def new_place(out: str | os.PathLike) -> Path:
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
     """Raises UserError for a file that is there and may not be overwritten, and for a folder."""
-    if out.is_dir() or (out.exists() and not overwrite):
+    if out.is_dir():
+        raise UserError(f"{out}: is a folder; name a file in it")
+    if out.exists() and not overwrite:
         raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
 
 
