@@ -17,7 +17,7 @@ from typing import Any
 from lmwright.config.check import check_memory
 from lmwright.config.run import Mesh, Run, Train
 from lmwright.core.sharding import ACTIVATIONS, mesh_shape
-from lmwright.errors import UserError
+from lmwright.errors import UserError, first_line
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.analytic.candidates import CHUNK_TOKENS, overrides
@@ -182,7 +182,7 @@ def _by_compiler(run: Run, where: Slice | Machine, tokens: int) -> Verdict:
     try:
         compiled = compile_for(run, where, timeout_s=timeout_s(run))
     except (UserError, RuntimeError) as error:
-        why = f"no answer: {str(error).splitlines()[0]}"
+        why = f"no answer: {first_line(error)}"
         return Verdict(tokens=tokens, fits=False, by="compiler", why=why)
     if not isinstance(where, Slice):  # whose times are those of the analytic model
         quick = Quick.of(run, where, compiled)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from lmwright.config.run import Run
-from lmwright.errors import UserError
+from lmwright.errors import UserError, first_line
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner import units
@@ -101,7 +101,7 @@ def _compile(entry: Entry, where: Slice | Machine, number: str) -> Compiled | No
     try:
         return compile_for(run, where, timeout_s=timeout_s(run))
     except (UserError, RuntimeError) as error:
-        entry.failure = str(error).splitlines()[0]
+        entry.failure = first_line(error)
         return None
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from lmwright.core.sharding import batch_sharding
-from lmwright.errors import TransientError, UserError
+from lmwright.errors import TransientError, UserError, first_line
 from lmwright.program.plan import Plan
 from lmwright.train import peers
 
@@ -102,9 +102,8 @@ def _not_found(error: Exception, *, known: bool) -> Exception:
             "this is none of these; leave out --pod to train on this machine alone, or set "
             f"{ADDRESS}, {COUNT} and {INDEX} in every process"
         )
-    reason = str(error).strip().splitlines()[0]
     return TransientError(
-        f"the other processes were not found ({reason}); start one on each host, or set "
+        f"the other processes were not found ({first_line(error)}); start one on each host, or set "
         f"{ADDRESS}, {COUNT} and {INDEX} in each"
     )
 
