@@ -36,15 +36,14 @@ from lmwright.data.manifest import (
 from lmwright.data.progress import Progress
 from lmwright.data.workers import worker_pool
 from lmwright.errors import UserError
-from lmwright.guard.files import remove_leftovers, sync, try_lock, write_whole
+from lmwright.guard.files import NO_SPACE, remove_leftovers, sync, try_lock, write_whole
 from lmwright.hardware.devices import cores_here
 
 Work = Callable[[Any, Path], dict[str, Any]]
 Finish = Callable[[list[dict[str, Any]], Path], dict[str, Any]]
 
 STATE = "stage.json"
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-NOT_ALLOWED = {errno.EROFS, errno.EACCES, errno.EPERM}
+NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def run_stage(
@@ -334,7 +333,7 @@ def _lock(folder: Path) -> Iterator[None]:
         what = "a link to nowhere" if file.is_symlink() else "a file, not a folder"
         raise UserError(f"data.dir: {file} is {what}; choose another") from None
     except OSError as e:
-        if e.errno in NO_SPACE | NOT_ALLOWED:
+        if e.errno in NO_SPACE + NOT_ALLOWED:
             raise
         raise UserError(
             f"data.dir: {folder} cannot be made ({e.strerror}); choose another"

@@ -31,8 +31,6 @@ from lmwright.nn.intervals import Interval, blocks_reach
 from lmwright.objectives.diffusion import at_own_places
 from lmwright.objectives.masking import MASK
 
-OnText = Callable[[int, str], None]
-
 
 @dataclass(frozen=True)
 class Filling:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on a disk, or for a user or a file
 # the last two are names of earlier versions
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp|\..+\.json\.\d+|metrics\.jsonl\.tmp")
 

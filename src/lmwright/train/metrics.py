@@ -15,7 +15,6 @@ read stay, the others are moved to metrics.jsonl.damaged, and one sentence says 
 Numbers JSON cannot hold are the strings "NaN", "Infinity" and "-Infinity".
 """
 
-import errno
 import json
 import os
 import time
@@ -29,11 +28,10 @@ from typing import Any, Self
 from lmwright.config.run import Run
 from lmwright.data.json_text import json_value
 from lmwright.errors import StorageError
-from lmwright.guard.files import write_whole
+from lmwright.guard.files import NO_SPACE, write_whole
 from lmwright.report.read import RunRecord, add_line
 from lmwright.train.trackers import Tracker, open_trackers
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_FILE = "metrics.jsonl.damaged"
 RESERVED = ("step", "time", "kind")
@@ -141,7 +139,7 @@ class MetricsWriter:
             try:
                 os.fsync(self._file.fileno())
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in NO_SPACE:
                     raise _unwritable(self.path, error) from error
         self._tell(step, lambda tracker: tracker.flush())
 
@@ -186,7 +184,7 @@ class MetricsWriter:
         try:
             self._held = self._held[self._file.write(self._held) :]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in NO_SPACE:
                 raise _unwritable(self.path, error) from error
 
     def _is_there(self, line: Mapping[str, Any]) -> bool:

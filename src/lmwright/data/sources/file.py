@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from lmwright.errors import UserError, install
-from lmwright.storage.kaggle import fetch_file, is_kaggle_name
+from lmwright.storage.kaggle import GLOB, fetch_file, is_kaggle_name
 
 CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
 READ_BYTES = 1 << 20
@@ -119,7 +118,7 @@ def without_hidden(paths: Iterable[str], pattern: str) -> list[str]:
 
 def _fixed(pattern: str) -> str:
     """The folder of a glob below which all its matches lie, with a slash at its end."""
-    fixed = re.split(r"[*?\[]", pattern)[0]
+    fixed = GLOB.split(pattern)[0]
     return fixed[: fixed.rfind("/") + 1]
 
 

@@ -54,7 +54,7 @@ def source_names(sources: Sequence[Source]) -> list[str]:
     equal."""
     names: list[str] = []
     for i, source in enumerate(sources):
-        last = re.sub(r"[*?\[].*$", "", source.path.rstrip("/")).rstrip("/").rsplit("/", 1)[-1]
+        last = GLOB.split(source.path.rstrip("/"))[0].rstrip("/").rsplit("/", 1)[-1]
         if last in (".", "..", "~", ""):
             last = _home_path(source.path).resolve().name
         name = source.name or last.lstrip(".").split(".")[0] or f"source{i}"
@@ -116,7 +116,7 @@ def _local(source: Source, exclude: str | os.PathLike | None) -> list[File]:
             f"data.sources: {source.path} is a pipe or a device, which cannot be read twice; save "
             "it as a file"
         )
-    if not re.search(r"[*?\[]", source.path):
+    if not GLOB.search(source.path):
         hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)
         cure = "" if root.is_absolute() else f" in {Path.cwd()}"
         if hub:
@@ -150,7 +150,7 @@ def _walk(folder: Path, exclude: Path | None) -> Iterator[Path]:
 
 def _remote(source: Source) -> list[File]:
     fs, root = open_filesystem(source.path)
-    globbed = bool(re.search(r"[*?\[]", root))
+    globbed = bool(GLOB.search(root))
     try:
         if globbed:
             paths, base = find_matches(fs, root)
