@@ -48,14 +48,18 @@ def test_arrays_live_from_where_they_are_made_to_where_they_are_read_last(timeli
         (None, 6, 15), (None, 19, 28)]  # fmt: skip
 
 
+def alive(timeline, at):
+    return [life for life in timeline.lives if life.start <= at < life.end]
+
+
 def test_the_fullest_moment_is_that_of_the_account_of_the_peak(timeline):
     at, most = timeline.fullest
     program = parse(PROGRAM)
     assert most == sum(peak_split(program).values())
-    assert {life.name for life in timeline.alive(at)} >= {"empty", "wide", "cast"}
+    assert {life.name for life in alive(timeline, at)} >= {"empty", "wide", "cast"}
     totals = timeline.totals()
     assert sum(total[at] for total in totals.values()) == most
-    assert sum(life.nbytes for life in timeline.alive(at)) == most
+    assert sum(life.nbytes for life in alive(timeline, at)) == most
 
 
 class Page(HTMLParser):
@@ -129,4 +133,4 @@ def test_a_browser_shows_what_is_under_the_pointer(timeline, tmp_path):
     assert seen[0] == f"instruction {at} of {timeline.length}: {whole:.2f} MiB"
     assert seen[1] == "in a loop" and "0.25 MiB  weights and optimizer" in seen
     assert any(line.startswith("1.00 MiB  temporaries, ") for line in seen)
-    assert len(seen) == 3 + len([x for x in timeline.alive(at) if x in timeline.drawn()])
+    assert len(seen) == 3 + len([x for x in alive(timeline, at) if x in timeline.drawn()])

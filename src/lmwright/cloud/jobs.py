@@ -23,6 +23,7 @@ from lmwright.storage.bucket import is_bucket
 
 POLL_S = 0.5
 LIST_S = 10.0
+STOP_S = 300.0
 EXIT_JOB_FAILED = 1
 
 
@@ -245,8 +246,8 @@ def start_command(name: str, *, detach: bool = False) -> int:
     return begin(spec, detach)
 
 
-def stop_command(name: str, wait_s: float = 300.0) -> None:
-    """Lets a job save and end. Raises UserError if it does not within `wait_s`."""
+def stop_command(name: str) -> None:
+    """Lets a job save and end. Raises UserError if it does not within minutes."""
     spec = find(name)
     if spec.url:
         remote.stop(spec)
@@ -261,9 +262,9 @@ def stop_command(name: str, wait_s: float = 300.0) -> None:
     (spec.folder / "stop").touch()
     began = time.monotonic()
     while (state := read_state(spec))["status"] not in OVER:
-        if time.monotonic() - began > wait_s:
+        if time.monotonic() - began > STOP_S:
             raise UserError(
-                f"job {name} did not end within {wait_s:g} s; `lmwright jobs forget {name} "
+                f"job {name} did not end within {STOP_S:g} s; `lmwright jobs forget {name} "
                 "--kill` ends it without saving"
             )
         time.sleep(POLL_S)

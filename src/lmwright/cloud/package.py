@@ -48,8 +48,8 @@ def build_wheel(folder: Path) -> Path:
     return path
 
 
-def download_wheels(folder: Path, lock: Path = LOCK) -> None:
-    """Downloads every wheel of a lock for a host. Raises UserError with pip's last line, or where
+def download_wheels(folder: Path) -> None:
+    """Downloads every wheel of the lock for a host. Raises UserError with pip's last line, or where
     there is no pip, as in an environment that uv has made."""
     if find_spec("pip") is None:
         raise UserError(
@@ -61,7 +61,7 @@ def download_wheels(folder: Path, lock: Path = LOCK) -> None:
     for platform in PLATFORMS:
         words += ["--platform", platform]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, "-r", str(lock)],
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, "-r", str(LOCK)],
         capture_output=True,
         text=True,
     )

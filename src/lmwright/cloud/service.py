@@ -43,7 +43,6 @@ class Node:
     state: str
     health: str
     message: str
-    endpoints: tuple[str, ...]
 
 
 class Service(Protocol):

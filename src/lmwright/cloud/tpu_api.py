@@ -91,9 +91,8 @@ class Tpus:
                     node = self._client.get_node(name=path, timeout=TIMEOUT_S)
                 except NotFound:
                     continue
-            endpoints = tuple(end.ip_address for end in node.network_endpoints)
             health = node.health.name.removeprefix("HEALTH_")
-            nodes.append(Node(name, node.state.name, health, node.health_description, endpoints))
+            nodes.append(Node(name, node.state.name, health, node.health_description))
         return nodes
 
     def delete(self, zone: str, id: str) -> None:

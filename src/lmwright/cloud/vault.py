@@ -15,7 +15,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lmwright.cloud import metadata
 from lmwright.cloud.service import Away
@@ -32,10 +32,10 @@ TIMEOUT_S = 20.0
 PATIENCE_S, PAUSE_S = 300.0, 5.0
 
 
-def refuse_plain_secrets(words: Sequence[str], variables: Mapping[str, str] = os.environ) -> None:
+def refuse_plain_secrets(words: Sequence[str]) -> None:
     """Raises UserError for a command that holds a password or token: a job keeps its command."""
-    secret = {name for name in variables if name not in redact({name: ""})}
-    values = {variables[name]: name for name in secret if len(variables[name]) >= SHORTEST}
+    secret = {name for name in os.environ if name not in redact({name: ""})}
+    values = {os.environ[name]: name for name in secret if len(os.environ[name]) >= SHORTEST}
     for place, word in enumerate(words, 1):
         name = next((name for value, name in values.items() if value in word), "")
         if name or has_secrets(word) or TOKEN.search(word):

@@ -118,22 +118,20 @@ def placed_weights(place: Origin, shardings: Tree) -> Tree:
     return nest((name, on_devices(a, where.get(name))) for name, a in walk(host_weights(place)))
 
 
-def load_run_weights(
-    run_dir: str | Path, step: int | None = None, *, adapter: str | None = None
-) -> tuple[Run, Tree]:
+def load_run_weights(run_dir: str | Path, step: int | None = None) -> tuple[Run, Tree]:
     """The run of a directory and its weights at a step, or the newest intact ones (the moving
-    average where the run keeps one), on this process's first device; `adapter` names one of
-    several, and is merged into its base. The directory is only read, so a run may be training
-    there. Raises UserError where there are none."""
-    return load_run_at(run_dir, step, adapter=adapter)[:2]
+    average where the run keeps one), on this process's first device. The directory is only read,
+    so a run may be training there. Raises UserError where there are none."""
+    return load_run_at(run_dir, step)[:2]
 
 
 def load_run_at(
     run_dir: str | Path, step: int | None = None, *, adapter: str | None = None,
     num_devices: int = 1,
 ) -> tuple[Run, Tree, int]:  # fmt: skip
-    """The result of `load_run_weights`, and the step that the weights are of; on several devices
-    they lie as in the run's own mesh. Raises UserError for a mesh that has others."""
+    """The result of `load_run_weights`, and the step that the weights are of; `adapter` names one
+    of several, and is merged into its base. On several devices they lie as in the run's own mesh.
+    Raises UserError for a mesh that has others."""
     plan, run, (trainee, frozen, weights), step = _trained_part(
         Path(run_dir), step, adapter, num_devices
     )

@@ -71,10 +71,10 @@ def block_sizes(
     return splash.BlockSizes(
         block_q=block(seq_len),
         block_kv=block(keys),
-        block_kv_compute=_divisor(block(keys), 512),
+        block_kv_compute=_divisor(block(keys)),
         block_q_dkv=block(seq_len),
         block_kv_dkv=block(keys),
-        block_kv_dkv_compute=_divisor(block(keys), 512),
+        block_kv_dkv_compute=_divisor(block(keys)),
         block_q_dq=None if fused else block(seq_len),
         block_kv_dq=None if fused else block(keys),
         use_fused_bwd_kernel=fused,
@@ -84,5 +84,6 @@ def block_sizes(
     )
 
 
-def _divisor(block: int, most: int) -> int:
-    return next(size for size in range(most, 0, -LANES) if block % size == 0)
+def _divisor(block: int) -> int:
+    """Largest divisor of a block in whole lanes, 512 at most."""
+    return next(size for size in range(512, 0, -LANES) if block % size == 0)

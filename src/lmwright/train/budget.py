@@ -170,11 +170,11 @@ class Budget:
             write_whole(self._path, json.dumps(entries, indent=1) + "\n")
 
 
-def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[str, Any]]:
+def read_ledger(path: Path) -> list[dict[str, Any]]:
     """Sessions of a run so far; each entry has `seconds`, from 0.
 
-    A damaged ledger must not keep a run from continuing: what can be read of it counts, `warn` is
-    told, and the file as it was is kept beside it. Raises UserError where it cannot be opened.
+    A damaged ledger must not keep a run from continuing: what can be read of it counts, which
+    is told, and the file as it was is kept beside it. Raises UserError where it cannot be opened.
     """
     try:
         data = path.read_bytes()
@@ -192,7 +192,7 @@ def read_ledger(path: Path, warn: Callable[[str], None] = print) -> list[dict[st
         aside = path.with_name(f"{path.name}.damaged")
         aside.write_bytes(data)
         hours = sum(entry["seconds"] for entry in sessions) / 3600
-        warn(
+        print(
             f"{path}: is damaged; {len(sessions)} sessions of {hours:.2g} hours are counted, and "
             f"the old file is now {aside.name}"
         )

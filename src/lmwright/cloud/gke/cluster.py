@@ -93,7 +93,7 @@ class Cluster:
             up = [_runs(pods.get((index, worker))) for worker in range(job["completions"])]
             state = "READY" if all(up) or _condition(there, "Completed") else "REPAIRING"
             told = "HEALTHY" if state == "READY" else f"({sum(up)} of {len(up)} pods run)"
-            slices.append(Node(f"{id} slice {index}", state, told, "", ()))
+            slices.append(Node(f"{id} slice {index}", state, told, ""))
         return slices
 
     def delete(self, zone: str, id: str) -> None:

@@ -63,7 +63,7 @@ def tensors(layouts: Sequence[Layout]) -> list[Tensor]:
     return sorted(some, key=lambda t: (-t.chip_bytes - t.host_bytes, t.name))
 
 
-def tensor_lines(every: Sequence[Tensor], count: int = SHOWN) -> list[str]:
+def tensor_lines(every: Sequence[Tensor]) -> list[str]:
     """The table of the largest; nothing where nothing is kept for a backward pass."""
     if not every:
         return []
@@ -71,8 +71,8 @@ def tensor_lines(every: Sequence[Tensor], count: int = SHOWN) -> list[str]:
         "tensors that the backward pass reads "
         "(bytes on chip, bytes on host, times computed per step)"
     )
-    more = f"  and {len(every) - count} smaller (--json)" if len(every) > count else ""
-    return [head, *(tensor.line() for tensor in every[:count]), *([more] if more else []), ""]
+    more = f"  and {len(every) - SHOWN} smaller (--json)" if len(every) > SHOWN else ""
+    return [head, *(tensor.line() for tensor in every[:SHOWN]), *([more] if more else []), ""]
 
 
 def tensors_json(every: Sequence[Tensor]) -> list[dict]:

@@ -77,11 +77,6 @@ class Timeline:
         most = max(sums, default=0)
         return (sums.index(most), most) if sums else (0, 0)
 
-    def alive(self, at: int) -> list[Life]:
-        """Arrays at an instruction, the largest first."""
-        there = [life for life in self.lives if life.start <= at < life.end]
-        return sorted(there, key=lambda life: (-life.nbytes, life.start))
-
     def drawn(self) -> list[Life]:
         """Arrays that are large enough to be drawn, in the order in which they are made."""
         least = LEAST_SHARE * self.fullest[1]
