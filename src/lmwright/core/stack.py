@@ -31,7 +31,7 @@ from lmwright.core.pipeline import num_stages, pipelined
 from lmwright.core.sharding import batch_ways, platform
 
 LAYERS = "layers"
-PLUS = Registry(__package__, {"slots": "gpu_slots.slots_of", "cuts": "cuts.fewest"})
+LAZY = Registry(__package__, {"slots": "gpu_slots.slots_of", "cuts": "cuts.fewest"})
 LONGEST_PATTERN = 16
 
 Aux = dict[str, Array]
@@ -78,7 +78,7 @@ def _unrolled(
     aux: Aux = {}
     mesh = jax.sharding.get_abstract_mesh()
     policy, gpu = unrolled(remat, platform(), mesh.size), platform() == "gpu"
-    apart = PLUS["slots"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
+    apart = LAZY["slots"](block, layers, x, *side, summed=summed) if gpu else map(unstacked, leaves)
     slots = [list(layer) for layer in zip(*apart, strict=True)]
     # devices sum a layer's gradients behind products of the layer before
     late = int(batch_ways(mesh) > 1)
@@ -190,7 +190,7 @@ def spans(kinds: tuple[Any, ...]) -> tuple[Span, ...]:
     """The spans of layers of these kinds in order, with few places in all."""
     cuts = min(_cuts(kinds), key=lambda cuts: sum(len(pattern) for pattern, _ in cuts))
     if sum(len(pattern) for pattern, _ in cuts) > LONGEST_PATTERN:  # of no regular order
-        cuts = PLUS["cuts"](kinds, LONGEST_PATTERN)
+        cuts = LAZY["cuts"](kinds, LONGEST_PATTERN)
     most = max(range(len(cuts)), key=lambda i: len(cuts[i][0]) * cuts[i][1])
     result, first = [], 0
     for i, (pattern, repeats) in enumerate(cuts):
