@@ -10,7 +10,7 @@ are what they were.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lmwright.config import rows as row_kinds
 from lmwright.config.check_data import check_data
@@ -26,6 +26,7 @@ from lmwright.data.summary import Summary, notes, print_summary
 from lmwright.errors import UserError
 
 Keep = Literal["all", "store"]
+Makers = dict[str, Callable[[], Manifest]]  # by stage
 
 
 def prepare(
@@ -79,16 +80,21 @@ def prepare(
         if has_chats(data):
             data = with_template(data)
         with working_folder(data.dir) as folder:
-            options = model_vocab_size, labels, windows, workers, progress, portion
-            made = _make(replace(data, dir=folder), stages, keep, length, *options)
+            there = replace(data, dir=folder)
+            makers = _makers(
+                there, length, model_vocab_size, labels, windows, workers, progress, portion
+            )
+            made = _make(there, stages, keep, makers, model_vocab_size)
     return Summary(data.dir, made)
 
 
-def _make(data: Data, stages: Sequence[str], keep: Keep, *options: Any) -> dict[str, Manifest]:
+def _make(
+    data: Data, stages: Sequence[str], keep: Keep, makers: Makers, model_vocab_size: int | None
+) -> dict[str, Manifest]:
     """Runs the stages; makes one that was dropped again if its files are needed."""
     while True:
         try:
-            return _make_once(data, stages, keep, *options)
+            return _make_once(data, stages, keep, makers, model_vocab_size)
         except DroppedError as needed:
             folder = Path(data.dir) / needed.stage
             if stages and needed.stage not in stages:
@@ -98,24 +104,14 @@ def _make(data: Data, stages: Sequence[str], keep: Keep, *options: Any) -> dict[
 
 
 def _make_once(
-    data: Data,
-    stages: Sequence[str],
-    keep: Keep,
-    seq_len: int,
-    model_vocab_size: int | None,
-    labels: Sequence[str] | None,
-    windows: tuple[int, int] | None,
-    workers: int | None,
-    progress: Progress | None,
-    portion: Portion | None,
+    data: Data, stages: Sequence[str], keep: Keep, makers: Makers, model_vocab_size: int | None
 ) -> dict[str, Manifest]:
     from lmwright.data.tokens.vocabulary import check_size
 
-    run = _stages(data, seq_len, model_vocab_size, labels, windows, workers, progress, portion)
     made: dict[str, Manifest] = {}
     for stage in _order(data):
         if not stages or stage in stages:
-            made[stage] = run[stage]()
+            made[stage] = makers[stage]()
         if stage == "tokenizer" and stage in made:
             ids = made["tokenizer"].facts["vocab_size"]
             check_size(ids, model_vocab_size, data.tokenizer.path or f"{data.dir}/tokenizer")
@@ -177,7 +173,7 @@ def with_template(data: Data) -> Data:
     return replace(data, tokenizer=replace(spec, chat_template=source))
 
 
-def _stages(
+def _makers(
     data: Data,
     seq_len: int,
     model_vocab_size: int | None,
@@ -186,7 +182,7 @@ def _stages(
     workers: int | None,
     progress: Progress | None,
     portion: Portion | None,
-) -> dict[str, Callable[[], Manifest]]:
+) -> Makers:
     # imported here, so that `--help` stays quick
     from lmwright.data.rows.lengths import wanted_lengths
     from lmwright.data.rows.pack import pack_tokens
