@@ -5,7 +5,6 @@
 Everything that goes wrong there is one sentence, without the token.
 """
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import lmwright
 from lmwright.errors import UserError, first_line, install
+from lmwright.storage.hub import without_token
 
 TOKENS = "https://huggingface.co/settings/tokens"
 OURS = "lmwright publish: "
@@ -72,14 +72,6 @@ def check_token() -> None:
             f"publish: no token for the hub; make one that may write at {TOKENS}, then set "
             "HF_TOKEN or run `hf auth login`"
         )
-
-
-def without_token(text: str) -> str:
-    """A text with `***` in place of the token."""
-    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    for token in filter(None, (client().get_token(), *map(os.environ.get, names))):
-        text = text.replace(token, "***")
-    return text
 
 
 @contextmanager

@@ -100,10 +100,17 @@ def sentence(error: Exception, repo: str, revision: str | None, what: str) -> st
         return f"there is no such {what}, or it is private: check the name, or {token}"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"has no revision {revision!r}"
-    text = first_line(error)
-    for secret in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
-        text = text.replace(secret, "***")
     return (
-        f"cannot be fetched ({text}); check that this machine reaches the internet and try again, "
-        "or give a local folder"
+        f"cannot be fetched ({without_token(first_line(error))}); check that this machine reaches "
+        "the internet and try again, or give a local folder"
     )
+
+
+def without_token(text: str) -> str:
+    """A text with `***` in place of the hub's token."""
+    from huggingface_hub import get_token
+
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    for token in filter(None, (get_token(), *map(os.environ.get, names))):
+        text = text.replace(token, "***")
+    return text
