@@ -90,10 +90,10 @@ def refuse_threshold(threshold: float | None) -> None:
         )
 
 
-def shares_of(scores: np.ndarray) -> np.ndarray:
+def softmax(scores: np.ndarray) -> np.ndarray:
     """Probabilities [..., K] of raw scores."""
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return shares / shares.sum(axis=-1, keepdims=True)
+    exps = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exps / exps.sum(axis=-1, keepdims=True)
 
 
 class ClassTally(Tally):
@@ -120,7 +120,7 @@ class ClassTally(Tally):
         return self.labels[number]
 
     def made(self, scores: np.ndarray) -> dict[str, Any]:
-        shares = shares_of(scores)
+        shares = softmax(scores)
         named = zip(self.labels, shares, strict=True)
         return {
             "label": self.labels[int(shares.argmax())],

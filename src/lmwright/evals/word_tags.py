@@ -15,7 +15,7 @@ from lmwright.core.compute import Compute
 from lmwright.data.tokens.tags import Words, words_as_tokens
 from lmwright.errors import UserError
 from lmwright.evals.documents import Columns, Reader, of_tokens
-from lmwright.evals.tallies import Tally, refuse_threshold, shares_of
+from lmwright.evals.tallies import Tally, refuse_threshold, softmax
 from lmwright.formats.loaded import LoadedModel
 from lmwright.models.tagger import Tagger
 
@@ -103,7 +103,7 @@ class TagTally(Tally):
     def made(self, scores: Tagged) -> dict[str, Any]:
         """Words, their tags, and the probability of each tag; null for a word without one."""
         words, raw = scores
-        best, most = raw.argmax(axis=-1).tolist(), shares_of(raw).max(axis=-1).tolist()
+        best, most = raw.argmax(axis=-1).tolist(), softmax(raw).max(axis=-1).tolist()
         there = [not math.isnan(share) for share in most]
         return {
             "words": words,
