@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -71,9 +73,17 @@ def supervise(spec: Spec, *, once: bool = False) -> None:
 def keep_agent(spec: Spec, host: int) -> None:
     """Starts a host's agent on this machine, unless it is alive and not frozen. Several supervisors
     may look at once, but two agents of a host would take its place from each other for ever."""
-    with open(spec.folder / LOCK, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(spec.folder / LOCK):
         _keep_agent(spec, host)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lets one process of this machine in at a time, by a lock on a file that only this user may
+    open."""
+    with open(path, "ab", opener=partial(os.open, mode=0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _keep_agent(spec: Spec, host: int) -> None:

@@ -8,7 +8,6 @@ line. Agents run in sessions of their own and live on when the connection ends.
 """
 
 import base64
-import fcntl
 import hashlib
 import json
 import os
@@ -18,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +194,7 @@ def tend(name: str, host: int, keep: bool, stop: bool, at: dict[str, int]) -> An
     spec = load_spec(name)
     if stop:
         (spec.folder / "stop").touch()
-    with _locked(spec.folder / f"agent-{host}.lock"):
+    with local.locked(spec.folder / f"agent-{host}.lock"):
         state = read_state(spec)
         if keep and state["status"] not in OVER:
             local.keep_agent(spec, host)
@@ -267,13 +266,6 @@ def forget(name: str) -> Answer:
     with suppress(FileNotFoundError):
         shutil.rmtree(load_spec(name).folder)
     return {}
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with open(path, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 DEEDS: dict[str, Callable[..., Answer]] = {

@@ -10,20 +10,19 @@ dies then stays dead until `lmwright jobs follow`.
 """
 
 import base64
-import fcntl
 import json
-import os
 import re
 import shlex
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lmwright.cloud.local import locked
 from lmwright.cloud.spec import OVER, RUN_FILE, START, Spec, dump_spec, read_state, write_state
 from lmwright.cloud.ssh.far import FACTS
 from lmwright.cloud.ssh.hosts import Host
@@ -86,7 +85,7 @@ class Fleet:
         if time.monotonic() < self._next and keep:
             return []
         self._next = time.monotonic() + LOOK_EVERY_S
-        with _locked(self.spec.folder / "ssh.lock"):
+        with locked(self.spec.folder / "ssh.lock"):  # files are added to
             return self._look(keep)
 
     def _look(self, keep: bool) -> list[str]:
@@ -311,12 +310,3 @@ def _fetched(spec: Spec) -> dict[str, int]:
     with suppress(OSError, ValueError):
         return json.loads((spec.folder / FETCHED).read_bytes())
     return {}
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lets one process of this machine look at a time: files are added to."""
-    with open(path, "ab") as lock:
-        os.chmod(path, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
