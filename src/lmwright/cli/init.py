@@ -81,7 +81,7 @@ class Found:
         return any(row.get("tools") or with_calls(row) for row in first)
 
     def lines(self) -> Iterator[str]:
-        """Its part of the run file."""
+        """Lines of the source in the run file."""
         yield "[[data.sources]]"
         given = to_plain(self.source, defaults="omit")
         for name in ("path", "format", "rows", "columns", "unlabeled", "text_column"):

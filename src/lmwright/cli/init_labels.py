@@ -44,7 +44,8 @@ class Labels:
 
 
 def of_prompts(source: Source, there: Sequence[str]) -> Labels:
-    """Of prompts with answers, whose columns are `there`."""
+    """Labels of prompts with answers, whose columns are `there`: none, and a note on those that are
+    not read."""
     needed, optional, *_ = example_columns(source)
     read = {*needed.values(), *optional.values()}
     left = [name for name in there if name not in read]
@@ -59,7 +60,7 @@ def of_prompts(source: Source, there: Sequence[str]) -> Labels:
 
 
 def of_texts(there: Sequence[str]) -> Labels:
-    """Of plain texts, whose columns are `there`."""
+    """Labels of plain texts, whose columns are `there`."""
     amount = next((name for name in there if name.strip().casefold() == AMOUNT), None)
     note = (
         f"its column {amount} is not read; for a model that tells the number of a text, add "

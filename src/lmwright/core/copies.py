@@ -94,8 +94,8 @@ def zeros_on_each(shapes: Tree, w: Tree) -> Tree:
 
 
 def dealt(items: Iterable[T], num_copies: int) -> Iterator[tuple[list[T], list[T]]]:
-    """As many items at a time as there are copies, and the same filled up by the first one, which
-    devices that have no other compute in vain."""
+    """Groups of as many items as there are copies, each as it is and filled up by its first item,
+    which devices that have no other compute in vain."""
     rest = iter(items)
     while some := list(islice(rest, num_copies)):
         yield some, some + some[:1] * (num_copies - len(some))

@@ -46,7 +46,7 @@ class Turned(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """How a `Lora` of which a device holds parts is read; None for what it holds whole."""
+    """Reads of a `Lora` of which a device holds parts; None for what it holds whole."""
 
     base: Read | None
     a: Read | None

@@ -38,7 +38,7 @@ class Conversation:
         self.messages.clear()
 
     def try_out(self) -> Asked:
-        """How a short message would be asked. Raises UserError where the model, the settings or
+        """The prompt of a short message. Raises UserError where the model, the settings or
         the system message do not fit."""
         return ask(self._loaded, [[*self._system, HELLO]], self._settings, **self._how)
 

@@ -57,8 +57,8 @@ class Asking:
         cls, loaded: LoadedModel, settings: Sampling, num_tokens: int, *, chat: bool,
         filling: Mapping[str, Any] | None, precision: str | None, kernels: Kernels, field: str,
     ) -> "Asking":  # fmt: skip
-        """How a model is asked for `num_tokens` tokens, one after the other. Raises UserError for
-        settings that do not fit it."""
+        """Settings for `num_tokens` tokens, one after the other, or filled in. Raises UserError for
+        settings that do not fit the model."""
         model = loaded.model
         shapes = map_params(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.spec())
         compute = text_compute(model, shapes, num_tokens, precision, kernels)
@@ -95,7 +95,7 @@ class Asked:
 
     @property
     def compute(self) -> Compute:
-        """How it is computed."""
+        """Settings of the computation."""
         return self.asking.compute
 
     def texts(self, w: Tree, on_text: OnText | None = None) -> list[Generation]:

@@ -144,9 +144,10 @@ def _shape(
 def _rows(
     groups: Sequence[Group], prefix: int, shape: tuple[int, int, int, int]
 ) -> tuple[np.ndarray, ...]:
-    """Of B contexts with up to C continuations of P tokens together: the contexts [B, T], where
-    they are, the first tokens of continuations [B, C]; the tokens of the continuations but the last
-    of each [B, P], where they are, their continuations, positions, and the tokens behind them."""
+    """Arrays of B contexts with up to C continuations of P tokens together: the contexts [B, T],
+    where they are, the first tokens of continuations [B, C]; the tokens of the continuations but
+    the last of each [B, P], where they are, their continuations, positions, and the tokens behind
+    them."""
     num_rows, width, most, inner = shape
     trunk, valid = pad_left([context[prefix:] for context, _ in groups], num_rows, width)
     firsts = np.zeros((num_rows, most), np.int32)

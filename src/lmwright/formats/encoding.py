@@ -1,4 +1,5 @@
-"""How a Hugging Face folder holds the weights: which tensors, and what config.json says of them.
+"""Encodings: how a Hugging Face folder holds the weights: which tensors, and what config.json says
+of them.
 
 fp32, bf16, fp16   each weight as a tensor of that dtype
 ternary            ternary weights packed, the rest as it is stored
@@ -56,8 +57,8 @@ class Encoding:
         return [(slot.name, slot.size * self._dtype(slot).itemsize)]
 
     def _dtype(self, slot: Slot) -> np.dtype:
-        """Of a tensor of floats: biases that balance experts are float32, as transformers keeps
-        them, since rounding would send tokens to other experts."""
+        """Dtype of a tensor of floats: biases that balance experts are float32, as transformers
+        keeps them, since rounding would send tokens to other experts."""
         return DTYPES["fp32" if is_balance(slot) else self.rest]
 
     def tensors(

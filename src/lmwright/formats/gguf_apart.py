@@ -11,7 +11,7 @@ from lmwright.formats.safetensors import Tensors, described
 
 @dataclass(frozen=True)
 class Cut:
-    """How the matrices of a model whose names have one ending are cut."""
+    """Cut of the matrices of a model whose names have one ending."""
 
     whole: str
     """The ending."""

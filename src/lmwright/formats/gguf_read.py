@@ -155,7 +155,7 @@ def slots_in_file(model: HfModel) -> list[Slot]:
 
 
 def cuts_of(model: HfModel) -> tuple[Cut, ...]:
-    """How some of its matrices are cut in GGUF."""
+    """Cuts of those of a model's matrices that GGUF has in parts."""
     for kind, cuts in CUTS.items():
         if isinstance(model, kind):
             return cuts(model.hf.config(model))

@@ -76,7 +76,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Layout:
-    """How MaxText keeps one kind of models."""
+    """Names and axes of one kind of models in MaxText."""
 
     norms: Mapping[str, Key]
     addresses: Callable[[Any, int, Key], Iterator[Address]]

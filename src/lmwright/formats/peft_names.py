@@ -1,5 +1,5 @@
-"""How PEFT finds the factors of an adapter on a model with experts, whose modules in transformers 5
-hold the experts of a layer in one tensor.
+"""Names by which PEFT finds the factors of an adapter on a model with experts, whose modules in
+transformers 5 hold the experts of a layer in one tensor.
 
 By `target_modules`, PEFT 0.21 takes the factors of single experts for those of the tensors: in
 families that it knows, and where gate, up and down have some of one rank and scale, or down alone.

@@ -58,8 +58,8 @@ def refuse_difference(
 
 
 def refuse_unlike_base(place: Origin, spec: Tree, fresh: Collection[str]) -> None:
-    """As `refuse_unlike`, of an objective with `fresh` weights or without a head: one of the
-    place's own, over documents or over its vocabulary, is left out."""
+    """`refuse_unlike` for an objective with `fresh` weights or without a head: one of the place's
+    own, over documents or over its vocabulary, is left out."""
     but = {*fresh, *left_out(encoder_of(place.model))} if fresh else ()
     refuse_unlike(place, spec, but)
 

@@ -115,8 +115,8 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
 
 
 def _visible(valid: Array, cache: Tree, branches: Branches | None) -> tuple[Array, Array, Array]:
-    """Of new tokens [B, T] in a cache of S: which are tokens, [B, S]; which each new one sees,
-    [B, T, S]; and how many positions those are behind it, padding not counted, [B, T, S]."""
+    """Masks of new tokens [B, T] in a cache of S: which are tokens, [B, S]; which each new one
+    sees, [B, T, S]; and how many positions those are behind it, padding not counted, [B, T, S]."""
     start, num = cache["filled"], valid.shape[1]
     put = partial(jax.lax.dynamic_update_slice, start_indices=(0, start))
     all_valid = put(cache["valid"], valid)

@@ -44,7 +44,7 @@ class Classifier(OverEncoder):
     """Number of classes of a text."""
 
     def note(self) -> dict[str, Any]:
-        """Its classes, its pooling, whether its encoder has no other, and how many classes a text
+        """The classes, the pooling, whether the encoder has no other, and how many classes a text
         has, where that is not one."""
         more: dict[str, Any] = {"per_text": self.per_text} if self.per_text != "one" else {}
         if len(self.encoder.document_head.poolings) == 1:

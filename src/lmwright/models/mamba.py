@@ -82,7 +82,7 @@ class Mamba(PreNorm):
 
     @property
     def heads_text(self) -> str:
-        """Its heads in words."""
+        """The model's heads and memories in words."""
         rows, width = self.mamba_state_dim, self.mamba_head_dim
         return f"{super().heads_text} or {self.mamba_num_heads} memories of {rows} x {width}"
 

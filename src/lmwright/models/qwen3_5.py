@@ -108,7 +108,7 @@ class Hybrid(FromZero):
 
     @property
     def heads_text(self) -> str:
-        """Its heads in words."""
+        """The model's heads and memories in words."""
         values, size = self.linear_num_value_heads, self.linear_head_dim
         return f"{super().heads_text} or {values} memories of {size} x {size}"
 
@@ -217,9 +217,9 @@ class Hybrid(FromZero):
         return dot("btnh,nhd->btd", h * jax.nn.silu(gate), w["out"])
 
     def linear_inputs(self, w: Tree, x: Array) -> tuple[Array, Array, Array, Array]:
-        """Of x [B, T, D]: what is convolved, queries and keys of G heads before values of N
-        [B, T, 2 G + N, H]; the gate of the output [B, T, N, H]; those of writing and decay, float32
-        [B, T, N]."""
+        """Inputs of the memory, of x [B, T, D]: what is convolved, queries and keys of G heads
+        before values of N [B, T, 2 G + N, H]; the gate of the output [B, T, N, H]; those of writing
+        and decay, float32 [B, T, N]."""
         by_head = "btd,dnh->btnh"
         qkv, gate = dots(x, (by_head, w["qkv"], HEADS), (by_head, w["output_gate"]))
         narrow = (dot("btd,dn->btn", x, w[name], out_dtype=jnp.float32)

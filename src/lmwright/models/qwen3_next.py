@@ -39,7 +39,7 @@ class Qwen3Next(HybridMoe):
         }
 
     def linear_inputs(self, w: Tree, x: Array) -> tuple[Array, Array, Array, Array]:
-        """As in Qwen3.5."""
+        """Inputs of the memory, as in Qwen3.5, of products that lie together by head of keys."""
         g, of_key, h = self.linear_num_key_heads, self.values_of_key, self.linear_head_dim
         both = name_result(dot("btd,dnh->btnh", x, w["qkvz"]), HEADS)
         parts = both.reshape(*x.shape[:2], g, 2 + 2 * of_key, h)

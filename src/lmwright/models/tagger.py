@@ -30,5 +30,5 @@ class Tagger(OverTokens):
         return len(self.labels)
 
     def note(self) -> dict[str, Any]:
-        """Its tags."""
+        """The tags."""
         return {"labels": self.labels}

@@ -135,7 +135,7 @@ class Xlstm(Recurrent):
 
     @property
     def heads_text(self) -> str:
-        """Its heads in words."""
+        """The model's heads and memories in words."""
         return f"{self.num_heads} heads with memories of {self.key_dim} x {self.head_dim}"
 
     def layer_spec(self, kind: str) -> Tree:

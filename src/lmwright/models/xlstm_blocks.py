@@ -97,7 +97,7 @@ class XlstmBlocks(Recurrent):
 
     @property
     def heads_text(self) -> str:
-        """Its heads in words."""
+        """The model's heads and memories in words."""
         return (
             f"{self.num_heads} heads with memories of {self.memory_dim} x {self.memory_dim} or "
             f"{self.cell_dim} cells"

@@ -183,5 +183,6 @@ inverted.defvjp(_inverted_fwd, _inverted_bwd)
 
 
 def _precision(q: Array) -> lax.Precision:
-    """Of products of float32: three passes of bfloat16 on a TPU are enough beside others of it."""
+    """Precision of products of float32: three passes of bfloat16 on a TPU are enough beside others
+    of it."""
     return lax.Precision.HIGHEST if q.dtype == jnp.float32 else lax.Precision.HIGH

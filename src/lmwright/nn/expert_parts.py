@@ -25,7 +25,8 @@ CUT = {"up": 1, "gate": 1, "down": 2}
 
 
 def reads(w: dict[str, Any], dtype: jnp.dtype) -> dict[str, Read | Parts]:
-    """How products get whole matrices in `dtype` of a device's parts; nothing on one device."""
+    """Reads by which products get whole matrices in `dtype` of a device's parts; none on one
+    device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return {}

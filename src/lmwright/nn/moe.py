@@ -144,8 +144,8 @@ def _readable(leaf: Weight, dtype: jnp.dtype, is_down: bool) -> Weight:
 
 
 def _specs(leaf: Weight, *axes: str) -> Any:
-    """How a leaf of these axes is cut: of an adapter both factors, as what they stand beside; of
-    integers the scales only by experts and the width."""
+    """PartitionSpecs of a leaf of these axes: of an adapter both factors, as what they stand
+    beside; of integers the scales only by experts and the width."""
     whole = partition(axes, WEIGHTS)
     everywhere = jax.tree.map(lambda _: PartitionSpec(), leaf)
     if isinstance(leaf, Lora):

@@ -1,4 +1,5 @@
-"""How many tokens of each row are masked, and which: times that are spread evenly over a batch.
+"""Draws of masked tokens, how many of each row and which: times that are spread evenly over a
+batch.
 
     numbers of rows   0   1   2   3   4   5   6   7      a batch of a power of two
     parts             0   4   6   2   5   1   3   7      one row's time in each equal part of [0, 1)

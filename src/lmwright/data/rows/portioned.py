@@ -32,7 +32,7 @@ class OwnStore(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of its rows and their order."""
+        """Fingerprint of the rows and their order."""
 
     def is_called(self, fingerprint: str) -> bool:
         """True for its fingerprint, also that of earlier versions."""

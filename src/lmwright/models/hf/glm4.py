@@ -38,5 +38,6 @@ class Glm4Hf(Table):
     }  # fmt: skip
 
     def architecture(self, model: Any) -> str:
-        """That with norms behind the branches where the model has some."""
+        """Name of the architecture: that with norms behind the branches where the model has
+        some."""
         return NORMED if model.out_norms == "branches" else PLAIN

@@ -99,7 +99,7 @@ class Experts:
         return {"experts": own}
 
     def write(self, model: Any, architecture: str, family: str) -> Json:
-        """Its keys. Raises UserError for what the architecture cannot express."""
+        """The keys in config.json. Raises UserError for what the architecture cannot express."""
         experts, none = model.experts, {} if self.latents else {"latent_dim": None}
         for name, value in {**none, **self.expected}.items():
             if (other := getattr(experts, name)) != value:

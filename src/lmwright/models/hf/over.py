@@ -29,7 +29,8 @@ class Over:
         return self if model is None else OverTable(self, model)
 
     def encoders(self) -> dict[str, str]:
-        """Its architectures, and those of their encoders with the head over the vocabulary."""
+        """Architectures of models over encoders, and those of their encoders with the head over the
+        vocabulary."""
         tables = [table() for table in TABLES.values()]
         return {name: table.architectures[0] for table in tables if (name := self.named(table))}
 

@@ -319,8 +319,8 @@ def loss_bytes(layout: Layout) -> float:
 
 
 def forward_bytes(layout: Layout) -> tuple[float, float]:
-    """Of a model that only runs forward: its last residual stream and a chunk of its logits, beside
-    the other model's, and one layer."""
+    """Bytes of a model that only runs forward: its last residual stream and a chunk of its logits,
+    beside the other model's, and one layer."""
     share = layout.chunk / layout.seq_len
     logits = layout.tokens * share * layout.work.vocab_size / layout.ways("batch", "seq", "vocab")
     return layout.stream_bytes + logits * WEIGHT_BYTES, layer_bytes(layout) / 2

@@ -97,8 +97,8 @@ def machine_here(devices: Sequence[jax.Device]) -> Machine | None:
 
 
 def leanest_of_fastest(answers: Sequence[Quick]) -> Quick:
-    """Of the answers that fit with some room, the one with the least memory that takes at most 1 %
-    longer than the fastest; the one with the least memory where none fits."""
+    """The answer with the least memory of those that fit with some room and take at most 1 % longer
+    than the fastest; the one with the least memory where none fits."""
     fitting = [answer for answer in answers if _fits(answer)]
     if not fitting:
         return min(reversed(answers), key=lambda answer: answer.memory.peak)
