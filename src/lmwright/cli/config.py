@@ -87,10 +87,10 @@ def config_presets() -> None:
     _echo_table("data.sources", {name: preset.line for name, preset in SOURCES.items()})
 
 
-def _echo_table(title: str, said: Mapping[str, str]) -> None:
-    width = max(map(len, said), default=0)
+def _echo_table(title: str, table: Mapping[str, str]) -> None:
+    width = max(map(len, table), default=0)
     click.echo(
-        "\n".join([f"{title}:", *(f"  {name:<{width}} {text}" for name, text in said.items())])
+        "\n".join([f"{title}:", *(f"  {name:<{width}} {text}" for name, text in table.items())])
     )
 
 

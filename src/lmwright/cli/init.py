@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lmwright.cli.init_columns import ways
+from lmwright.cli.init_columns import source_fields
 from lmwright.cli.init_files import NO_COLUMN, first_rows, is_one_object, opened
 from lmwright.cli.init_labels import Labels, label_column, labels_of, of_prompts, of_texts, together
 from lmwright.cli.init_model import adapter, begins_texts, without_template
@@ -115,7 +115,7 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
     plain = {} if rows is None else {"rows": rows}  # whose error names the columns that are there
     alone = [{"text_column": there[0]}] if rows in (None, "text") and len(there) == 1 else []
     why = ""
-    for given in (*ways(rows, there), plain, *alone):
+    for given in (*source_fields(rows, there), plain, *alone):
         tried = replace(source, **given)
         try:
             first = first_rows(tried, files, LOOK_ROWS)
@@ -160,10 +160,10 @@ def _refuse_no_text(source: Source, files: list[File]) -> None:
         raise UserError(f"{source.path}: holds no text")
 
 
-def _refuse_ratings(source: Source, files: list[File], there: Sequence[str]) -> None:
+def _refuse_ratings(source: Source, files: list[File], columns: Sequence[str]) -> None:
     """Raises UserError for conversations with a label, which would not be read: disliked answers
     would be learned."""
-    labels = tuple(name for name in there if name.casefold() == "label")
+    labels = tuple(name for name in columns if name.casefold() == "label")
     rated = replace(source, meta_columns=labels)
     first = [row for row in first_rows(rated, files, LOOK_ROWS) if isinstance(row, Row)]
     if any(isinstance(told, bool) for row in first for told in json.loads(row.meta).values()):

@@ -1,6 +1,6 @@
 """Columns as data sets call them, and the kinds of rows that they may be.
 
-names of columns --ways--> fields of a source with which its rows may be read, the likeliest first
+names of columns --source_fields--> ways to read its rows, the likeliest first
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,10 +68,10 @@ ASKED_TOO = ("instruction", "input", "context", "passage", "choices", "options",
 TEXT_COLUMNS = (*TEXTS, "body", "document", "article", "raw_content", "code")
 
 
-def ways(kind: str | None, there: Sequence[str]) -> Iterator[dict[str, Any]]:
+def source_fields(kind: str | None, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Fields of a source of a kind, or of any, that has these columns, whatever the case of their
     letters."""
-    known = {name.strip().casefold(): name for name in reversed(there)}
+    known = {name.strip().casefold(): name for name in reversed(names)}
     for rows, several in KINDS.items():
         for given in several if kind in (None, rows) else ():
             columns = _columns(rows, given, known)

@@ -43,12 +43,11 @@ class Labels:
     """Another way in which they may be meant."""
 
 
-def of_prompts(source: Source, there: Sequence[str]) -> Labels:
-    """Labels of prompts with answers, whose columns are `there`: none, and a note on those that are
-    not read."""
+def of_prompts(source: Source, columns: Sequence[str]) -> Labels:
+    """Labels of prompts with answers: none, and a note on the columns that are not read."""
     needed, optional, *_ = example_columns(source)
     read = {*needed.values(), *optional.values()}
-    left = [name for name in there if name not in read]
+    left = [name for name in columns if name not in read]
     if not left:
         return Labels()
     names, others = left[:MOST_COLUMNS], len(left) - MOST_COLUMNS
@@ -59,9 +58,9 @@ def of_prompts(source: Source, there: Sequence[str]) -> Labels:
     )
 
 
-def of_texts(there: Sequence[str]) -> Labels:
-    """Labels of plain texts, whose columns are `there`."""
-    amount = next((name for name in there if name.strip().casefold() == AMOUNT), None)
+def of_texts(columns: Sequence[str]) -> Labels:
+    """Labels of plain texts with these columns."""
+    amount = next((name for name in columns if name.strip().casefold() == AMOUNT), None)
     note = (
         f"its column {amount} is not read; for a model that tells the number of a text, add "
         "--rows labeled and the --model of an encoder (docs/regression.md)"

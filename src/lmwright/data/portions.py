@@ -141,12 +141,12 @@ def local_folders(data_dir: str | os.PathLike) -> list[Path]:
     return [top / folder_of(n) for n in range(len(parse_portions(raw, str(top)).finished))]
 
 
-def refuse_unfinished(told: Portions, where: str | os.PathLike, why: str) -> None:
+def refuse_unfinished(portions: Portions, where: str | os.PathLike, why: str) -> None:
     """Raises UserError, which says `why`, unless all portions are finished."""
-    if len(told.finished) < told.count:
+    if len(portions.finished) < portions.count:
         raise UserError(
-            f"{where}: {len(told.finished)} of {told.count} portions are finished, and {why}; wait "
-            "until `lmwright prepare` has made all"
+            f"{where}: {len(portions.finished)} of {portions.count} portions are finished, "
+            f"and {why}; wait until `lmwright prepare` has made all"
         )
 
 

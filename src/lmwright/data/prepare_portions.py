@@ -100,12 +100,12 @@ def _begun(data_dir: str, wanted: Portions) -> Portions:
     return wanted
 
 
-def _is_whole(data_dir: str, number: int, there: Portions) -> bool:
+def _is_whole(data_dir: str, number: int, portions: Portions) -> bool:
     try:
         store = TokenStore.open(place_in(data_dir, folder_of(number)))
     except UserError:
         return False
-    return store.is_called(there.finished[number].fingerprint)
+    return store.is_called(portions.finished[number].fingerprint)
 
 
 def _portion_data(data: Data, portion: Portion) -> Data:
@@ -135,7 +135,7 @@ def _copy_tokenizer(data_dir: str, own_dir: str) -> None:
         copy_folder(first, target)
 
 
-def _listed(there: Portions, portion: Portion, summary: Summary, own: Data) -> Portions:
+def _listed(portions: Portions, portion: Portion, summary: Summary, own: Data) -> Portions:
     """The portions with one more that is finished. Later ones stay if it is what it was."""
     facts, number = summary.stages["normalize"].facts, portion.number
     counts = summary.stages["pack"].counts["sources"]["train"]
@@ -148,19 +148,19 @@ def _listed(there: Portions, portion: Portion, summary: Summary, own: Data) -> P
     starts = {name: (part, rows) for name, (part, rows) in facts["starts"].items()}
     store = TokenStore.open(own.dir)
     finished = Finished(store.fingerprint, starts)
-    if number < len(there.finished):
-        before = there.finished[number]
+    if number < len(portions.finished):
+        before = portions.finished[number]
         if before.starts == starts and store.is_called(before.fingerprint):
-            return there
-    drawn = there.drawn if number else facts["drawn"]
-    return replace(there, drawn=drawn, finished=(*there.finished[:number], finished))
+            return portions
+    drawn = portions.drawn if number else facts["drawn"]
+    return replace(portions, drawn=drawn, finished=(*portions.finished[:number], finished))
 
 
-def _write(data_dir: str, there: Portions) -> None:
+def _write(data_dir: str, portions: Portions) -> None:
     if is_bucket(data_dir):
-        Bucket(data_dir).write(PORTIONS, there.to_json())
+        Bucket(data_dir).write(PORTIONS, portions.to_json())
     else:
-        write_whole(Path(data_dir) / PORTIONS, there.to_json())
+        write_whole(Path(data_dir) / PORTIONS, portions.to_json())
 
 
 def _remove(data_dir: str) -> None:
@@ -170,13 +170,13 @@ def _remove(data_dir: str) -> None:
         (Path(data_dir) / PORTIONS).unlink()
 
 
-def _sum_up(made: Sequence[Summary]) -> dict[str, Manifest]:
+def _sum_up(summaries: Sequence[Summary]) -> dict[str, Manifest]:
     """Manifests of several portions as one of each stage, for a summary."""
-    if not made:
+    if not summaries:
         return {}
     summed = {}
-    for stage, first in made[0].stages.items():
-        all_of = [summary.stages[stage] for summary in made]
+    for stage, first in summaries[0].stages.items():
+        all_of = [summary.stages[stage] for summary in summaries]
         facts = dict(first.facts)
         if "sampled" in facts:
             facts["sampled"] = functools.reduce(add_counts, (m.facts["sampled"] for m in all_of))

@@ -66,14 +66,14 @@ def _push_portions(folder: Path, url: str, raw: bytes) -> list[Pushed]:
     return pushed
 
 
-def _push_stage(folder: Path, stage: str, bucket: Bucket, there: dict[str, Entry]) -> Pushed:
+def _push_stage(folder: Path, stage: str, bucket: Bucket, entries: dict[str, Entry]) -> Pushed:
     manifest = read_manifest(folder / stage)
 
     def push(name: str) -> bool:
         key = f"{stage}/{name}"
         entry = manifest.files[name]
         crc = _checked_crc(folder / key, entry["xxh3_128"])
-        same = there.get(key)
+        same = entries.get(key)
         if same is not None and (same.size, same.crc32c) == (entry["bytes"], crc):
             return False
         arrived = bucket.upload(folder / key, key)
@@ -83,10 +83,10 @@ def _push_stage(folder: Path, stage: str, bucket: Bucket, there: dict[str, Entry
 
     whole = (folder / stage / MANIFEST).read_bytes()
     marker = f"{stage}/{MANIFEST}"
-    before = bucket.read(marker) if marker in there else None
+    before = bucket.read(marker) if marker in entries else None
     if before is not None and before[0] != whole:
         bucket.remove(marker)  # it describes other files, as do the markers of its parts
-        for key in filter(lambda key: key.startswith(f"{stage}/parts/"), there):
+        for key in filter(lambda key: key.startswith(f"{stage}/parts/"), entries):
             bucket.remove(key)
     with ThreadPoolExecutor(THREADS) as pool:
         sent = sum(pool.map(push, sorted(manifest.files)))

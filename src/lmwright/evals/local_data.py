@@ -61,16 +61,16 @@ def local_data(folder: Path) -> Iterator[LocalData]:
         yield found
 
 
-def bad_row(found: LocalData) -> str | None:
+def bad_row(data: LocalData) -> str | None:
     """The first question that its task cannot ask, with the reason; None if there is none."""
-    for name, task in found.tasks.items():
+    for name, task in data.tasks.items():
         rows = task.dataset[_scored(task)]
         for number in range(len(rows)):
             if problem := _problem(task, rows.select([number])):
                 empty = [column for column, value in rows[number].items() if value is None]
                 problem = f"{', '.join(empty)}: empty or not there" if empty else problem
                 there = ", ".join(rows.column_names)
-                return f"{found.places[name]}: row {number + 1}: {problem} (columns: {there})"
+                return f"{data.places[name]}: row {number + 1}: {problem} (columns: {there})"
     return None
 
 
@@ -90,15 +90,15 @@ def _problem(task: ConfigurableTask, row: Any) -> str | None:
     return None
 
 
-def _read(task: ConfigurableTask, found: LocalData) -> bool:
+def _read(task: ConfigurableTask, data: LocalData) -> bool:
     """Gives a task its data; False for one that brings its own."""
     config = task.config
     if callable(config.custom_dataset) or _is_local(str(config.dataset_path)):
         return False
     name, scored = str(config.task), _scored(task)
-    of_name = _splits(found.folder).get(name)
-    splits = _splits(found.folder / name)
-    copied = found.folder / str(config.dataset_path)
+    of_name = _splits(data.folder).get(name)
+    splits = _splits(data.folder / name)
+    copied = data.folder / str(config.dataset_path)
     if of_name or scored in splits:
         files = splits | ({scored: of_name} if of_name else {})
         place = files[scored]
@@ -113,18 +113,18 @@ def _read(task: ConfigurableTask, found: LocalData) -> bool:
         )
     else:
         raise UserError(
-            f"--data: {found.folder} has no data of {name}; put its questions into {name}.jsonl, "
+            f"--data: {data.folder} has no data of {name}; put its questions into {name}.jsonl, "
             f"its splits into {name}/{scored}.jsonl, or a copy of the dataset into "
             f"{config.dataset_path}"
         )
     if scored not in task.dataset:
         raise UserError(f"{place}: has no split {scored!r}, which {name} asks")
-    _leave_out_missing(task, scored, found)
-    found.tasks[name], found.places[name] = task, place
+    _leave_out_missing(task, scored, data)
+    data.tasks[name], data.places[name] = task, place
     return True
 
 
-def _leave_out_missing(task: ConfigurableTask, scored: str, found: LocalData) -> None:
+def _leave_out_missing(task: ConfigurableTask, scored: str, data: LocalData) -> None:
     """Takes splits that are not there from the task's description. Without any examples, those are
     questions other than the asked one, as the harness has it for tasks of one split."""
     config = task.config
@@ -137,7 +137,7 @@ def _leave_out_missing(task: ConfigurableTask, scored: str, found: LocalData) ->
     others = {examples.split, config.training_split, config.validation_split}
     if examples.samples is None and others <= {None, scored}:
         config.test_split = examples.split = scored  # equal: the asked one is left out
-        found.without_examples.add(str(config.task))
+        data.without_examples.add(str(config.task))
 
 
 def _scored(task: ConfigurableTask) -> str:

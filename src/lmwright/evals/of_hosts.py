@@ -5,8 +5,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
-def of_all_hosts(found: jax.Array) -> np.ndarray:
+def of_all_hosts(rows: jax.Array) -> np.ndarray:
     """An array of rows, those of all hosts."""
-    if not found.is_fully_addressable:
-        found = multihost_utils.process_allgather(found, tiled=True)
-    return np.asarray(found)
+    if not rows.is_fully_addressable:
+        rows = multihost_utils.process_allgather(rows, tiled=True)
+    return np.asarray(rows)

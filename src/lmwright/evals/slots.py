@@ -269,16 +269,16 @@ def _read(
         of = jnp.full(len(logits), len(slots)).at[slots].set(jnp.arange(len(slots)), mode="drop")
         changed = of < len(slots)
 
-        def put(axis: int, there: Array, rows: Array) -> Array:
-            of_rows, at = max(axis, ~axis), [0] * there.ndim
+        def put(axis: int, held: Array, rows: Array) -> Array:
+            of_rows, at = max(axis, ~axis), [0] * held.ndim
             rows = jnp.take(rows, of, axis=of_rows, mode="clip")
-            stretch = there
+            stretch = held
             if axis >= 0:
                 at[axis + 1] = start
                 rows = jax.lax.slice_in_dim(rows, 0, width, axis=axis + 1)
-                stretch = jax.lax.dynamic_slice(there, at, rows.shape)
-            mine = changed.reshape(-1, *[1] * (there.ndim - of_rows - 1))
-            return jax.lax.dynamic_update_slice(there, jnp.where(mine, rows, stretch), at)
+                stretch = jax.lax.dynamic_slice(held, at, rows.shape)
+            mine = changed.reshape(-1, *[1] * (held.ndim - of_rows - 1))
+            return jax.lax.dynamic_update_slice(held, jnp.where(mine, rows, stretch), at)
 
         seen = jnp.where(changed[:, None], False, cache["valid"])
         return jnp.where(changed[:, None], new_logits[of.clip(0, len(slots) - 1)], logits), {

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmwright.data.tokens.answers import Context, text_at
+from lmwright.evals.tallies import softmax
 
 BEST = 3  # answers that are listed
 TRIED = 20  # spans of a window, of which several may be the same characters
@@ -43,7 +44,7 @@ class Found(NamedTuple):
 
 def found_in(
     context: str,
-    made: Context,
+    encoded: Context,
     windows: Iterable[tuple[int, int, np.ndarray]],
     max_answer_tokens: int,
 ) -> Found:
@@ -52,22 +53,16 @@ def found_in(
     best: dict[tuple[int, int], float] = {}
     none = 1.0
     for begin, head, logits in windows:
-        count = made.stop(begin) - begin
+        count = encoded.stop(begin) - begin
         kept = np.concatenate([[0], np.arange(head, head + count)])
-        start, end = _shares(logits[kept, 0]), _shares(logits[kept, 1])
+        start, end = softmax(logits[kept, 0]), softmax(logits[kept, 1])
         none = min(none, float(start[0] * end[0]))
         for first, last, score in _likeliest(start[1:], end[1:], max_answer_tokens):
-            span = text_at(context, made.offsets, begin + first, begin + last)
+            span = text_at(context, encoded.offsets, begin + first, begin + last)
             if span[0] < span[1]:
                 best[span] = max(score, best.get(span, 0.0))
     spans = [Span(*span, score) for span, score in best.items()]
     return Found(sorted(spans, key=lambda span: (-span.score, span.start, span.stop))[:BEST], none)
-
-
-def _shares(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of logits [N]."""
-    shares = np.exp(logits - logits.max())
-    return shares / shares.sum()
 
 
 def _likeliest(start: np.ndarray, end: np.ndarray, most: int) -> list[tuple[int, int, float]]:
@@ -89,6 +84,6 @@ def answer_text(context: str, span: Span | None) -> str:
     return "" if span is None else context[span.start : span.stop]
 
 
-def flat_windows(made: Sequence[Context]) -> list[tuple[int, int]]:
+def flat_windows(contexts: Sequence[Context]) -> list[tuple[int, int]]:
     """(number of the question, first token of its context) of all windows, in order."""
-    return [(number, begin) for number, each in enumerate(made) for begin in each.starts]
+    return [(number, begin) for number, each in enumerate(contexts) for begin in each.starts]

@@ -72,10 +72,10 @@ class TagRowTally(RowTally):
         return TagLoss(source, *self.means, entities=self.entities)
 
 
-def _entities(found: np.ndarray, labels: Sequence[str]) -> np.ndarray:
+def _entities(rows: np.ndarray, labels: Sequence[str]) -> np.ndarray:
     """float64 [3]: counts of entities in rows [B, T, 3], as `TagRowTally.measure` gives them."""
     real, given = [], []
-    for row in found:
+    for row in rows:
         for document in range(1, int(row[:, 2].max(initial=0)) + 1):
             words = row[row[:, 2] == document]
             real.append([labels[int(tag)] for tag in words[:, 0]])

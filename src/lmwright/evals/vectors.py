@@ -31,14 +31,14 @@ Finish = Callable[[int, Path, Path], None]
 """Makes a file of vectors with so many numbers each out of the lines at the first path."""
 
 
-def line_of(made: Mapping[str, Any], vector: np.ndarray | None, form: str) -> str:
+def line_of(row: Mapping[str, Any], vector: np.ndarray | None, form: str) -> str:
     """The line of a row, with its vector in the way of the format."""
-    made = dict(made)
+    row = dict(row)
     if vector is not None and form == JSONL:
-        made["embedding"] = [float(f"{x:.9g}") for x in vector.tolist()]  # float32, exactly
+        row["embedding"] = [float(f"{x:.9g}") for x in vector.tolist()]  # float32, exactly
     elif vector is not None:
-        made["base64"] = b64encode(np.asarray(vector, "<f4").tobytes()).decode()
-    return json.dumps(made, ensure_ascii=False) + "\n"
+        row["base64"] = b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def finisher(form: str, out: str | None) -> Finish:

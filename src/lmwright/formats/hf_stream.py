@@ -45,7 +45,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 def from_hf(
     model: HfModel,
-    given: Mapping[str, Any],
+    tensors: Mapping[str, Any],
     where: str = "weights",
     *,
     dtype: Any = None,
@@ -60,26 +60,26 @@ def from_hf(
     of another shape or not a float.
     """
     wanted = slots(model)
-    check_tensors(wanted, given, where)
+    check_tensors(wanted, tensors, where)
     placed = dict(walk(shardings)) if shardings is not None else {}
     leaves: dict[str, Array] = {}
     by_leaf: dict[str, list[Slot]] = {}
     for slot in wanted:
         by_leaf.setdefault(slot.path, []).append(slot)
     for path, parts in by_leaf.items():
-        kind = jnp.dtype(dtype or _stored_dtype(parts, given))
+        kind = jnp.dtype(dtype or _stored_dtype(parts, tensors))
         if parts[0].param.balance_rate is not None:  # which is never narrowed
-            kind = jnp.promote_types(kind, _stored_dtype(parts, given))
-        leaves[path] = _filled(parts, given, kind, placed.get(path))
+            kind = jnp.promote_types(kind, _stored_dtype(parts, tensors))
+        leaves[path] = _filled(parts, tensors, kind, placed.get(path))
     return nest(leaves.items())
 
 
-def check_tensors(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
-    """Raises UserError unless `given` holds exactly the wanted tensors, of their shapes and of
+def check_tensors(wanted: list[Slot], tensors: Mapping[str, Any], where: str) -> None:
+    """Raises UserError unless `tensors` holds exactly the wanted tensors, of their shapes and of
     floats; known buffers and a stored copy of a tied head may be there too."""
-    _check_names(wanted, given, where)
+    _check_names(wanted, tensors, where)
     for slot in wanted:
-        dtype, shape = described(given, slot.name)
+        dtype, shape = described(tensors, slot.name)
         if dtype not in FLOATS:
             raise UserError(
                 f"{where}: {slot.name} is {dtype}; quantized weights are not supported in this "
@@ -92,14 +92,14 @@ def check_tensors(wanted: list[Slot], given: Mapping[str, Any], where: str) -> N
             )
 
 
-def unused(wanted: list[Slot], given: Mapping[str, Any]) -> list[str]:
-    """Names in `given` that no weight comes from."""
-    return sorted(set(given) - {slot.name for slot in wanted})
+def unused(wanted: list[Slot], tensors: Mapping[str, Any]) -> list[str]:
+    """Names in `tensors` that no weight comes from."""
+    return sorted(set(tensors) - {slot.name for slot in wanted})
 
 
-def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> None:
-    missing = sorted({slot.name for slot in wanted} - set(given))
-    extra = [n for n in unused(wanted, given) if not n.endswith(IGNORED_ENDINGS)]
+def _check_names(wanted: list[Slot], tensors: Mapping[str, Any], where: str) -> None:
+    missing = sorted({slot.name for slot in wanted} - set(tensors))
+    extra = [n for n in unused(wanted, tensors) if not n.endswith(IGNORED_ENDINGS)]
     if missing and (others := [name for name in extra if name not in COPIES]):
         raise UserError(
             f"{where}: lacks {some(missing, 3)}, and holds {some(others, 3)} instead, which is "
@@ -110,7 +110,9 @@ def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> No
         raise UserError(f"{where}: lacks {some(missing)}; the model is not complete")
     for copy in sorted(set(COPIES) & set(extra)):
         of = COPIES[copy] or next(s.name for s in wanted if s.param.inputs == ("vocab",))
-        if of not in given or not np.array_equal(np.asarray(given[copy]), np.asarray(given[of])):
+        if of not in tensors or not np.array_equal(
+            np.asarray(tensors[copy]), np.asarray(tensors[of])
+        ):
             raise UserError(
                 f"{where}: {copy} differs from {of} although config.json ties them; "
                 f"set tie_word_embeddings to false if the head is its own"
@@ -123,23 +125,23 @@ def _check_names(wanted: list[Slot], given: Mapping[str, Any], where: str) -> No
         )
 
 
-def _stored_dtype(parts: list[Slot], given: Mapping[str, Any]) -> Any:
-    kinds = {described(given, slot.name)[0] for slot in parts}
+def _stored_dtype(parts: list[Slot], tensors: Mapping[str, Any]) -> Any:
+    kinds = {described(tensors, slot.name)[0] for slot in parts}
     kinds = {"float32" if kind == "float64" else kind for kind in kinds}
     return jnp.result_type(*(jnp.dtype(kind) for kind in kinds))
 
 
 def _filled(
-    parts: list[Slot], given: Mapping[str, Any], dtype: Any, sharding: NamedSharding | None
+    parts: list[Slot], tensors: Mapping[str, Any], dtype: Any, sharding: NamedSharding | None
 ) -> Array:
     """A leaf from its tensors; of a large one each is let go before the next is read."""
     shape, depth = parts[0].param.shape, len(parts[0].at)
     if depth == 0:
-        return on_devices(_read(parts[0], given, dtype), sharding)
+        return on_devices(_read(parts[0], tensors, dtype), sharding)
     if parts[0].param.size * dtype.itemsize <= SMALL:
         stack = np.zeros(shape, dtype)
         for slot in parts:
-            stack[slot.at] = _read(slot, given, dtype)
+            stack[slot.at] = _read(slot, tensors, dtype)
         return on_devices(stack, sharding)
     entries = () if sharding is None else tuple(sharding.spec)
     entries += (None,) * (len(shape) - len(entries))
@@ -147,15 +149,15 @@ def _filled(
     put = _put(depth, any(entries[:depth]), sharding)
     leaf = jnp.zeros(shape, dtype, device=sharding)
     for slot in parts:
-        part = on_devices(_read(slot, given, dtype), part_sharding)
+        part = on_devices(_read(slot, tensors, dtype), part_sharding)
         leaf = put(leaf, part, np.asarray(slot.at, np.int32))
         leaf.block_until_ready()  # else the host runs ahead, and holds several
         del part
     return leaf
 
 
-def _read(slot: Slot, given: Mapping[str, Any], dtype: Any) -> np.ndarray:
-    array = np.asarray(given[slot.name])
+def _read(slot: Slot, tensors: Mapping[str, Any], dtype: Any) -> np.ndarray:
+    array = np.asarray(tensors[slot.name])
     if slot.param.ternary and dtype not in (array.dtype, np.float32):
         # rounded floats would have other codes near a threshold
         array = floats_of(*codes_of(array.astype(np.float32)))

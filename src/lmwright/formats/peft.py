@@ -243,16 +243,16 @@ def _refuse(folder: Any, name: str, module: Module, theirs: PeftModule, variant:
         raise UserError(f'{folder}: {name} is the other variant; set lora.variant = "{kind}"')
 
 
-def _place(made: dict[str, np.ndarray], slot: Slot, module: Module, theirs: PeftModule) -> None:
+def _place(arrays: dict[str, np.ndarray], slot: Slot, module: Module, theirs: PeftModule) -> None:
     """Puts one module's factors into the stacked arrays; a scale other than ours goes into `b`."""
     at = slot.at or ...
     a, b = np.zeros((theirs.a.shape[1], module.rank)), np.zeros((module.rank, theirs.b.shape[0]))
     a[:, : theirs.rank] = theirs.a.T
     b[: theirs.rank] = theirs.b.T * (theirs.scale / module.scale)
-    made["a"][at] = a.reshape(made["a"][at].shape)
-    made["b"][at] = b.reshape(made["b"][at].shape)
+    arrays["a"][at] = a.reshape(arrays["a"][at].shape)
+    arrays["b"][at] = b.reshape(arrays["b"][at].shape)
     if theirs.magnitude is not None:
-        made["magnitude"][at] = theirs.magnitude.reshape(made["magnitude"][at].shape)
+        arrays["magnitude"][at] = theirs.magnitude.reshape(arrays["magnitude"][at].shape)
 
 
 def merge_into(model: HfModel, w: Tree, adapter: PeftFolder, where: str) -> tuple[Any, Tree]:

@@ -30,9 +30,9 @@ def _fwd(
 
 
 def _bwd(
-    kept: tuple[Array, Array, Array | None, Array], g: Array
+    residuals: tuple[Array, Array, Array | None, Array], g: Array
 ) -> tuple[Array, Array, Array | None, None]:
-    x, w, bias, ids = kept
+    x, w, bias, ids = residuals
     docs, change, wide = _documents(ids), g * w[0].astype(g.dtype), g.astype(jnp.float32)
     along = [x]
     for j in range(1, w.shape[0]):

@@ -35,8 +35,8 @@ def _plus(x: Array, bias: Array) -> Array:
     return x + bias.astype(x.dtype)
 
 
-def _times_bwd(kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
-    x, scale = kept
+def _times_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, scale = residuals
     change = g.astype(jnp.float32) * x.astype(jnp.float32)
     return g * scale.astype(g.dtype), _summed(change, scale)
 

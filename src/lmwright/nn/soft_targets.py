@@ -131,9 +131,9 @@ def _forward(
 
 
 def _backward(
-    fns: object, chunk: int, mix: Mix, kept: tuple[Tree, ...], cotangent: Distilled
+    fns: object, chunk: int, mix: Mix, residuals: tuple[Tree, ...], cotangent: Distilled
 ) -> tuple[Tree, ...]:
-    dw, dx, frozen, y, targets, weights = kept
+    dw, dx, frozen, y, targets, weights = residuals
     g = cotangent.total  # the other sums are metrics
     scale = lambda a: (a * g).astype(a.dtype)  # noqa: E731
     none = partial(jax.tree.map, _no_gradient)

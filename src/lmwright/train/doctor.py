@@ -93,22 +93,22 @@ def _problems(about: Mapping[str, Any]) -> Iterator[str]:
         yield "less than 1 GiB is free on the disk of this folder; checkpoints may not fit"
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    if "packages" in found:
-        commit = f" ({found['git_commit']})" if found["git_commit"] else ""
-        versions = ", ".join(f"{n} {v}" for n, v in found["packages"].items() if n != "lmwright")
-        yield f"lmwright {found['packages'].get('lmwright', '?')}{commit}"
-        yield f"Python {found['python']}, {versions}"
-        yield f"{found['platform']}; {found['cpu']}, {found['cpu_cores']} cores"
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    if "packages" in facts:
+        commit = f" ({facts['git_commit']})" if facts["git_commit"] else ""
+        versions = ", ".join(f"{n} {v}" for n, v in facts["packages"].items() if n != "lmwright")
+        yield f"lmwright {facts['packages'].get('lmwright', '?')}{commit}"
+        yield f"Python {facts['python']}, {versions}"
+        yield f"{facts['platform']}; {facts['cpu']}, {facts['cpu_cores']} cores"
         yield (
-            f"{found['device_count']} x {found['device_kind']}; memory "
-            f"{found['memory_bytes'] / GIB:.1f} GiB; disk {found['disk_free_bytes'] / GIB:.1f} GiB "
+            f"{facts['device_count']} x {facts['device_kind']}; memory "
+            f"{facts['memory_bytes'] / GIB:.1f} GiB; disk {facts['disk_free_bytes'] / GIB:.1f} GiB "
             "free"
         )
-        yield from (f"{name}={value}" for name, value in found["variables"].items())
-    there = [name for name, installed in found["extras"].items() if installed]
+        yield from (f"{name}={value}" for name, value in facts["variables"].items())
+    there = [name for name, installed in facts["extras"].items() if installed]
     yield f"extras that are installed: {', '.join(there) or 'none'}"
-    for name, installed in found["extras"].items():
+    for name, installed in facts["extras"].items():
         if not installed and (driver.has_card() or not name.startswith("cuda")):
             yield f"  for {FOR[name]}: {install(name)}"
-    yield from (f"PROBLEM: {problem}" for problem in found["problems"])
+    yield from (f"PROBLEM: {problem}" for problem in facts["problems"])

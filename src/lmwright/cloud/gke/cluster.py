@@ -169,19 +169,19 @@ class Cluster:
         except Absent:
             return None
 
-    def _state(self, there: Mapping[str, Any]) -> tuple[str, str]:
+    def _state(self, jobset: Mapping[str, Any]) -> tuple[str, str]:
         """State and message of a JobSet that is there."""
-        if "deletionTimestamp" in there["metadata"]:
+        if "deletionTimestamp" in jobset["metadata"]:
             return "DELETING", ""
-        if _condition(there, "Completed"):
+        if _condition(jobset, "Completed"):
             return "ACTIVE", ""
-        pods = self.pods(there["metadata"]["name"])
+        pods = self.pods(jobset["metadata"]["name"])
         for pod in pods.values():
             if told := _hopeless(pod):
                 return "HOPELESS", told
-        if failed := _condition(there, "Failed"):
+        if failed := _condition(jobset, "Failed"):
             return "FAILED", failed.get("message", "")
-        slices = there["spec"]["replicatedJobs"][0]
+        slices = jobset["spec"]["replicatedJobs"][0]
         expected = slices["replicas"] * slices["template"]["spec"]["completions"]
         if sum(map(_runs, pods.values())) == expected:
             return "ACTIVE", ""
@@ -213,14 +213,14 @@ def _hopeless(pod: Any) -> str:
     return ""
 
 
-def _condition(there: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+def _condition(jobset: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     """A condition of a JobSet, if it is true."""
-    conditions = there.get("status", {}).get("conditions", ())
+    conditions = jobset.get("status", {}).get("conditions", ())
     return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
 
 
-def _label(there: Mapping[str, Any], name: str) -> str:
-    return there["metadata"].get("labels", {}).get(name, "")
+def _label(jobset: Mapping[str, Any], name: str) -> str:
+    return jobset["metadata"].get("labels", {}).get(name, "")
 
 
 def _message(error: Any) -> str:

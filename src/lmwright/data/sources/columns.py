@@ -140,12 +140,12 @@ def refuse_plain(source: Source, files: Iterable[File]) -> None:
             )
 
 
-def select_columns(source: Source, there: Iterable[str]) -> list[str]:
+def select_columns(source: Source, columns: Iterable[str]) -> list[str]:
     """Columns to read out of those that exist, each once."""
     required = [name for names in list_needed_columns(source).values() for name in names]
     extra = [] if source.rows == "text" else example_columns(source)[1].values()
-    there = set(there)
-    return list(dict.fromkeys([*required, *(name for name in extra if name in there)]))
+    columns = set(columns)
+    return list(dict.fromkeys([*required, *(name for name in extra if name in columns)]))
 
 
 def takes_lists(source: Source) -> bool:
@@ -243,12 +243,12 @@ def names_of(names: Iterable[str]) -> str:
     return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "") or "nothing"
 
 
-def _as_in(there: Collection[str], source: Source) -> str:
+def _as_in(columns: Collection[str], source: Source) -> str:
     """Kind of rows that has these columns where the source's kind has not, for a message."""
     kinds = [
         kind
         for kind, (needed, _, _) in ROW_PARTS.items()
-        if kind != source.rows and all(name in there for name in needed)
+        if kind != source.rows and all(name in columns for name in needed)
     ]
     most = max(kinds, key=lambda kind: len(ROW_PARTS[kind][0]), default=None)
     return "" if most is None else f' (as rows = "{most}" has them)'
