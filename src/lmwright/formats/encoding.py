@@ -208,7 +208,7 @@ def cast_tensor(name: str, tensor: Any, dtype: np.dtype) -> np.ndarray:
     """A tensor in the target dtype. Raises UserError where a value is not a finite number."""
     array = np.asarray(tensor)
     with np.errstate(over="ignore"):
-        cast = np.ascontiguousarray(array.astype(dtype, copy=False))
+        cast = np.require(array.astype(dtype, copy=False), requirements="C")
     if np.isfinite(cast).all():
         return cast
     if np.isfinite(array).all():

@@ -53,7 +53,7 @@ class Slot:
         array = np.asarray(leaf[self.at] if self.at else leaf)
         if self.is_linear:
             array = transposed(array.reshape(self.shape[::-1]))
-        return np.ascontiguousarray(array.reshape(self.shape))
+        return np.require(array.reshape(self.shape), requirements="C")
 
     def from_layout(self, array: np.ndarray) -> np.ndarray:
         """The tensor in our layout and its own dtype, without the stacked axes."""
