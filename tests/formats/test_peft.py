@@ -19,6 +19,7 @@ from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.peft import merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
+from lmwright.models.apertus import Apertus
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
@@ -281,6 +282,7 @@ FAMILIES = {
     "convolutions alone": (Lfm2(**SMALL, mixer_pattern=("conv", "full")), Clm(), "conv_out"),
     "state spaces": (Granite4(**MAMBA), Clm(), "all"),
     "state spaces beside experts": (Granite4Moe(**MAMBA, experts=SOFTMAX), Clm(), "all"),
+    "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),
 }  # fmt: skip
 
