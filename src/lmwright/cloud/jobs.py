@@ -83,7 +83,8 @@ def follow(spec: Spec) -> int:
     tell.pass_on(f"job {spec.name}: {state['status']} at step {state['step']} {state['error']}")
     if state["status"] == "failed":
         print(
-            f"lmwright: error: job {spec.name} failed: {visible(state['error'])}", file=sys.stderr
+            f"lmwright: error: job {spec.name} failed: {visible(redact_text(state['error']))}",
+            file=sys.stderr,
         )
         return EXIT_JOB_FAILED
     return 0
@@ -166,12 +167,7 @@ def show_command(name: str) -> None:
     print(f"job {spec.name}: {state['status']}")
     print(f"  run directory  {spec.dir or '-'}")
     print(f"  hosts          {spec.hosts}{there}")
-    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
-    print(f"  step           {state['step']}, saved {state['saved']}")
-    if slow := state.get("slow_hosts"):
-        print(f"  slow hosts     {', '.join(map(str, slow))}")
-    if state.get("error"):
-        print(f"  last error     {visible(state['error'])}")
+    remote.show_state(state)
     # other jobs may have trained in the same run directory, before and since
     ended = state.get("time", math.inf) if over else math.inf
     remote.show_goodput(spec, (spec.folder / "job.json").stat().st_mtime, ended)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -106,7 +106,7 @@ def follow(spec: Spec, patience: Patience | None = None) -> int:
     finally:
         slices.close()
     if state["status"] == "failed":
-        error = visible(state["error"])
+        error = visible(redact_text(state["error"]))
         text = f"job {spec.name} failed: {error}"
         tell.pass_on(text)
         option = error.startswith("--")  # of the launch, which asks for what is not to be had
@@ -193,12 +193,7 @@ def show(spec: Spec) -> None:
         print(f"  {line}")
     print(f"  slices so far  {len(book['made'])}, {used['hours']:.2f} h, "
           f"{used['chip_hours']:.1f} chip-hours, {used['cost']:.2f} USD by the list")  # fmt: skip
-    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
-    print(f"  step           {state['step']}, saved {state['saved']}")
-    if slow := state.get("slow_hosts"):
-        print(f"  slow hosts     {', '.join(map(str, slow))}")
-    if state.get("error"):
-        print(f"  last error     {visible(redact_text(state['error']))}")
+    show_state(state)
     show_goodput(spec)
     for at, text in book["events"][-10:]:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
@@ -206,6 +201,16 @@ def show(spec: Spec) -> None:
     if written := bucket.read("events.log"):  # by the leader, on the slice
         for line in written[0].decode(errors="replace").splitlines()[-10:]:
             print(f"  {visible(redact_text(_in_this_zone(line)))}")
+
+
+def show_state(state: Mapping[str, Any]) -> None:
+    """Prints how far a job is, and its last error."""
+    print(f"  attempt        {state['attempt']}, {state['failures']} failures in a row")
+    print(f"  step           {state['step']}, saved {state['saved']}")
+    if slow := state.get("slow_hosts"):
+        print(f"  slow hosts     {', '.join(map(str, slow))}")
+    if state.get("error"):
+        print(f"  last error     {visible(redact_text(state['error']))}")
 
 
 def _in_this_zone(line: str) -> str:
