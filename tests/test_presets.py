@@ -20,6 +20,7 @@ MODELS = models.PRESETS | models.SHORT
 OF_LLAMA = [name for name, make in MODELS.items() if make().kind == "llama"]
 WITH_EXPERTS = {  # of the published models: in their files, active ones as their pages say
     "olmoe-1b-7b": (6_919_161_856, 1.3e9),
+    "qwen1-5-moe-a2-7b": (14_315_784_192, 2.69e9),  # as transformers counts its config.json
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
     "qwen3-next-80b-a3b": (79_674_391_296, 3.87e9),  # as transformers counts its config.json

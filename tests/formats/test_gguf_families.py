@@ -83,6 +83,9 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
         "norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96, "norm_topk_prob": False, "head_dim": 16},
     "OlmoeForCausalLM": {
         "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "num_key_value_heads": 6},
     "GptOssForCausalLM": {

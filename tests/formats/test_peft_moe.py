@@ -43,6 +43,8 @@ LINEAR = {
 FAMILIES = {
     "MixtralForCausalLM": LOCAL,
     "Qwen3MoeForCausalLM": COMMON | {"head_dim": 8, "mlp_only_layers": [0]},
+    "Qwen2MoeForCausalLM": COMMON | {
+        "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]},
     "OlmoeForCausalLM": COMMON,
     "DeepseekV2ForCausalLM": ROUTED | LATENT,
     "DeepseekV3ForCausalLM": ROUTED | LATENT,

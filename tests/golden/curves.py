@@ -70,6 +70,7 @@ MODELS = {
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "gpt2": DENSE | {"num_kv_heads": 4},
     "gpt-neox": DENSE | {"num_kv_heads": 4, "rotary_fraction": 0.5},
     "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
+    "qwen2-moe": DENSE | {"experts": SHARED | {"shared_gate": "sigmoid"}, "dense_layers": [1]},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
     "minimax-m2": SIZES | {"experts": EXPERTS | {"score": "sigmoid", "bias_rate": 0.001}},

@@ -30,6 +30,15 @@ ROWS = {
             "use_sliding_window": True, "sliding_window": 9,
         },
     ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "decoder_sparse_step": 2, "mlp_only_layers": [3],
+            "num_hidden_layers": 4, "shared_expert_intermediate_size": 44,
+            "router_aux_loss_coef": 0.3,
+        },
+    ),
     "olmoe": (
         "OlmoeForCausalLM",
         {

@@ -89,6 +89,16 @@ ARCHS = {
     ),
     "qwen2": Arch("Qwen2ForCausalLM", "qwen2", even=True, fixed={"use_sliding_window": False}),
     "qwen3": Arch("Qwen3ForCausalLM", "qwen3", fixed={"use_sliding_window": False}),
+    "qwen2moe": Arch(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        even=True,
+        fixed={
+            "norm_topk_prob": False, "decoder_sparse_step": 1, "use_sliding_window": False,
+            "qkv_bias": True,
+        },
+        keys={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
     "qwen3moe": Arch(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",

@@ -23,6 +23,7 @@ CLASSES = {
     "hunyuan": "hunyuan.Hunyuan", "seed-oss": "seed_oss.SeedOss",
     "gpt-neox": "gpt_neox.GptNeox",
     "gpt2": "gpt2.Gpt2",
+    "qwen2-moe": "qwen2_moe.Qwen2Moe",
     "mixtral": "moe.Mixtral", "qwen3-moe": "moe.Qwen3Moe", "olmoe": "moe.Olmoe",
     "dots1": "moe.Dots1",
     "deepseek-v2": "deepseek.DeepSeekV2", "deepseek-v3": "deepseek.DeepSeekV3",

@@ -55,6 +55,12 @@ PRESETS = {
                                 balance_loss=0.01, z_loss=0.001),
         vocab_size=8192, embed_dim=256, mlp_dim=256, num_layers=4, num_heads=8, num_kv_heads=4,
         head_dim=32, seq_len=512, head="tied", rope_theta=10_000.0),
+    "qwen1.5-moe-a2.7b": row(
+        "14.3 B, 2.69 B active: Qwen1.5-MoE-A2.7B (https://qwenlm.github.io/blog/qwen-moe)",
+        _moe, "qwen2-moe", dict(num_experts=60, experts_per_token=4, mlp_dim=1408, shared_dim=5632,
+                                shared_gate="sigmoid", shares="all", balance_loss=0.001),
+        vocab_size=151_936, embed_dim=2048, mlp_dim=5632, num_layers=24, num_heads=16,
+        num_kv_heads=16, head_dim=128, seq_len=8192),
     "olmoe-1b-7b": row(
         "6.92 B, 1.28 B active: OLMoE-1B-7B (https://arxiv.org/abs/2409.02060)",
         _moe, "olmoe", dict(num_experts=64, experts_per_token=8, mlp_dim=1024, shares="all",

@@ -112,16 +112,19 @@ def experts_beside(*words: Words, **expected: Any) -> Experts:
     return Experts(COMMON | widths, fixed | expected, words)
 
 
+GATED_EXPERT = {
+    "layers.router_shared": f"{BLOCK}.shared_expert_gate.weight",
+    **{f"layers.shared_{name}": f"{BLOCK}.shared_expert.{name}_proj.weight"
+       for name in ("gate", "up", "down")},
+}  # fmt: skip
+
+
 class Qwen35MoeHf(HybridHf):
     """Both directions of the Hugging Face form with experts."""
 
     name = "Qwen3.5 MoE"
     model_types: ClassVar = {"Qwen3_5MoeForCausalLM": "qwen3_5_moe_text"}
-    weights = HybridHf.weights | EXPERTS | {
-        "layers.router_shared": f"{BLOCK}.shared_expert_gate.weight",
-        **{f"layers.shared_{name}": f"{BLOCK}.shared_expert.{name}_proj.weight"
-           for name in ("gate", "up", "down")},
-    }  # fmt: skip
+    weights = HybridHf.weights | EXPERTS | GATED_EXPERT
     pairs = (*HybridHf.pairs, experts_beside(shares="chosen"))
     defaults = HybridHf.defaults | {
         "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
