@@ -394,3 +394,13 @@ def test_a_file_names_the_layers_with_windows():
     del meta["olmo2.attention.sliding_window"]
     found = config_of(meta | {"general.architecture": "olmo2"}, shapes, "here")
     assert found["architectures"] == ["Olmo2ForCausalLM"]
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "nemotron_h_moe"])
+def test_shares_sum_to_one_only_where_a_file_says_so(name):
+    """llama.cpp's own rule; the config.json of transformers' classes has another."""
+    meta = {"general.architecture": name, f"{name}.block_count": 1}
+    shapes = {"token_embd.weight": (97, 96)}
+    assert config_of(meta, shapes, "here")["norm_topk_prob"] is False
+    said = meta | {f"{name}.expert_weights_norm": True}
+    assert config_of(said, shapes, "here")["norm_topk_prob"] is True

@@ -99,6 +99,7 @@ def config_of(
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
         "num_nextn_predict_layers": 0,
+        "norm_topk_prob": said.get("expert_weights_norm", False),  # as llama.cpp takes it
     }
     if name != LATENTS:
         return own

@@ -62,6 +62,7 @@ def config_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
     inner, number = meta.get(f"{name}.{INNER}"), meta.get(f"{name}.ssm.time_step_rank")
     config: dict[str, Any] = {"mamba_head_dim": inner // number} if inner and number else {}
     wide = "mlp" if name == NAME else "moe"
+    config["norm_topk_prob"] = meta.get(f"{name}.expert_weights_norm", False)  # llama.cpp's own
     if isinstance(heads, list) and isinstance(widths, list):
         kinds = [
             wide if width else "full" if head else "mamba"

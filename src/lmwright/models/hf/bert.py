@@ -152,3 +152,4 @@ class XlmRobertaHf(RobertaHf):
         "XLMRobertaForSequenceClassification", "cls", "classifier.dense", "classifier.out_proj"
     )
     body = "XLMRobertaModel"
+    defaults = RobertaHf.defaults | {"vocab_size": 30_522}

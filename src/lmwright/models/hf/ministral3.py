@@ -44,4 +44,6 @@ class Ministral3Hf(Table):
         Fixed("sliding_window", None, "{key} = {said} is not computed for Ministral 3"),
         NO_IDS,
     )
-    defaults: ClassVar = {"max_position_embeddings": 262_144, "head_dim": 128}
+    defaults: ClassVar = {
+        "max_position_embeddings": 262_144, "head_dim": 128, "num_key_value_heads": 8,
+    }  # fmt: skip

@@ -314,4 +314,5 @@ class Glm4MoeHf(SigmoidHf):
         "routed_scaling_factor": 1.0, "num_key_value_heads": 8, "num_experts_per_tok": 8,
         "n_routed_experts": 128, "n_shared_experts": 1, "first_k_dense_replace": 1,
         "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072,
+        "norm_topk_prob": True,
     }  # fmt: skip

@@ -155,7 +155,7 @@ class NemotronHMoeHf(MoeHf, NemotronHHf):
     defaults: ClassVar = NemotronHHf.defaults | {
         "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688, "routed_scaling_factor": 1.0, "n_group": 1,
-        "topk_group": 1,
+        "topk_group": 1, "norm_topk_prob": True,
     }  # fmt: skip
 
     @classmethod

@@ -164,7 +164,8 @@ class Table:
         architecture = config["architectures"][0]
         known = {k: v for k, v in config.items() if v is not None or k not in self.keys.values()}
         usual = {"num_key_value_heads": known.get("num_attention_heads")} | head_dim(known)
-        config = usual | self.defaults | self.own_defaults.get(architecture, {}) | known
+        null = {name: value for name, value in usual.items() if config.get(name, ...) is None}
+        config = usual | self.defaults | self.own_defaults.get(architecture, {}) | null | known
         for name in sorted(NUMBERS & known.keys() & set(self.keys.values())):
             refuse_number(name, known[name], where, whole=not name.endswith("eps"))
         fields = required(config, self.keys, where)

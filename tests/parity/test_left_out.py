@@ -1,0 +1,60 @@
+"""What a config.json leaves out, or says as null, is what transformers fills in there."""
+
+import json
+
+import pytest
+
+from lmwright.errors import UserError
+from lmwright.formats.hf_read import model_from_config
+from tests.parity.families import ROWS
+from tests.parity.test_moe_parity import ROWS as MOE
+from tests.parity.test_moe_parity import SIZES
+
+transformers = pytest.importorskip("transformers")
+
+NULL = ("sliding_window", "q_lora_rank")  # means something else than a key that is not there
+CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in
+         ("ernie4-5", "ministral3", "qwen2", "seed-oss", "smollm3")} | {
+    name: (architecture, {k: v for k, v in (SIZES | said).items() if v is not None or k in NULL})
+    for name, (architecture, said) in MOE.items()
+}  # fmt: skip
+HEADS = ("num_key_value_heads", "head_dim")
+BY_WEIGHTS = ("enable_moe_block", "num_local_experts", "num_key_value_heads")
+"""Keys whose usual value does not fit these sizes, which is found by the weights."""
+
+
+def filled(architecture, said):
+    """A config.json with all that transformers fills in, None where it refuses this one."""
+    known = {
+        key: value for key, value in said.items() if key not in ("architectures", "model_type")
+    }
+    try:
+        config = getattr(transformers, architecture).config_class(**known)
+    except Exception:  # of several packages
+        return None
+    return json.loads(config.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+
+
+def model_of(config):
+    """The model, None where it is refused."""
+    try:
+        return model_from_config(config, "config.json")
+    except UserError:
+        return None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_key_that_is_left_out_has_transformers_value(name):
+    architecture, said = CASES[name]
+    whole = filled(architecture, said)
+    whole.pop("time_step_limit", None)  # which says infinity in a form that its class does not take
+    model, compared = model_of(whole), 0
+    assert model is not None
+    for key in whole.keys() - {"architectures", "model_type"}:
+        lacks = {k: v for k, v in whole.items() if k != key}
+        for short in (lacks, whole | {key: None}) if key in HEADS else (lacks,):
+            if (found := model_of(short)) is None or (there := filled(architecture, short)) is None:
+                continue
+            assert found == model_of(there) or key in BY_WEIGHTS, key
+            compared += 1
+    assert compared > 15
