@@ -6,6 +6,7 @@ import pytest
 
 from lmwright.errors import UserError
 from lmwright.formats.hf_read import model_from_config
+from tests.in_memory import abstract_weights, export_hf
 from tests.parity.families import ROWS
 from tests.parity.test_moe_parity import ROWS as MOE
 from tests.parity.test_moe_parity import SIZES
@@ -58,3 +59,23 @@ def test_a_key_that_is_left_out_has_transformers_value(name):
             assert found == model_of(there) or key in BY_WEIGHTS, key
             compared += 1
     assert compared > 15
+
+
+def test_a_tied_head_that_transformers_does_not_tie_is_refused(tmp_path):
+    """Its Nemotron-H takes the head for missing and makes a random one."""
+    row = ROWS["nemotron-h"]
+    assert not getattr(transformers, row.architecture)._tied_weights_keys
+    config = row.said | {"architectures": [row.architecture], "tie_word_embeddings": True}
+    model = model_from_config(config, "config.json")
+    with pytest.raises(UserError, match=r'model\.head: "tied" is not computed'):
+        export_hf(model, abstract_weights(model.spec()), None, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "said", [CASES["deepseek-v2"], ("EuroBertForMaskedLM", ROWS["eurobert"].said)]
+)
+def test_biases_of_mlps_that_are_not_computed_are_refused(said):
+    config = said[1] | {"architectures": [said[0]], "mlp_bias": True}
+    with pytest.raises(UserError, match="mlp_bias = True is not supported"):
+        model_from_config(config, "config.json")

@@ -70,6 +70,7 @@ def write_hf(
     (`overwrite` replaces an earlier export), cannot be written, or the model does not fit
     the format; RuntimeError where the proof fails.
     """
+    _refuse_tied(model)
     encoding = encoding_of(dtype, model, tensors)
     if max_shard_bytes < 1:
         raise UserError(f"max_shard_bytes: {max_shard_bytes} must be at least 1")
@@ -101,6 +102,15 @@ def write_hf(
         card = model_card(facts, model, proof, dtype, Path(out).absolute().name)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return proof
+
+
+def _refuse_tied(model: Any) -> None:
+    """Raises UserError for a head of which transformers would make a random one."""
+    if getattr(model.hf, "own_head", False) and model.head == "tied":
+        raise UserError(
+            f'model.head: "tied" is not computed by transformers\' {model.hf.name}, which would '
+            'make a random head; export to GGUF, or train with model.head = "untied"'
+        )
 
 
 @contextmanager

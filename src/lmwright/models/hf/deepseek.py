@@ -118,6 +118,7 @@ class DeepSeekV2Hf(LatentHf):
         Derived(_read_greedy, _write_greedy),
         Fixed("norm_topk_prob", False, same=(None,)),
         Fixed("scoring_func", "softmax", same=(None,), written=False),
+        Fixed("mlp_bias", False, same=(None,)),
     )  # fmt: skip
     defaults: ClassVar = {
         **USUAL,

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from lmwright.models.hf.pairs import ACT, BIAS, HEAD, NO_IDS, Json, Pair
+from lmwright.models.hf.pairs import ACT, BIAS, HEAD, NO_IDS, Fixed, Json, Pair
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import ClassifierForm, Table
 
@@ -11,7 +11,10 @@ class EuroBertHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "EuroBERT"
-    pairs: ClassVar[tuple[Pair, ...]] = (ACT, HEAD, BIAS, ROPE, NO_IDS)
+    pairs: ClassVar[tuple[Pair, ...]] = (
+        *(ACT, HEAD, BIAS, ROPE, NO_IDS),
+        Fixed("mlp_bias", False, same=(None,)),
+    )
     model_types: ClassVar = {"EuroBertForMaskedLM": "eurobert"}
     body: ClassVar[str | None] = "EuroBertModel"
     classifier: ClassVar = ClassifierForm("EuroBertForSequenceClassification", "late", "dense")

@@ -81,6 +81,7 @@ class NemotronHHf(Table):
         if module.startswith("backbone")
     }
     convs = ("layers.conv",)
+    own_head = True
     peft_refuses = ("mamba_out",)
     keys = KEYS | {
         "norm_eps": "layer_norm_epsilon", "mamba_num_heads": "mamba_num_heads",

@@ -122,6 +122,8 @@ class Table:
     """Ends of the names of these tensors in files, where transformers' class has others."""
     quantized: ClassVar[bool] = False
     """True if a pair reads `quantization_config`, which is refused otherwise."""
+    own_head: ClassVar[bool] = False
+    """True where transformers' class ties no head to the embedding, whatever config.json says."""
     defaults: ClassVar[Json] = {}
     """Values that transformers fills in where config.json has none."""
     own_defaults: ClassVar[dict[str, Json]] = {}
