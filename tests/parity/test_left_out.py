@@ -19,6 +19,9 @@ CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in
     name: (architecture, {k: v for k, v in (SIZES | said).items() if v is not None or k in NULL})
     for name, (architecture, said) in MOE.items()
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "original_max_position_embeddings": 13, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
 HEADS = ("num_key_value_heads", "head_dim")
 BY_WEIGHTS = ("enable_moe_block", "num_local_experts", "num_key_value_heads")
 """Keys whose usual value does not fit these sizes, which is found by the weights."""
@@ -79,3 +82,40 @@ def test_biases_of_mlps_that_are_not_computed_are_refused(said):
     config = said[1] | {"architectures": [said[0]], "mlp_bias": True}
     with pytest.raises(UserError, match="mlp_bias = True is not supported"):
         model_from_config(config, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        (
+            "Lfm3ForCausalLM",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 3.0},
+                    "sliding_attention": {"rope_type": "default"},
+                }
+            },
+        ),
+        (
+            "GptOssForCausalLM",
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5003.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                "rope_theta": 777.0,
+            },
+        ),
+        (
+            "Ministral3ForCausalLM",
+            {
+                "rope_parameters": YARN | {"factor": 6.0, "rope_theta": 5003.0},
+                "rope_scaling": YARN | {"factor": 3.0, "rope_theta": 5003.0},
+            },
+        ),
+    ],
+)
+def test_rotations_that_are_said_in_part_or_twice(architecture, said):
+    """Thetas that are left out, and both forms at once, of which the older has the say there."""
+    short = {**SIZES, "intermediate_size": 80, **said}
+    short |= {"norm_eps": short["rms_norm_eps"]} if architecture.startswith("Lfm") else {}
+    model = model_of(short | {"architectures": [architecture]})
+    assert model is not None and model == model_of(filled(architecture, short))

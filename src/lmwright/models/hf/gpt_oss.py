@@ -19,7 +19,7 @@ ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0
 
 
 def _read_rope(config: Json, _: Json, where: str) -> Json:
-    said = config.get("rope_parameters") or config.get("rope_scaling")
+    said = config.get("rope_scaling") or config.get("rope_parameters")
     theta = {"rope_theta": config.get("rope_theta") or 150_000.0}
     given = {**theta, **said} if isinstance(said, dict) else {**theta, **ROPE}
     return rope_fields(config | {"rope_parameters": given, "rope_scaling": None}, where)

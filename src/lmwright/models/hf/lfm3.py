@@ -17,6 +17,7 @@ KINDS: dict[ConvOrReach, str] = {
     "global": TYPES["global"],
 }
 WINDOW = 256  # where config.json says none
+THETA = 1_000_000.0  # of rotations that say none
 ROTATIONS = {
     SIDES[0]: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
     SIDES[1]: {"rope_type": "default", "rope_theta": 1e4},
@@ -44,7 +45,7 @@ def _write_layers(model: Any, *_: str) -> Json:
 
 def _read_rope(config: Json, _: Json, where: str) -> Json:
     said = config.get("rope_parameters") or {}
-    whole, local = (said.get(side) or ROTATIONS[side] for side in SIDES)
+    whole, local = ({"rope_theta": THETA} | (said.get(side) or ROTATIONS[side]) for side in SIDES)
     return sides_fields(config, whole, local, where, joint=True)
 
 

@@ -12,7 +12,7 @@ CONTEXT = "max_position_embeddings"  # within the rotations, where transformers 
 
 
 def _read_rope(config: Json, _: Json, where: str) -> Json:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     growth = rope.get(GROWTH) if isinstance(rope, dict) else None
     if not isinstance(growth, int | float) or isinstance(growth, bool) or growth < 0:
         raise UserError(
