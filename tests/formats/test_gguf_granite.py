@@ -18,7 +18,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import agreement, logits
 from lmwright.formats.reference import Reference
 from tests.formats import llama_cpp
-from tests.formats.test_gguf_families import MAMBA, SIZES
+from tests.formats.gguf_rows import MAMBA, SIZES
 
 PLAIN = SIZES | MAMBA | {
     "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"] * 4,

@@ -30,8 +30,7 @@ Curve = dict[str, list[float]]
 SIZES = {"vocab_size": 384, "embed_dim": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
          "head_dim": 12, "seq_len": 96}  # fmt: skip
 DENSE = SIZES | {"mlp_dim": 80}
-EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 40, "balance_loss": 0.01,
-           "z_loss": 0.001}  # fmt: skip
+EXPERTS = dict(num_experts=4, experts_per_token=2, mlp_dim=40, balance_loss=0.01, z_loss=0.001)
 SHARED = EXPERTS | {"shared_dim": 40}
 BIASED = {"dense_layers": [0], "experts": SHARED | {
     "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}}  # fmt: skip

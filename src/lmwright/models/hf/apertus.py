@@ -18,7 +18,7 @@ SAID = {"hidden_act": "xielu", "mlp_bias": False, "post_norm": False, "qk_norm":
 
 
 def _read_rope(config: Json, fields: Json, where: str) -> Json:
-    said = config.get("rope_parameters") or config.get("rope_scaling")
+    said = config.get("rope_scaling") or config.get("rope_parameters")
     theta = config.get("rope_theta") or THETA
     rope = {"rope_parameters": said or USUAL_ROPE, "rope_theta": theta}
     return ROPE.read(config | rope, fields, where)
