@@ -51,3 +51,26 @@ def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
     assert "llama-quantize" not in capsys.readouterr().err
     assert main(["import", "x.gguf", "out", "--dtype", "Q8_0"]) == 2
     assert "`lmwright export MODEL FILE.gguf --dtype q8_0` writes it (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train mine.toml --steps 4", "--steps is not an option; fields of the run are set"),
+        ("train mine.toml --rehears", "Did you mean '--rehearse'? (see lmwright train --help)"),
+        ("verify a b --steps 4", "No such option '--steps'. (see lmwright verify --help)"),
+        ("generate run hello", "(hello); a prompt is given as --prompt TEXT (see"),
+        ("init texts mine.toml", "comes first: lmwright init mine.toml texts"),
+        ("train mine", "mine: no such run file; did you mean mine.toml?"),
+        ("config show mine.tml", "mine.tml: no such run file; did you mean mine.toml?"),
+        ("train other.toml", "other.toml: no such run file; check the path"),
+        ("params owner/Model-1B", "for a model from the hub, write hf://owner/Model-1B"),
+    ],
+)
+def test_first_mistakes_are_told_with_their_cure(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('name = "mine"\n')
+    (tmp_path / "texts").mkdir()
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1

@@ -330,6 +330,10 @@ def init_command(
     Raises UserError for data that cannot be read, a model that is not there, or a file that exists.
     """
     path = Path(file)
+    if path.suffix != ".toml" and texts[-1].endswith(".toml"):
+        raise UserError(
+            f"{file}: the run file comes first: lmwright init {shlex.join([texts[-1], file])}"
+        )
     if path.suffix != ".toml":
         raise UserError(f"{file}: has to end in .toml, as in {path.stem or 'run'}.toml")
     refuse_existing(path, overwrite)

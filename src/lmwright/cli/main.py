@@ -180,11 +180,18 @@ def _fail(message: str, exit_code: int = UserError.exit_code) -> int:
 
 def usage_message(error: Exception) -> str:
     """Message for an error found by click, with a hint to the verb's help."""
-    message = error.format_message()
+    message = error.format_message().replace(" Did you mean '--help'?", "")
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", "")
-    if "." in option:
-        return f"{option} is not an option; fields of the run are set without dashes, as in a.b=c"
+    near = getattr(error, "possibilities", None) or ()
+    takes = [param.name for param in context.command.params] if context else ()
+    if "." in option or (option and "overrides" in takes and not set(near) - {"--help"}):
+        return (
+            f"{option} is not an option; fields of the run are set without dashes, as in "
+            "train.steps=500"
+        )
+    if "unexpected extra argument" in message and "prompts" in takes:
+        message += "; a prompt is given as --prompt TEXT"
     return f"{message} (see {context.command_path} --help)" if context else message
 
 

@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,11 @@ def _refuse_dates(where: str, keys: Keys, value: Any) -> None:
 def _missing_run(path: Path) -> str:
     folder, name = path.parent, shown(path.parent)
     if path.name != "run.toml" or not folder.is_dir():
-        return f"{shown(path)}: no such run file; check the path"
+        beside = folder.glob("*.toml") if folder.is_dir() else ()
+        names = {each.stem: shown(each) for each in sorted(beside)}
+        near = get_close_matches(path.stem, names, n=1, cutoff=0.8)
+        cure = f"did you mean {names[near[0]]}?" if near else "check the path"
+        return f"{shown(path)}: no such run file; {cure}"
     if (folder / "config.json").exists():
         return f"{name}: is a model folder, not a run; name it as train.init_from in a run file"
     if lost := lost_run(folder):

@@ -249,6 +249,8 @@ def find_model(name: str, overrides: Sequence[str] = ()) -> Any:
     known = presets.of_section("model")
     if name not in known:
         cure = nearest(name, list(known), what="there are", listed_by=LIST_PRESETS)
+        if "/" in name and HUB_LIKE.fullmatch(name):
+            cure = f"for a model from the hub, write {PREFIX}{name}"
         raise UserError(f"{name}: neither a run file, a preset nor a place of a model; {cure}")
     return with_overrides(known[name](), overrides, "a preset")
 
