@@ -64,6 +64,7 @@ def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
         ("train mine", "mine: no such run file; did you mean mine.toml?"),
         ("config show mine.tml", "mine.tml: no such run file; did you mean mine.toml?"),
         ("train other.toml", "other.toml: no such run file; check the path"),
+        ("generate runs/mine --prompt hi", "; train it first, or give a run directory, a Hugging"),
         ("params owner/Model-1B", "for a model from the hub, write hf://owner/Model-1B"),
     ],
 )

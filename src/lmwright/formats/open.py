@@ -218,6 +218,8 @@ def _nothing_at(path: Path) -> UserError:
     lost = what == "is not there" and not path.is_absolute()
     seen = f", seen from {Path.cwd()}" if lost else ""
     elsewhere = "/" not in str(path) or not path.parent.exists()  # else a folder of this machine
+    if lost and path.parts[:1] in (("runs",), ("quickstart",)):  # of the manual, not of the hub
+        return UserError(f"{name}: {what}{seen}; train it first, or give {MODEL_PLACES}")
     if what == "is not there" and elsewhere and HUB_LIKE.fullmatch(str(path)):
         hub = f"for a model from the hub, write {PREFIX}{path}"
         if "/" not in str(path):
