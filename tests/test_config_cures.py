@@ -49,6 +49,10 @@ def told(tables, *overrides):
         ("train.max_steps=9", "did you mean 'steps'?"),
         ("max_target_length=64", "did you mean model.seq_len?"),
         ("trian=3", "did you mean 'train'?"),
+        ("data.tokenizer.vocab=9", "did you mean 'vocab_size'?"),
+        ("data.tokenizer.special=9", "did you mean 'special_tokens'?"),
+        ("optim.weight=9", "did you mean 'weight_decay'?"),
+        ("eval.samp=9", "did you mean 'sample_tokens'?"),
     ],
 )
 def test_a_field_without_its_section_is_named_with_it(override, cure):

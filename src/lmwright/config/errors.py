@@ -109,12 +109,13 @@ def nearest(word: str, names: Sequence[str], *, what: str, listed_by: str = "") 
 
 def _near(word: str, names: Sequence[str]) -> list[str]:
     """Name that was probably meant, if any: another tool's name for it, else one that differs by a
-    letter or two, else a longer one that contains the whole word, as `ema_decay` for `ema`, else
-    the most similar one."""
+    letter or two, else a longer one that contains the whole word, as `ema_decay` for `ema`, or
+    begins with it, as `temperature` for `temp`, else the most similar one."""
     if CALLED.get(word) in names:
         return [CALLED[word]]
     close = get_close_matches(word, names, n=1, cutoff=0.8)
     longer = [name for name in names if len(word) > 2 and word in name.split("_")]
+    longer += [name for name in names if len(word) > 2 and name.startswith(word)]
     return (close or longer or get_close_matches(word, names, n=1, cutoff=0.6))[:1]
 
 
