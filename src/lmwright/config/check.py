@@ -1,5 +1,6 @@
 """Checks across several sections of a run; the types check single fields."""
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -64,6 +65,20 @@ def _check_places(run: Run) -> None:
                 f"{field}: {path!r} has {' and '.join(there)}, which the storage client takes for "
                 "a pattern of several names; use another name"
             )
+
+
+def refuse_own_data(run: Run) -> None:
+    """Raises UserError for a new run whose directory is to hold its data, too: both have a
+    `tokenizer`, and a later `prepare` would replace that of the trained run."""
+    first, second = (
+        path.rstrip("/") if "://" in path else os.path.realpath(os.path.expanduser(path))
+        for path in (run.dir, run.data.dir)
+    )
+    if first == second:
+        raise UserError(
+            f"data.dir: {run.data.dir} is the run's own directory (dir); choose another folder, "
+            f"such as data/{run.name}"
+        )
 
 
 def _check_length(run: Run) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmwright.config import rows as row_kinds
+from lmwright.config.check import refuse_own_data
 from lmwright.config.check_data import check_data
 from lmwright.config.run import Data, Run, seq_len_of
 from lmwright.data.carry import working_folder
@@ -247,6 +248,8 @@ def prepare_command(run: Run, stages: Sequence[str] = (), keep: Keep = "all") ->
     from rich.console import Console
 
     row_kinds.refuse_sources(run)
+    if read_small(run.data.dir, "env.json") is None:  # one that has begun so goes on
+        refuse_own_data(run)
     seq_len = seq_len_of(run)
     progress = console_progress()
     ids = run.model.vocab_size

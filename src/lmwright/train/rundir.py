@@ -23,6 +23,7 @@ import numpy as np
 
 from lmwright.checkpoint.files import StepFiles, root_of
 from lmwright.checkpoint.hashes import Unusable, read_meta
+from lmwright.config.check import refuse_own_data
 from lmwright.config.fields import without
 from lmwright.config.load import dump_toml, is_kept, same_folder
 from lmwright.config.run import FREE, UNCHOSEN, Run
@@ -249,6 +250,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
     elif steps := root_of(folder).steps():
         before = _run_of(root_of(folder).step(steps[-1]), run.dir)
     else:
+        refuse_own_data(run)
         return
     if run.train.init_from and not before.train.init_from and root_of(folder).steps():
         raise UserError(
