@@ -15,6 +15,9 @@ from lmwright.data.prepare import prepare, print_summary
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.show import show_command, show_sources
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.sources.file import Slice
+from lmwright.data.sources.files import find_files
+from lmwright.data.sources.read import read_rows
 from lmwright.data.stale import find_changes
 from lmwright.data.text.chat import UnusableError, conversation
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
@@ -108,6 +111,39 @@ def test_a_wrong_message_in_a_cell_is_told():
     row = {"prompt": json.dumps(said(("human", "a"))), "completion": "b"}
     with pytest.raises(UnusableError, match="'role' is 'human', not one of system"):
         conversation(row, source("prompt"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "row"),
+    [
+        ("prompt", {"prompt": said(("user", "what's up?")), "completion": "b"}),
+        ("prompt", {"prompt": np.array(said(("user", "a"), ("user", "b"))), "completion": "b"}),
+        (
+            "prompt",
+            {"completion": said(("assistant", "b")), "prompt": json.dumps(said(("user", "a")))},
+        ),
+        ("messages", {"messages": said(("user", "a"), ("assistant", "b"))}),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "a"}]}),
+        ("preference", {"chosen": said(("assistant", "b")), "rejected": "c", "prompt": "a"}),
+        ("rated", {"prompt": [{"content": "a", "role": "user"}], "completion": "b", "label": "1"}),
+    ],
+)
+def test_lists_that_python_printed_are_bad_rows(rows, row, tmp_path):
+    """They were texts, and their brackets and quotes were learned."""
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(row))  # writes str() of them, as pandas does
+        table.writeheader()
+        table.writerow(row)
+    (bad,) = read_rows(Slice(find_files(where := Source(path=str(path), rows=rows))[0]), where)
+    assert bad.reason.startswith(f"{next(iter(row))!r} is a list as Python prints it")
+    assert "json.dumps" in bad.reason
+
+
+@pytest.mark.parametrize("text", ["{'a': 1}", "[{'role': 'CEO'}]", "[it's 'content': role]"])
+def test_other_text_in_brackets_is_a_text(text):
+    found = conversation({"prompt": text, "completion": "b"}, source("prompt"))
+    assert found["messages"][0]["content"] == text
 
 
 def test_sharegpt():

@@ -116,11 +116,19 @@ def test_the_longest_texts_are_cut_to_one_length():
     assert fit_group([texts[0][:0], texts[1]], [], [], 48) is None
 
 
+@pytest.mark.parametrize("printed", [["b", "c"], ["it's", "c"], ["b", "it's"], ["b"]])
+def test_negatives_that_python_printed_are_refused(printed):
+    """They were one text with brackets and quotes."""
+    row = {"anchor": "q", "positive": "a", "negative": str(printed)}
+    with pytest.raises(UnusableError, match="'negative' is a list as Python prints it"):
+        related_texts(row, Source(path="x.csv", rows="related"))
+
+
 @pytest.mark.parametrize(
     "negative, wanted",
     [
         (None, []), ("", []), ("b", ["b"]), (["b", "c"], ["b", "c"]), ('["b", "c"]', ["b", "c"]),
-        ("[a bracket", ["[a bracket"]),
+        ("[a bracket", ["[a bracket"]), ('["b" and "c"]', ['["b" and "c"]']),
     ],
 )  # fmt: skip
 def test_negatives_of_every_format(negative, wanted):

@@ -22,6 +22,7 @@ from typing import Any
 
 from lmwright.config.rows import ROW_PARTS
 from lmwright.config.run import Source
+from lmwright.data.text.cells import not_json, refuse_printed_messages
 from lmwright.data.text.chat_render import UnusableError
 from lmwright.data.text.labeled import texts_of
 
@@ -205,10 +206,12 @@ def _turns(value: Any, role: str, column: str, source: Source) -> list[dict[str,
 
 def _messages_in(text: str, column: str) -> Any:
     """The message or the list of them that a text is in JSON; None for other JSON, and for what
-    only begins with a bracket, which is what somebody said."""
+    only begins with a bracket, which is what somebody said. Raises UnusableError for one that
+    Python printed."""
     try:
         value = _parse_cell(text, column)
     except UnusableError:
+        refuse_printed_messages(text, column)
         return None
     each = value if isinstance(value, list) else [value]
     spoken = any(isinstance(m, Mapping) and not {*m}.isdisjoint(SPEAKERS) for m in each)
@@ -315,7 +318,7 @@ def _parse_cell(value: Any, column: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise UnusableError(f"{column!r} is text, but not JSON") from None
+        raise not_json(value, column) from None
 
 
 def plain_text(text: str) -> str:

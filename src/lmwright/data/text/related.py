@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmwright.config.run import Source
+from lmwright.data.text.cells import refuse_printed_texts
 from lmwright.data.text.chat_render import UnusableError
 
 NAMES = ("anchor", "positive", "negative")
@@ -22,7 +23,7 @@ def related_texts(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
     anchor, positive = (_text(row.get(columns[name]), columns[name]) for name in NAMES[:2])
     if anchor == positive:
         raise UnusableError(f"{columns['anchor']!r} and {columns['positive']!r} are the same")
-    found = _list(row.get(columns["negative"]))
+    found = _list(row.get(columns["negative"]), columns["negative"])
     negatives = [_text(text, columns["negative"]) for text in found]
     query, passage = (source.prompts.get(name, "") for name in ("query", "passage"))
     return {
@@ -37,11 +38,12 @@ def texts_in(row: Mapping[str, Any]) -> list[str]:
     return [row["anchor"], row["positive"], *row["negatives"]]
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: Any, column: str) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
+            refuse_printed_texts(value, column)
             return [value]  # a text that begins with a bracket
     if value is None or value == "":
         return []
