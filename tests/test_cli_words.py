@@ -75,3 +75,26 @@ def test_first_mistakes_are_told_with_their_cure(words, told, tmp_path, monkeypa
     assert main(words.split()) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["export", "run", "out"], ["config", "show", "/run.toml"]])
+def test_a_folder_that_was_deleted_is_told(words, tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(words) == 2
+    assert "the folder in which this command runs was deleted; go to" in capsys.readouterr().err
+
+
+def test_an_override_that_is_not_utf8_is_told(tmp_path, capsys):
+    """As Python holds the bytes of a command line that are none; the run file was blamed."""
+    path = tmp_path / "run.toml"
+    path.write_text('recipe = "quickstart"\nname = "a"\ndir = "runs/a"\ndata.dir = "data"\n')
+    for value in ("a\udcff", "['a\udcff']"):
+        assert main(["config", "show", str(path), f"name={value}"]) == 2
+        told = capsys.readouterr().err
+        assert (
+            told
+            == f"lmwright: error: command line: name: {value!r} is not UTF-8 text; correct it\n"
+        )

@@ -172,3 +172,15 @@ def test_a_longer_run_keeps_the_warm_up_with_which_it_began(tmp_path):
     assert said.optim.schedule.warmup_steps == 300
     other = load_run(run | {"dir": f"{tmp_path}/other"}, ["train.steps=2000"])
     assert other.optim.schedule.warmup_steps == 500
+
+
+@pytest.mark.parametrize(
+    ("tables", "place"),
+    [
+        ({"name": "a\ud800"}, "name: "),
+        ({"a\ud800": 1}, ""),
+        ({"data": {"dir": "\udcff"}}, "data.dir: "),
+    ],
+)
+def test_tables_of_python_with_half_a_character_are_told(tables, place):
+    assert re.fullmatch(rf"the run: {place}'.*' is not UTF-8 text; correct it", told(RUN | tables))

@@ -63,6 +63,19 @@ def lmwright() -> None:
     \b
     Start here:  lmwright quickstart
     """
+    refuse_lost_folder()
+
+
+def refuse_lost_folder() -> None:
+    """Raises UserError in a working directory that was deleted: paths have no meaning there, and
+    libraries that look for it end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError(
+            "the folder in which this command runs was deleted; go to another one by cd (or by "
+            '`cd "$PWD"`, if it was made again)'
+        ) from None
 
 
 @lmwright.command()

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from lmwright.config.registry import Kind, Kinds
 from lmwright.config.run import Run
-from lmwright.config.text import Keys, join_keys
+from lmwright.config.text import Keys, join_keys, refuse_bytes
 from lmwright.errors import UserError
 
 UNSET = "none"
@@ -135,12 +135,15 @@ def to_values(value: Any, where: str, keys: Keys = ()) -> Any:
             if not isinstance(key, str):
                 name = join_keys((*keys, repr(key)))
                 raise UserError(f"{where}: {name}: names of fields are text; put it in quotes")
+            refuse_bytes(where, key)
         return {k: to_values(v, where, (*keys, k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [to_values(v, where, (*keys, i)) for i, v in enumerate(value)]
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, str):
+        refuse_bytes(f"{where}: {join_keys(keys)}", value)
     if value is None or isinstance(value, str | int | float):
         return value
     raise UserError(

@@ -5,6 +5,7 @@
 
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
@@ -203,12 +204,24 @@ def _inside(keys: Keys, counts: dict[Keys, int]) -> Keys:
     return (*keys, counts[keys] - 1) if keys in counts else keys
 
 
+def refuse_bytes(where: str, text: str) -> None:
+    """Raises UserError for a text of the system's that holds bytes which are not in its encoding,
+    or halves of pairs of surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding().upper()
+        cure = "correct it" if encoding == "UTF-8" else "set PYTHONUTF8=1, or write it in that"
+        raise UserError(f"{where}: {text!r} is not {encoding} text; {cure}") from None
+
+
 def parse_override(text: str) -> tuple[Keys, Any]:
     """Keys and value of an override `a.b=c`; c is TOML, or a string if it is a bare word."""
     name, equals, literal = text.partition("=")
     name, literal = name.strip(), literal.strip()
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", name):
         raise UserError(f"{text!r} is not an override; write section.field=value")
+    refuse_bytes(f"command line: {name}", literal)
     keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
         values = tomllib.loads(f"value = {literal}")
