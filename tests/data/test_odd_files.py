@@ -100,6 +100,49 @@ def test_files_in_utf16_are_told_with_their_cure(name, mark, tmp_path):
         read(Source(path=str(tmp_path / name), format="json" if name == "a.json" else "auto"))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"), ("utf-32", "UTF-32")],
+)
+@pytest.mark.parametrize("text", ["tea\n", "\u00dcber den Tee\n" * 1000])
+def test_wide_characters_without_a_mark_are_told(encoding, named, text, tmp_path):
+    """In UTF-8 their zeros are characters, which were learned."""
+    (tmp_path / "a.txt").write_text(text, encoding)
+    with pytest.raises(UserError, match=f"is {named}; .* `iconv -f {named} -t UTF-8 "):
+        read(Source(path=str(tmp_path / "a.txt")))
+    few = "tea\0 with\0 some\0 zeros\0\n"
+    (tmp_path / "a.txt").write_text(few)
+    assert texts_of(read(Source(path=str(tmp_path / "a.txt")))) == [few]
+
+
+def test_packed_data_beside_other_files_is_told(tmp_path):
+    """It was left out without a word; archives of something else still are."""
+    (tmp_path / "a.jsonl").write_text('{"text": "tea"}\n')
+    (tmp_path / "images.zip").write_bytes(b"PK")
+    assert texts_of(read(Source(path=str(tmp_path)))) == ["tea"]
+    (tmp_path / "b.jsonl.bz2").write_bytes(b"BZh9")
+    with pytest.raises(UserError, match=r"b\.jsonl\.bz2 is packed as \.bz2, .* by a glob"):
+        find_files(Source(path=str(tmp_path)))
+    assert texts_of(read(Source(path=str(tmp_path / "*.jsonl")))) == ["tea"]
+
+
+def test_quotes_of_csv_in_tsv_are_told(tmp_path):
+    """As pandas writes a cell with quotes in it: they were learned, and doubled."""
+    plain = ['a "b" c', '"a b"', '"a', '""', '"', '"a" and "b"', '""a""']
+    with (tmp_path / "a.tsv").open("w", newline="") as file:
+        file.write("".join(f"{text}\n" for text in ["text", *plain]))
+        csv.writer(file, delimiter="\t").writerow(['say "hi" now'])
+    *rows, last = read(Source(path=str(tmp_path / "a.tsv")))
+    assert texts_of(rows) == plain
+    assert last.number == 9 and last.reason.startswith("a cell in quotes, as of csv")
+
+
+def test_an_arrow_file_names_the_folder_as_the_cure(tmp_path):
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff")
+    with pytest.raises(UserError, match=r"an Arrow file, .* save_to_disk; give that folder"):
+        find_files(Source(path=str(tmp_path / "data-00000-of-00001.arrow")))
+
+
 def test_a_list_in_place_of_lines_is_told(tmp_path):
     (tmp_path / "a.jsonl").write_text('[\n {"text": "tea"},\n {"text": "cake"}\n]\n')
     with pytest.raises(UserError, match=r"a JSON list, .* set data.sources.format = 'json'"):

@@ -7,9 +7,9 @@ from typing import Any
 
 from lmwright.config.run import Source
 from lmwright.data.sources.columns import Bad, NoColumnError, Row
-from lmwright.data.sources.endings import ENDINGS, PLAIN
+from lmwright.data.sources.endings import ENDINGS, PLAIN, split_ending
 from lmwright.data.sources.file import File, Slice
-from lmwright.data.sources.files import find_files, split_ending
+from lmwright.data.sources.files import find_files
 from lmwright.data.sources.read import read_rows, stream
 from lmwright.errors import UserError
 

@@ -1,5 +1,8 @@
 """Endings of the names of files, by what is in them."""
 
+import os
+import re
+
 ENDINGS = {
     "txt": (".txt", ".text"),
     "jsonl": (".jsonl", ".ndjson", ".jsonlines"),
@@ -22,3 +25,12 @@ PLAIN = tuple(
 COMPRESSION = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 PACKED = (".bz2", ".xz", ".zip", ".7z", ".tar", ".tgz")
 """Those of packed files that are not read."""
+SHARD = re.compile(r"-\d+-of-\d+$")
+
+
+def split_ending(path: str) -> tuple[str, str | None]:
+    """Lower-case ending of a path without compression, and the compression."""
+    name = path.split("?")[0] if "://" in path else path  # without the query of a URL
+    stem, ending = os.path.splitext(SHARD.sub("", name.lower()))
+    compression = COMPRESSION.get(ending)
+    return (os.path.splitext(stem)[1] if compression else ending), compression

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from lmwright.config.run import Source
 from lmwright.data.json_text import parse_json
-from lmwright.data.sources.endings import COMPRESSION, ENDINGS, PACKED, PLAIN
+from lmwright.data.sources.endings import ENDINGS, PLAIN, split_ending
 from lmwright.data.sources.file import (
     File,
     Slice,
@@ -29,6 +29,7 @@ from lmwright.data.sources.file import (
     open_filesystem,
     without_hidden,
 )
+from lmwright.data.sources.unread import refuse_packed, refuse_unread
 from lmwright.errors import UserError, first_line
 from lmwright.guard.urls import was_redacted, without_secrets
 from lmwright.storage.kaggle import GLOB, Dataset, find_dataset, is_kaggle_name
@@ -40,7 +41,6 @@ STAMPS = (
 SPLIT_NAME = re.compile(r"(train|training|validation|valid|val|dev|test|testing|eval)[-_.]")
 # As TensorFlow Datasets names its files: c4-train.tfrecord-00000-of-01024
 RECORD_NAME = re.compile(r".+-(\w+)\.(?:tfrecord|array_record)")
-SHARD = re.compile(r"-\d+-of-\d+$")
 PART_BYTES = 64 << 20
 PART_FILES = 4096
 NAME_BYTES = 200
@@ -221,31 +221,9 @@ def _choose(
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         files.append(File(path, name, format_, compression, size, stamp))
     if others and (single or not files):
-        _refuse(source, others, single)
+        refuse_unread(source, others, single)
+    refuse_packed(source, others)
     return files if single or matched else _one_split(source, files)
-
-
-def _refuse(source: Source, others: list[str], single: bool) -> None:
-    endings = sorted({split_ending(p)[0] or "no ending" for p in others})
-    shown = ", ".join(endings[:8])
-    if source.format != "auto":
-        raise UserError(
-            f"data.sources: {source.path} holds no {source.format} file, only {shown}; "
-            "change data.sources.format"
-        )
-    known = ", ".join(e for es in ENDINGS.values() for e in es)
-    lists = "a .json with one object a line is format = 'jsonl', one that is a list 'json'"
-    hint = f" ({lists})" if ".json" in endings else ""
-    if packed := [each for each in endings if each.endswith(PACKED)]:
-        raise UserError(
-            f"data.sources: {source.path} is packed as {packed[0]}, which is not read; unpack it, "
-            "or pack it as .gz or .zst"
-        )
-    raise UserError(
-        f"data.sources: {source.path} {'is' if single else 'holds only files'} of an unknown "
-        f"format ({shown}); supported are {known}, each also .gz and .zst; set "
-        f"data.sources.format, such as 'txt' for plain text{hint}"
-    )
 
 
 def _one_split(source: Source, files: list[File]) -> list[File]:
@@ -261,14 +239,6 @@ def _one_split(source: Source, files: list[File]) -> list[File]:
             f"not {source.split!r}; change data.sources.split"
         )
     return chosen
-
-
-def split_ending(path: str) -> tuple[str, str | None]:
-    """Lower-case ending of a path without compression, and the compression."""
-    name = path.split("?")[0] if "://" in path else path  # without the query of a URL
-    stem, ending = os.path.splitext(SHARD.sub("", name.lower()))
-    compression = COMPRESSION.get(ending)
-    return (os.path.splitext(stem)[1] if compression else ending), compression
 
 
 def _stamp(path: str, fs: Any) -> tuple[int | None, str]:

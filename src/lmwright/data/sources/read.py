@@ -39,7 +39,10 @@ LINE_BYTES = 1 << 28
 CELL_CHARS = 1 << 26
 BLANK_LINES = 1 << 20
 UTF_8 = b"\xef\xbb\xbf"
-UTF_16 = b"\xff\xfe", b"\xfe\xff"  # which no UTF-8 begins with
+WIDE = {  # marks that no UTF-8 begins with
+    **{b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32"},
+    **{b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"},
+}
 
 
 def read_rows(piece: Slice, source: Source) -> Iterator[Row | Bad]:
@@ -157,15 +160,29 @@ def _lines(piece: Slice) -> Iterator[bytes]:
 
 
 def _unmarked(block: bytes, file: File) -> bytes:
-    """The first block of a text without its byte order mark. Raises UserError for UTF-16, of which
-    no row could be read."""
-    if block.startswith(UTF_16):
+    """The first block of a text without its byte order mark. Raises UserError for UTF-16 and
+    UTF-32, of which no row could be read."""
+    if encoding := _wide(block):
         new = shlex.quote(f"utf8-{os.path.basename(file.path)}")
         raise UserError(
-            f"{file.path}: is UTF-16; write it as UTF-8, for example by `iconv -f UTF-16 -t UTF-8 "
-            f"{shlex.quote(file.path)} > {new}`"
+            f"{file.path}: is {encoding}; write it as UTF-8, for example by `iconv -f {encoding} "
+            f"-t UTF-8 {shlex.quote(file.path)} > {new}`"
         )
     return block.removeprefix(UTF_8)
+
+
+def _wide(block: bytes) -> str | None:
+    """Name of an encoding of two or four bytes a character, by its mark, or in Latin letters by the
+    zeros beside them; None for others."""
+    marked = next((name for mark, name in WIDE.items() if block.startswith(mark)), None)
+    head = block[:4096]
+    if marked or len(head) < 4 or head.count(0) < len(head) // 4:
+        return marked
+    few = len(head) // 40
+    for order, letters in (("LE", 0), ("BE", 1)):
+        if head[letters::2].count(0) <= few and head[1 - letters :: 2].count(0) >= 10 * few:
+            return f"UTF-16{order}"
+    return None
 
 
 def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
@@ -322,8 +339,16 @@ def _table(file: File, source: Source) -> Iterator[Row | Bad]:
             header = check_header(cells, file, source)
         elif len(cells) != len(header):
             yield Bad(number, f"{len(cells)} cells instead of {len(header)}")
+        elif file.format == "tsv" and any(map(_quoted, cells)):
+            yield Bad(number, "a cell in quotes, as of csv: a tsv has none; save it as csv")
         else:
             yield _table_row(dict(zip(header, cells, strict=True)), number, file, source)
+
+
+def _quoted(cell: str) -> bool:
+    """True for a cell that csv's rules have quoted: those inside are doubled, and some are."""
+    inner = cell[1:-1] if len(cell) > 3 and cell[0] == cell[-1] == '"' else ""
+    return '""' in inner and '"' not in inner.replace('""', "")
 
 
 def _of_first_line(error: csv.Error, file: File) -> str:
