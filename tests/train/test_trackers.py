@@ -124,6 +124,34 @@ def test_optional_tracker_gets_values_and_keeps_its_run(tmp_path, monkeypatch, n
     assert fake.inits[0]["config"]["train"]["steps"] == 10
 
 
+def test_both_trackers_go_on_in_the_runs_that_they_began(tmp_path, monkeypatch):
+    """The second one that is opened took the id of the first, which had another run from then
+    on."""
+    fakes = {name: FakeTracker() for name in ("wandb", "trackio")}
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    run = make_run(("wandb", "trackio"))
+    for step in (None, 1, None):
+        MetricsWriter(tmp_path, run, step).close()
+    for name, key in (("wandb", "id"), ("trackio", "name")):
+        first, resumed, anew = [call[key] for call in fakes[name].inits]
+        assert first == resumed != anew
+
+
+def test_trackio_is_not_given_again_what_it_has(tmp_path, monkeypatch):
+    """It keeps all points of a step; the last one that it has may lack some."""
+    fake = FakeTracker()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    run = make_run(("trackio",))
+    MetricsWriter(tmp_path, run, None).close()
+    fake._next_step = 8  # a process that was killed behind step 7
+    with MetricsWriter(tmp_path, run, 5) as metrics:
+        for step in range(6, 10):
+            metrics.log(step, loss=1.0)
+    assert [step for step, _ in fake.logged] == [7, 8, 9]
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [6, 7, 8, 9]
+
+
 @pytest.fixture
 def without(monkeypatch):
     """Lets a package seem not to be installed."""

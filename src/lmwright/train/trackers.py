@@ -4,7 +4,8 @@
                                 \\-> Tracker.log(step, {"train/loss": ...})  one for each name
 
 A tracker is imported only when a run names it. A resumed run goes on in the same tracker
-run: TensorBoard hides the points that are written again, the two others keep the first.
+run: TensorBoard hides the points that are written again, the two others keep the first (trackio
+both of the last step that it has, at which one of two may be missing).
 """
 
 import json
@@ -74,7 +75,7 @@ class Wandb:
         self._run = wandb.init(
             project=run.metrics.project,
             name=run.name,
-            id=_tracker_id(run_dir, resume_step),
+            id=_tracker_id(run_dir),
             resume="allow",
             dir=str(run_dir),
             config=_config(run),
@@ -96,15 +97,18 @@ class Trackio:
 
     def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
         self._trackio = _import("trackio")
-        self._trackio.init(
+        found = self._trackio.init(
             project=run.metrics.project,
-            name=f"{run.name}-{_tracker_id(run_dir, resume_step)}",
+            name=f"{run.name}-{_tracker_id(run_dir)}",
             resume="allow",
             config=_config(run),
         )
+        # Its own way to say which steps it has; it would keep those twice that are logged again.
+        self._last = getattr(found, "_next_step", 0) - 1
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._trackio.log(dict(values), step=step)
+        if step >= self._last:
+            self._trackio.log(dict(values), step=step)
 
     def flush(self) -> None:
         pass  # its own process sends what it is given
@@ -130,6 +134,8 @@ def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str,
     """Opens every tracker of `run.metrics.trackers`. One that fails is left out with a warning
     where a run goes on; at its start it is a UserError, and the opened ones are closed."""
     opened: dict[str, Tracker] = {}
+    if resume_step is None:  # a run that starts over is another one there
+        (run_dir / ID_FILE).unlink(missing_ok=True)
     for name in run.metrics.trackers:
         try:
             opened[name] = KINDS[name](run_dir, run, resume_step)
@@ -172,10 +178,10 @@ def _import(name: str) -> Any:
         raise _not_started(name, error) from error
 
 
-def _tracker_id(run_dir: Path, resume_step: int | None) -> str:
-    """ID of the run at a tracker: stored in the run directory, new when the run starts over."""
+def _tracker_id(run_dir: Path) -> str:
+    """ID of the run at all trackers: stored in the run directory, new where there is none."""
     path = run_dir / ID_FILE
-    if resume_step is not None and path.exists():
+    if path.exists():
         with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged one is made anew
             return str(parse_json(path)["id"])
     tracker_id = uuid.uuid4().hex[:8]
