@@ -16,6 +16,7 @@ from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.session import train
+from lmwright.train.trackers import KINDS
 from tests.train.bare_run import make_run, read
 
 
@@ -136,6 +137,19 @@ def test_both_trackers_go_on_in_the_runs_that_they_began(tmp_path, monkeypatch):
     for name, key in (("wandb", "id"), ("trackio", "name")):
         first, resumed, anew = [call[key] for call in fakes[name].inits]
         assert first == resumed != anew
+
+
+def test_wandb_sees_no_credentials_in_the_command(tmp_path, monkeypatch):
+    """It keeps the arguments of the process in what it uploads."""
+    fake, seen = FakeTracker(), []
+    monkeypatch.setattr(fake, "init", lambda **_: seen.extend(sys.argv))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    override = "data.sources=[{path='https://user:pa55@host/a.jsonl?token=s3cret'}]"
+    monkeypatch.setattr(sys, "argv", ["lmwright", "train", "run.toml", override])
+    KINDS["wandb"](tmp_path, make_run(("wandb",)), None)
+    assert seen[:3] == sys.argv[:3] and "host/a.jsonl" in seen[3]
+    assert "pa55" not in seen[3] and "s3cret" not in seen[3]
+    assert sys.argv[3] == override
 
 
 def test_trackio_is_not_given_again_what_it_has(tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ both of the last step that it has, at which one of two may be missing).
 
 import json
 import os
+import sys
 import uuid
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError, install
 from lmwright.guard.files import write_whole
 from lmwright.guard.redact import redact_tree
+from lmwright.guard.urls import redact_text
 
 ID_FILE = "tracker.json"
 
@@ -72,14 +74,15 @@ class Wandb:
 
     def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
         wandb = _import("wandb")
-        self._run = wandb.init(
-            project=run.metrics.project,
-            name=run.name,
-            id=_tracker_id(run_dir),
-            resume="allow",
-            dir=str(run_dir),
-            config=_config(run),
-        )
+        with _clean_arguments():
+            self._run = wandb.init(
+                project=run.metrics.project,
+                name=run.name,
+                id=_tracker_id(run_dir),
+                resume="allow",
+                dir=str(run_dir),
+                config=_config(run),
+            )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -187,6 +190,17 @@ def _tracker_id(run_dir: Path) -> str:
     tracker_id = uuid.uuid4().hex[:8]
     write_whole(path, json.dumps({"id": tracker_id}))
     return tracker_id
+
+
+@contextmanager
+def _clean_arguments() -> Iterator[None]:
+    """The command line without credentials of URLs, as long as it is entered: wandb keeps it."""
+    before = sys.argv
+    sys.argv = [redact_text(word) for word in before]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _config(run: Run) -> dict[str, Any]:
