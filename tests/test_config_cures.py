@@ -184,3 +184,15 @@ def test_a_longer_run_keeps_the_warm_up_with_which_it_began(tmp_path):
 )
 def test_tables_of_python_with_half_a_character_are_told(tables, place):
     assert re.fullmatch(rf"the run: {place}'.*' is not UTF-8 text; correct it", told(RUN | tables))
+
+
+@pytest.mark.parametrize(
+    ("value", "cure"),
+    [("9" * 6000, "a number has too many digits"), ("[" * 6000, "lists or tables are nested too")],
+)
+def test_toml_that_python_does_not_read_is_told(value, cure, tmp_path):
+    """Both gave a traceback."""
+    assert told(RUN, f"train.steps={value}").startswith(f"command line: train.steps: {cure}")
+    path = tmp_path / "run.toml"
+    path.write_text(f"a = {value}{']' * value.count('[')}\n")
+    assert told(path).startswith(f"{path}: {cure}")

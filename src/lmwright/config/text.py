@@ -56,6 +56,8 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(path, text, str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {_too_much(error)}") from None
     lines = dict(_lines(text))
     for keys, value in leaves(values):
         _refuse_dates(f"{path}:{line_of(lines, keys)}", keys, value)
@@ -127,6 +129,13 @@ def _syntax_error(path: Path, text: str, message: str) -> UserError:
     if position and not position[1]:
         cure = "a quote or a bracket is not closed"
     return UserError(f"{path}:{number}: not valid TOML, {problem}; {cure}")
+
+
+def _too_much(error: Exception) -> str:
+    """Words for TOML that Python does not read, though it may be valid."""
+    if isinstance(error, RecursionError):
+        return "lists or tables are nested too deeply; take some levels out"
+    return "a number has too many digits; put it in quotes to mean text"
 
 
 def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
@@ -232,6 +241,8 @@ def parse_override(text: str) -> tuple[Keys, Any]:
                 f"{{key = 'a'}}, and the shell needs quotes around the whole"
             ) from error
         return keys, literal
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"command line: {name}: {_too_much(error)}") from None
     value = values["value"]
     if len(values) > 1 or isinstance(value, date | datetime | time):
         return keys, literal  # a text that only looks like more TOML, or a date
