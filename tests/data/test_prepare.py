@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from lmwright.config.run import Data, Normalize, Pack, Source, Tokenizer
 from lmwright.data.prepare import STAGES, prepare, print_summary
+from lmwright.data.summary import Summary
 from lmwright.errors import UserError
 
 WORDS = "the of and to in is that for it as was with be by on not he his but at are this".split()
@@ -162,6 +164,13 @@ def test_summary(tmp_path):
     assert "a: 1 bad rows of 24, listed in normalize/quarantine.jsonl" in text
     assert "a: 1 rows without text or label" in text and "duplicates left out" in text
     assert "tokenizer: 280 ids" in text
+    packed = summary.stages["pack"]  # of a portion, say
+    half = {
+        n: c | {"tokens": c["tokens"] // 2} for n, c in packed.counts["sources"]["train"].items()
+    }
+    packed = replace(packed, counts={"sources": {"train": half}})
+    less = printed(Summary(summary.dir, summary.stages | {"pack": packed}))
+    assert f" {record['bytes'] / record['tokens']:.2f} " in less
     text = printed(prepare(data, 32, stages=("pack",), workers=1))  # which counts no bytes
     assert f"{record['tokens']:,}" in text and "bytes/token" not in text
 

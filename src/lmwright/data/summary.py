@@ -27,7 +27,7 @@ class Summary:
                 for split, sources in self.stages[stage].counts["sources"].items():
                     for source, counts in sources.items():
                         record = records.setdefault((split, source), {})
-                        record |= counts
+                        record |= counts | _bytes_per_token(counts)
         if "pack" in self.stages:
             for split, sources in self.stages["pack"].facts["efficiency"].items():
                 for source, efficiency in sources.items():
@@ -46,6 +46,14 @@ class Summary:
 
         stage = self.stages.get("tokenize")
         return lengths.warnings(stage) if stage else []
+
+
+def _bytes_per_token(counts: dict[str, Any]) -> dict[str, float]:
+    """The ratio of texts and tokens that one stage counts: `pack` may take fewer tokens, as of a
+    portion, and counts no texts."""
+    if not counts.get("tokens") or "bytes" not in counts:
+        return {}
+    return {"ratio": counts["bytes"] / max(1, counts.get("learned", counts["tokens"]))}
 
 
 def _other_lengths(tokenized: Manifest) -> Iterator[str]:
@@ -230,8 +238,6 @@ def _left_out(summary: Summary) -> Iterator[str]:
 
 def _select_figures(record: dict[str, Any]) -> dict[str, float]:
     values = {k: v for k, v in record.items() if isinstance(v, int | float)}
-    if values.get("tokens") and "bytes" in values:  # which `pack` does not count
-        values["ratio"] = values["bytes"] / max(1, values.get("learned", values["tokens"]))
     if "learned" in values:
         values["share"] = values["learned"] / max(1, values["tokens"])
     if "bytes" in values:
