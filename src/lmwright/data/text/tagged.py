@@ -20,7 +20,8 @@ def tagged_words(row: Mapping[str, Any], source: Source) -> dict[str, list[str]]
         column = source.columns.get(name, name)
         found = row.get(column)
         if not isinstance(found, list):
-            raise UnusableError(f"{column!r} is not a list")
+            cure = "; write such rows as jsonl or parquet" if isinstance(found, str) else ""
+            raise UnusableError(f"{column!r} is not a list{cure}")
         parts[name] = column, found
     (word_column, words), (tag_column, tags) = parts["tokens"], parts["tags"]
     if len(words) != len(tags):
