@@ -178,7 +178,7 @@ BAD = {
         set_config(architectures=["MptForCausalLM"]), "'MptForCausalLM' is not supported"),
     "no architecture": (set_config(architectures="LlamaForCausalLM"), "names no architecture"),
     "a near architecture": (
-        set_config(architectures=["Qwen2MoeForCausalLM"]), "the nearest: Qwen3MoeForCausalLM and"),
+        set_config(architectures=["Qwen4MoeForCausalLM"]), "the nearest: Qwen3MoeForCausalLM and"),
     "too many layers": (set_config(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
     "not a number": (set_tensors(lambda t: t[NORM].fill(np.nan)), "the source is damaged"),
     "rope scaling": (
