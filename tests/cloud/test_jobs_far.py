@@ -209,3 +209,9 @@ def test_events_of_jobs_on_this_machine_are_told(spec, told, monkeypatch, tpu):
     assert jobs.follow(here) == 1
     assert "job j: 00:00 attempt 1: rank 0 ended with signal 9" in told()
     assert "job j: failed at step 3 rank 0" in told()
+
+
+def test_the_last_error_shows_no_credentials(capsys):
+    remote.show_state(START | {"error": "https://me:swordfish@example.com/data: no answer"})
+    shown = capsys.readouterr().out
+    assert "last error" in shown and "no answer" in shown and "swordfish" not in shown

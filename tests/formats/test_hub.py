@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from lmwright.storage.hub import without_token
 from tests.fake_hub import SHA, FakeHub
 
 pytest.importorskip("huggingface_hub")
@@ -141,3 +142,10 @@ def test_nobody_answers(fetched):
     said, _ = ask(hub, folder, *names, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
     assert said[0] == f"Imported from hf://acme/tiny@{SHA}. 12 {total:.2f}"
     assert "was not fetched before" in said[1] and TOKEN not in said[1]
+
+
+def test_errors_hold_no_token_of_a_login(monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_of_the_login")
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_shell")
+    assert without_token("hf_of_the_login, hf_of_the_shell: refused") == "***, ***: refused"

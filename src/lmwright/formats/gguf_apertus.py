@@ -23,14 +23,20 @@ def is_metadata(tensor: str) -> bool:
     return tensor.endswith(tuple(KEYS))
 
 
+def _by_key(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
+    """The tensors that are metadata, of one layer after the other."""
+    found: dict[str, list[Slot]] = {}
+    for slot in slots:
+        for ending, key in KEYS.items():
+            if slot.name.endswith(ending):
+                found.setdefault(key, []).append(slot)
+    return found
+
+
 def metadata(tensors: Mapping[str, np.ndarray], slots: Sequence[Slot]) -> dict[str, list[float]]:
     """The numbers of all layers by key; none of other families."""
-    found: dict[str, list[float]] = {}
-    for slot in slots:
-        if is_metadata(slot.name):
-            value = np.asarray(tensors[slot.name], np.float32).item()
-            found.setdefault(KEYS[FUNCTION + slot.name.rpartition(".")[2]], []).append(value)
-    return found
+    value = lambda slot: np.asarray(tensors[slot.name], np.float32).item()  # noqa: E731
+    return {key: [value(slot) for slot in each] for key, each in _by_key(slots).items()}
 
 
 class WithNumbers(Tensors):
@@ -39,17 +45,14 @@ class WithNumbers(Tensors):
 
     def __init__(self, stored: Any, meta: Mapping[str, Any], slots: Sequence[Slot], where: str):
         self._stored, self.file, self._numbers = stored, stored.file, {}
-        layers: dict[str, int] = {}
-        for slot in slots:
-            if not is_metadata(slot.name):
-                continue
-            key = KEYS[FUNCTION + slot.name.rpartition(".")[2]]
-            number = layers[key] = layers.get(key, -1) + 1
-            told = meta.get(key)
-            each = told if isinstance(told, list) else [told] * (number + 1)
-            if number >= len(each) or each[number] is None:
+        for key, each in _by_key(slots).items():
+            numbers = meta.get(key)
+            if not isinstance(numbers, list):  # one for all layers
+                numbers = [] if numbers is None else [numbers] * len(each)
+            if len(numbers) < len(each):
                 raise UserError(f"{where}: its metadata lack {key} of layers; download it again")
-            self._numbers[slot.name] = np.full(slot.shape, each[number], np.float32)
+            for slot, number in zip(each, numbers, strict=False):
+                self._numbers[slot.name] = np.full(slot.shape, number, np.float32)
         super().__init__([*stored, *self._numbers])
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from lmwright.formats import (
     gguf_nemotron,
 )
 from lmwright.formats.gguf_gemma4 import PATTERN
-from lmwright.models.hf.apertus import SAID
+from lmwright.models.hf.apertus import FIXED_KEYS
 from lmwright.models.hf.bitnet import QUANTIZATION, how_quantized
 
 
@@ -117,7 +117,7 @@ ARCHS = {
         "Ernie4_5ForCausalLM", "ernie4_5", fixed={"hidden_act": "silu", "use_bias": False}
     ),
     gguf_apertus.NAME: Arch(
-        "ApertusForCausalLM", "apertus", factors=True, fixed=SAID,
+        "ApertusForCausalLM", "apertus", factors=True, fixed=FIXED_KEYS,
     ),
     gguf_exaone4.NAME: Arch(
         "Exaone4ForCausalLM", "exaone4", window=True, factors=True, even=True,

@@ -14,7 +14,7 @@ from lmwright.core.compute import OPERAND
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.kernels.select import KERNELS
+from lmwright.models.chunked import chunked
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend, LayerResult
 from lmwright.models.llama import PreNorm
@@ -54,10 +54,7 @@ class Apertus(PreNorm):
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> LayerResult:
         """[B, T, D] of h [B, T, D]."""
-        if (chunk := attend.mlp_chunk_tokens) is None or chunk >= h.shape[1]:
-            return _mlp(w, h), {}
-        mine = {name: w[name] for name in MLP_WEIGHTS}
-        return name_result(KERNELS["mlp by chunks"](_mlp, MLP_WEIGHTS, mine, h, chunk)), {}
+        return chunked(_mlp, MLP_WEIGHTS, w, h, attend.mlp_chunk_tokens), {}
 
 
 def _mlp(w: Tree, h: Array) -> Array:

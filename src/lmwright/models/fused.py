@@ -12,8 +12,8 @@ from lmwright.core.fanout import dots
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.kernels.select import KERNELS
 from lmwright.models.block import mlp_spec, with_bias
+from lmwright.models.chunked import chunked
 from lmwright.models.decoder import Decoder
 from lmwright.nn.for_all import plus
 from lmwright.nn.mlp import GatedMlp, gated
@@ -44,12 +44,8 @@ def fused_mlp_spec(model: Decoder, mlp_dim: int) -> Tree:
 def fused_feed_forward(mlp: GatedMlp, w: Tree, h: Array, chunk_tokens: int | None) -> Array:
     """The feed-forward of h [B, T, D] by the weights of `fused_mlp_spec`, `chunk_tokens` of each
     row at a time if set."""
-    run = partial(_fused_feed_forward, mlp)
-    if chunk_tokens is None or chunk_tokens >= h.shape[1]:
-        return run(w, h)
     axes = {"gate_up": "embed gate_up mlp", "down": "mlp embed"}
-    mine = {name: w[name] for name in axes}
-    return name_result(KERNELS["mlp by chunks"](run, axes, mine, h, chunk_tokens))
+    return chunked(partial(_fused_feed_forward, mlp), axes, w, h, chunk_tokens)
 
 
 def _fused_feed_forward(mlp: GatedMlp, w: Tree, h: Array) -> Array:

@@ -25,9 +25,9 @@ from lmwright.core.param import Param, Tree, map_params
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.kernels.select import KERNELS
 from lmwright.models.block import into_stream, output, with_bias
 from lmwright.models.by_reach import tables_by_reach
+from lmwright.models.chunked import chunked
 from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
 from lmwright.models.fused import parts
 from lmwright.models.heads import DocumentHead
@@ -169,16 +169,9 @@ class ModernBert(Decoder):
         q, k = (name_result(apply_rope(a, rotations)) for a in (q, k))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
         x = constrain(x + output(w, h), "batch stream embed")
-        h = self._feed_forward(w, self._normed(w, "mlp_norm", x), attend.mlp_chunk_tokens)
+        h, run = self._normed(w, "mlp_norm", x), partial(_mlp, self.mlp)
+        h = chunked(run, MLP_WEIGHTS, w, h, attend.mlp_chunk_tokens)
         return constrain(x + h, "batch stream embed"), {}
-
-    def _feed_forward(self, w: Tree, h: Array, chunk_tokens: int | None) -> Array:
-        """[B, T, D] of h [B, T, D], `chunk_tokens` of each row at a time if set."""
-        if chunk_tokens is None or chunk_tokens >= h.shape[1]:
-            return _mlp(self.mlp, w, h)
-        mine = {name: w[name] for name in MLP_WEIGHTS if name in w}
-        run = partial(_mlp, self.mlp)
-        return name_result(KERNELS["mlp by chunks"](run, MLP_WEIGHTS, mine, h, chunk_tokens))
 
 
 def _mlp(kind: GatedMlp, w: Tree, h: Array) -> Array:

@@ -14,7 +14,7 @@ USUAL_ROPE = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
 """What transformers takes where config.json has no rope_parameters."""
-SAID = {"hidden_act": "xielu", "mlp_bias": False, "post_norm": False, "qk_norm": True}
+FIXED_KEYS = {"hidden_act": "xielu", "mlp_bias": False, "post_norm": False, "qk_norm": True}
 
 
 def _read_rope(config: Json, fields: Json, where: str) -> Json:
@@ -35,7 +35,7 @@ class ApertusHf(Table):
         **{f"layers.{name}": f"{LAYER}.mlp.act_fn.{name.removeprefix('xielu_')}" for name in XIELU},
     }
     pairs = (
-        *(Fixed(key, value) for key, value in SAID.items()),
+        *(Fixed(key, value) for key, value in FIXED_KEYS.items()),
         *(HEAD, BIAS, Derived(_read_rope, ROPE.write)),
     )
     defaults: ClassVar = {"max_position_embeddings": 65_536, "rms_norm_eps": 1e-5}

@@ -24,11 +24,11 @@ SIGMOID_OF_ALL = {
     "score": "sigmoid", "scale": 1.0, "num_groups": 1, "shared_dim": None, "capacity_factor": None,
     "shares": "chosen",
 }  # fmt: skip
-SAID = {
+RELEASED_KEYS = {
     "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True,
     "qk_norm_type": "per_layer", "shared_intermediate_size": 0,
 }  # fmt: skip
-"""Keys of released files that transformers does not read."""
+"""What released files say and transformers does not read."""
 NO_MODULES = only_written(num_mtp_modules=0, use_mtp=False)
 
 
@@ -70,7 +70,7 @@ class MinimaxM2Hf(MoeHf):
         *(ACT, HEAD, Derived(_read_rotated, _write_rotated), usual_theta(5_000_000.0)),
         Experts(KEYS, SIGMOID_OF_ALL, ()),
         Derived(_read_experts, _write_experts),
-        *(Fixed(key, value) for key, value in SAID.items()),
+        *(Fixed(key, value) for key, value in RELEASED_KEYS.items()),
         NO_MODULES,
     )
     defaults: ClassVar = {
