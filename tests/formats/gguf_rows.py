@@ -119,6 +119,7 @@ FAMILIES = {
     "Olmo3ForCausalLM": {
         "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 9, "rope_scaling": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},
+    "GemmaForCausalLM": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "Gemma2ForCausalLM": GEMMA | {
         "attn_logit_softcapping": 21.0, "final_logit_softcapping": 17.0, "rope_theta": 10_000.0},
     "Gemma3ForCausalLM": GEMMA | {

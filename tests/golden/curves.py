@@ -50,7 +50,7 @@ MODELS = {
     **dict.fromkeys("olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus".split(), DENSE),
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]}, "ministral3": DENSE | GROWING,
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
-                        "attention_multiplier": 0.2, "logits_scaling": 2.0},
+                        "attention_multiplier": 0.2, "logits_scaling": 2.0}, "gemma1": DENSE,
     "granite4": DENSE | MAMBA | R, "granite4-moe": DENSE | MAMBA | R | {"experts": EXPERTS},
     **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
         "experts": SHARED | {"shared_gate": "sigmoid"}}),

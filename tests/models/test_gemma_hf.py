@@ -19,6 +19,16 @@ def test_the_older_form_is_the_same_model():
         assert model_from_config(config, "config.json") == model
 
 
+def test_the_first_release_is_read_as_transformers_reads_it():
+    """Its files say `gelu`, also where they say a `hidden_activation`, and mean the tanh form."""
+    model = presets.of_section("model")["gemma-2b"]()
+    config = model.hf.config(model)
+    for said in ({"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None}):
+        assert model_from_config(config | said, "config.json") == model
+    with pytest.raises(UserError, match="attention_bias is not supported"):
+        model_from_config(config | {"attention_bias": True}, "config.json")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -3,6 +3,16 @@
 from tests.parity.row import GLOBAL, LOCAL, Row, rope
 
 GEMMAS = {
+    "gemma1": Row("GemmaForCausalLM", {}, generates=True),
+    "gemma1-silu": Row(
+        "GemmaForCausalLM",
+        {
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("linear", factor=3.5),
+        },
+        gradients=False,
+    ),
     "gemma2": Row(
         "Gemma2ForCausalLM",
         {

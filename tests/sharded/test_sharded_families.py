@@ -15,6 +15,7 @@ from lmwright.models.ernie4_5 import Ernie45
 from lmwright.models.exaone4 import Exaone4
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
+from lmwright.models.gemma1 import Gemma1
 from lmwright.models.gemma4 import Gemma4
 from lmwright.models.glm4 import Glm4
 from lmwright.models.gpt2 import Gpt2
@@ -50,6 +51,7 @@ MODELS = {
         **SIZES, window=7, layer_pattern=("local", "global"), bias="all", qk_norm="head",
         rope_scaling=YARN,
     ),
+    "gemma1": Gemma1(**SIZES),
     "gemma2": Gemma(**SIZES, window=7, attention_soft_cap=1.5, logits_soft_cap=2.0, query_dim=5),
     "gemma3": Gemma(
         **SIZES, window=7, qk_norm="head", local_rope_theta=77.0, head="untied",

@@ -160,6 +160,10 @@ ARCHS = {
         renamed={"moe_intermediate_size": "intermediate_size"},
         exact_yarn=True,
     ),
+    "gemma": Arch(
+        "GemmaForCausalLM", "gemma", norm_shift=1.0,
+        fixed={"hidden_act": GEMMA["hidden_activation"], "tie_word_embeddings": True},
+    ),
     "gemma2": Arch("Gemma2ForCausalLM", "gemma2", norm_shift=1.0, window=True, fixed=GEMMA),
     "gemma3": Arch(
         "Gemma3ForCausalLM",

@@ -6,7 +6,7 @@ from lmwright.config.registry import Registry
 
 CLASSES = {
     "llama": "llama.Llama",
-    "gemma": "gemma.Gemma",
+    "gemma1": "gemma1.Gemma1", "gemma": "gemma.Gemma",
     "gemma4": "gemma4.Gemma4", "gemma4-moe": "gemma4.Gemma4Moe",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3", "ministral3": "ministral3.Ministral3",

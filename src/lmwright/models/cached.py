@@ -104,7 +104,7 @@ def extend(
     x, cache = extend_layers(
         model.layer, model.spans, w, x, tables, valid, cache, kernel, model.tables_after, branches
     )
-    return model.last_norm(w, x), cache
+    return model.stream_norm(w, x), cache
 
 
 def cache_positions(valid: Array, cache: Tree) -> Array:

@@ -180,9 +180,9 @@ class Decoder:
         """The weights, and beside them what layers read of tokens [B, T], embedded as x."""
         return w
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return rms_norm(x, w["norm"], self.norm_eps)
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return rms_norm(x, w[name], self.norm_eps)
 
     def with_noise(self, w: Tree, noise: Array) -> Tree:
         """The weights, with noise [B, T, D] on the embeddings of a batch."""
@@ -202,7 +202,7 @@ class Decoder:
         cut, join = select.pieces_of_rows(self, x, tables, compute, kernel)
         x, tables = cut(x), jax.tree.map(cut, tables)
         x, aux = run_layers(self.layer, self.spans, w, x, tables, batch, compute, kernel)
-        return self.last_norm(w, join(x)), aux
+        return self.stream_norm(w, join(x)), aux
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""

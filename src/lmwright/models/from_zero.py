@@ -14,9 +14,9 @@ class FromZero(Decoder):
         """Every weight, once."""
         return super().spec() | {"norm": norm_from_zero("norm", self.embed_dim)}
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return self._norm(x, w["norm"])
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return self._norm(x, w[name])
 
     def _norm(self, x: Array, scale: Array) -> Array:
         return rms_norm_from_zero(x, scale, self.norm_eps)

@@ -30,8 +30,17 @@ from lmwright.nn.rope import apply_rope
 from lmwright.nn.soft_cap import soft_capped
 
 
+class ScaledEmbedding(FromZero):
+    """A decoder whose norms are times 1 + weight, and embeddings times the root of their width."""
+
+    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
+        """The residual stream before the first layer, [B, T, D]."""
+        x = super().embedded(w, tokens, compute)
+        return x * jnp.asarray(self.embed_dim**0.5, x.dtype)
+
+
 @section
-class Gemma(FromZero):
+class Gemma(ScaledEmbedding):
     """A decoder of the Gemma family; its fields are the model."""
 
     kind: Literal["gemma"] = "gemma"
@@ -71,11 +80,6 @@ class Gemma(FromZero):
                 name: norm_from_zero("head_dim", self.head_dim) for name in ("q_norm", "k_norm")
             }
         return layer
-
-    def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
-        """The residual stream before the first layer, [B, T, D]."""
-        x = super().embedded(w, tokens, compute)
-        return x * jnp.asarray(self.embed_dim**0.5, x.dtype)
 
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""

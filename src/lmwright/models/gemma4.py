@@ -235,7 +235,7 @@ class Gemma4(Decoder):
             x, aux = run_layers(self.layer, (span,), w, x, tables, batch, compute, kernel)
             kept = {name: aux.pop(name) for name in list(aux) if KEPT in name}
             tables, total = tables | kept, added(total, aux)
-        return self.last_norm(w, join(x)), total
+        return self.stream_norm(w, join(x)), total
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend

@@ -82,20 +82,20 @@ class Gpt2(Decoder):
         """Nothing: no layer rotates."""
         return ()
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return normed(w, "norm", x, self.norm_eps)
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return normed(w, name, x, self.norm_eps)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and mlp."""
-        h = before_products(normed(w, "attention_norm", x, self.norm_eps))
+        h = before_products(self.stream_norm(w, x, "attention_norm"))
         q, k, v = (a[:, :, 0] for a in parts("btd,dpnh->btpnh", h, w, "qkv", [1, 2]))
         q = constrain(q, "batch seq heads head_dim")
         x = constrain(x + output(w, attend(q, k, v, Scoring(self.head_dim**-0.5))),
                       "batch stream embed")  # fmt: skip
-        h = normed(w, "mlp_norm", x, self.norm_eps)
+        h = self.stream_norm(w, x, "mlp_norm")
         y = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
         return constrain(x + y, "batch stream embed"), {}
 

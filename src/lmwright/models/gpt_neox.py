@@ -80,21 +80,21 @@ class GptNeox(Decoder):
             spec["qkv_bias"] = Param("heads qkv head_dim", (n, 3, h), fill=0.0)
         return spec
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return normed(w, "norm", x, self.norm_eps)
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return normed(w, name, x, self.norm_eps)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: tuple[Array, Array], attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after attention and mlp."""
-        h = before_products(normed(w, "attention_norm", x, self.norm_eps))
+        h = before_products(self.stream_norm(w, x, "attention_norm"))
         q, k, v = (a[:, :, :, 0] for a in parts("btd,dnph->btnph", h, w, "qkv", [1, 2], axis=1))
         q = constrain(q, "batch seq heads head_dim")
         q, k = name_result(apply_rope(q, tables)), name_result(apply_rope(k, tables))
         h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5)))
         after = constrain(x + h, "batch stream embed")
         read = x if self.residual == "parallel" else after
-        h = normed(w, "mlp_norm", read, self.norm_eps)
+        h = self.stream_norm(w, read, "mlp_norm")
         y = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
         return constrain(after + y, "batch stream embed"), {}

@@ -19,7 +19,6 @@ from lmwright.core.stack import Aux
 from lmwright.models.decoder import Head
 from lmwright.models.layers import Attend
 from lmwright.models.llama import PreNorm
-from lmwright.nn.norm import rms_norm
 
 
 @section
@@ -51,7 +50,7 @@ class Multiplied(PreNorm):
         """x [B, T, D] after what joins tokens and feed-forward."""
         h = self.mixed(kind, w, x, tables, attend)
         x = constrain(x + self._branch(h), "batch stream embed")
-        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
+        y, aux = self.ffn(kind, w, self.stream_norm(w, x, "mlp_norm"), attend)
         return constrain(x + self._branch(y), "batch stream embed"), aux
 
     def _branch(self, h: Array) -> Array:

@@ -138,7 +138,7 @@ class Latent(MoeDecoder):
         q, latent, key = self._projected(w, self.attention_input(w, x), tables)
         look = self._whole if attend.state is None else self._on_latents
         x = constrain(x + output(w, look(w, q, latent, key, attend)), "batch stream embed")
-        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
+        y, aux = self.ffn(kind, w, self.stream_norm(w, x, "mlp_norm"), attend)
         return constrain(x + y, "batch stream embed"), aux
 
     @property

@@ -21,7 +21,6 @@ from lmwright.models import block
 from lmwright.models.decoder import Decoder, Head, LayerReach
 from lmwright.models.layers import Attend, LayerResult
 from lmwright.nn.attention import Scoring
-from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
 
 
@@ -58,7 +57,7 @@ class PreNorm(Decoder):
 
     def attention_input(self, w: Tree, x: Array) -> Array:
         """The input of the q, k and v projections, [B, T, D]."""
-        return rms_norm(x, w["attention_norm"], self.norm_eps)
+        return self.stream_norm(w, x, "attention_norm")
 
     def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values before the rotation."""
@@ -77,7 +76,7 @@ class PreNorm(Decoder):
     def layer(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> LayerResult:
         """x [B, T, D] after attention and feed-forward."""
         x = constrain(x + self.mixed(kind, w, x, tables, attend), "batch stream embed")
-        y, aux = self.ffn(kind, w, rms_norm(x, w["mlp_norm"], self.norm_eps), attend)
+        y, aux = self.ffn(kind, w, self.stream_norm(w, x, "mlp_norm"), attend)
         return constrain(x + y, "batch stream embed"), aux
 
 

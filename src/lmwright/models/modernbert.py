@@ -138,9 +138,9 @@ class ModernBert(Decoder):
         """Rotations for positions [B, T] in rows of `length`, by the kind of a layer."""
         return tables_by_reach(self, self.local_rope_theta, positions, length)
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return self._normed(w, "norm", x)
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return self._normed(w, name, x)
 
     def head_weights(self, w: Tree) -> Tree:
         """The part of the weights that `logits` reads."""

@@ -158,19 +158,19 @@ class XlstmBlocks(Recurrent):
             mix = jax.eval_shape(lambda: slstm.empty(batch_size, n, h))
         return {"conv": conv, "mix": mix}
 
-    def last_norm(self, w: Tree, x: Array) -> Array:
-        """The residual stream as the head sees it."""
-        return layer_norm(x, w["norm"], None, self.norm_eps)
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return layer_norm(x, w[name], None, self.norm_eps)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
     ) -> tuple[Array, Aux]:
         """x [B, T, D] after a block."""
-        h = before_products(layer_norm(x, w["norm"], None, self.norm_eps))
+        h = before_products(self.stream_norm(w, x))
         if kind == "mlstm":
             return constrain(x + self._mlstm(w, h, attend), "batch stream embed"), {}
         x = constrain(x + self._slstm(w, h, attend), "batch stream embed")
-        h = layer_norm(x, w["mlp_norm"], None, self.norm_eps)
+        h = self.stream_norm(w, x, "mlp_norm")
         h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
         return constrain(x + h, "batch stream embed"), {}
 

@@ -28,6 +28,12 @@ def _gemma(shape: Shape, **fields: Any) -> Any:
     return Gemma(**sizes(shape), **({"head_dim": 256} | fields))
 
 
+def _gemma1(shape: Shape) -> Any:
+    from lmwright.models.gemma1 import Gemma1
+
+    return Gemma1(**sizes(shape), vocab_size=256_000, seq_len=8192, head_dim=256)
+
+
 def _gemma2(shape: Shape, **fields: Any) -> Any:
     caps = {"attention_soft_cap": 50.0, "logits_soft_cap": 30.0}
     return _gemma(shape, vocab_size=256_000, seq_len=8192, window=4096, **caps, **fields)
@@ -238,6 +244,10 @@ PRESETS = {
         (5120, 17_408, 40, 40, 8), qk_norm="head", head="untied"),
     "qwen3-32b": row("32.8 B: Qwen3 32B (https://arxiv.org/abs/2505.09388)", _qwen,
         (5120, 25_600, 64, 64, 8), qk_norm="head", head="untied"),
+    "gemma-2b": row("2.51 B: Gemma 2B (https://arxiv.org/abs/2403.08295)", _gemma1,
+        (2048, 16_384, 18, 8, 1)),
+    "gemma-7b": row("8.54 B: Gemma 7B (https://arxiv.org/abs/2403.08295)", _gemma1,
+        (3072, 24_576, 28, 16, 16)),
     "gemma2-2b": row("2.61 B: Gemma 2 2B (https://arxiv.org/abs/2408.00118)", _gemma2,
         (2304, 9216, 26, 8, 4)),
     "gemma2-9b": row("9.24 B: Gemma 2 9B (https://arxiv.org/abs/2408.00118)", _gemma2,
