@@ -24,6 +24,7 @@ from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
 from lmwright.models.granite4 import Granite4, Granite4Moe
+from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
@@ -283,6 +284,7 @@ FAMILIES = {
     "state spaces": (Granite4(**MAMBA), Clm(), "all"),
     "state spaces beside experts": (Granite4Moe(**MAMBA, experts=SOFTMAX), Clm(), "all"),
     "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
+    "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ MODELS = {
     **dict.fromkeys(("roberta", "xlm-roberta"), DENSE | {"num_kv_heads": 4, "first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
-        "key_dim": 6, "chunk_tokens": 32},
+        "key_dim": 6, "chunk_tokens": 32}, "granite-swa": DENSE | {"window": 24},
     "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
     "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "gpt2": DENSE | {"num_kv_heads": 4},

@@ -1,6 +1,6 @@
 """Rows of Granite and of Nemotron-H, with Mamba-2 in most layers, in the table of families."""
 
-from tests.parity.row import OLD, Row, rope
+from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
 GRANITE4 = {
     "intermediate_size": 72, "shared_intermediate_size": 80, "num_local_experts": 0,
@@ -37,6 +37,32 @@ GRANITES = {
         },
         generates=True,
     ),
+    "granite-swa": Row(
+        "GraniteSWAForCausalLM",
+        {
+            "sliding_window": 7,
+            "layer_rope_theta": [0, 301.0, 301.0, 301.0, 0],
+            "rope_parameters": rope("yarn", factor=6.0, **OLD),
+            "embedding_multiplier": 3.7,
+            "attention_multiplier": 0.11,
+            "residual_multiplier": 0.43,
+            "logits_scaling": 2.3,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        generates=True,
+    ),
+    "granite-swa-thetas": Row(
+        "GraniteSWAForCausalLM",
+        {
+            "sliding_window": 7,
+            "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL],
+            "layer_rope_theta": [301.0, 5003.0, 301.0, 5003.0, 301.0],
+            "tie_word_embeddings": False,
+        },
+        gradients=False,
+    ),
+    "granite-swa-usual": Row("GraniteSWAForCausalLM", {"sliding_window": 5}, gradients=False),
     "granite4": Row(
         "GraniteMoeHybridForCausalLM",
         GRANITE4

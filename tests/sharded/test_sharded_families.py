@@ -22,6 +22,7 @@ from lmwright.models.gpt2 import Gpt2
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.granite4 import Granite4
+from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.hunyuan import Hunyuan
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
@@ -80,6 +81,11 @@ MODELS = {
     "granite": Granite(
         **SIZES, embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_scaling=2.0, bias="all",
+    ),
+    "granite-swa": GraniteSwa(
+        **SIZES, window=7, layer_pattern=("global", "local"), rotating_layers="local",
+        local_rope_theta=77.0, embedding_multiplier=12.0, attention_multiplier=0.3,
+        residual_multiplier=0.4, logits_scaling=2.0, bias="all",
     ),
     "granite4": Granite4(
         **SIZES, mixer_pattern=("mamba", "full"), mamba_num_heads=16, mamba_head_dim=10,

@@ -10,7 +10,7 @@ CLASSES = {
     "gemma4": "gemma4.Gemma4", "gemma4-moe": "gemma4.Gemma4Moe",
     "olmo2": "olmo2.Olmo2",
     "smollm3": "smollm3.SmolLm3", "ministral3": "ministral3.Ministral3",
-    "granite": "granite.Granite",
+    "granite": "granite.Granite", "granite-swa": "granite_swa.GraniteSwa",
     "granite4": "granite4.Granite4", "granite4-moe": "granite4.Granite4Moe",
     "nemotron-h": "nemotron_h.NemotronH", "nemotron-h-moe": "nemotron_h.NemotronHMoe",
     "qwen3-5": "qwen3_5.Qwen35", "qwen3-5-moe": "qwen3_5.Qwen35Moe",

@@ -1,0 +1,68 @@
+"""Granite with windows in Hugging Face."""
+
+from typing import Any, ClassVar
+
+from lmwright.errors import UserError
+from lmwright.models.hf.granite import USUAL, GraniteHf
+from lmwright.models.hf.pairs import Derived, Json, refuse_number
+from lmwright.models.hf.table import WEIGHTS
+from lmwright.models.hf.window import TYPES, kinds_said, pattern_of, window_config, window_said
+
+THETAS = "layer_rope_theta"
+WINDOW = 128  # where config.json says none
+
+
+def _read_reach(config: Json, fields: Json, where: str) -> Json:
+    num_layers = fields["num_layers"]
+    if config.get("layer_types") is None:  # the first of four layers is global
+        reach = ["local" if i % 4 else "global" for i in range(num_layers)]
+    else:
+        reach = kinds_said(config, TYPES, 4, num_layers, where)
+    window = window_said(config, WINDOW, reach, where) or WINDOW
+    return {"window": window, "layer_pattern": pattern_of(reach)}
+
+
+def _read_thetas(config: Json, fields: Json, where: str) -> Json:
+    """The thetas of global and of local layers; 0 stands for no rotation."""
+    said, num_layers = config.get(THETAS), fields["num_layers"]
+    if said is None:
+        return {}
+    if not isinstance(said, list) or len(said) < num_layers:
+        raise UserError(f"{where}: {THETAS} does not name the theta of {num_layers} layers")
+    pattern, thetas = fields["layer_pattern"], {}
+    for i, theta in enumerate(said[:num_layers]):
+        kind = pattern[i % len(pattern)]
+        if theta != 0:
+            refuse_number(f"{THETAS}[{i}]", theta, where)
+        if thetas.setdefault(kind, theta) != theta:
+            raise UserError(
+                f"{where}: {THETAS} differs among layers of type {TYPES[kind]}, which is not "
+                "computed; give them one theta"
+            )
+    turning = {kind: float(theta) for kind, theta in thetas.items() if theta}
+    rotating = "all" if len(turning) == len(thetas) else next(iter(turning), "none")
+    theta = turning.get("global", turning.get("local", fields["rope_theta"]))
+    local = turning.get("local", theta)
+    own = {"local_rope_theta": None if local == theta else local}
+    return {"rotating_layers": rotating, "rope_theta": theta} | own
+
+
+def _write_thetas(model: Any, *_: str) -> Json:
+    return {THETAS: [model.theta_of(kind) or 0 for kind in model.kinds]}
+
+
+class GraniteSwaHf(GraniteHf):
+    """Both directions of the family's Hugging Face form."""
+
+    name = "Granite with windows"
+    model_types: ClassVar = {"GraniteSWAForCausalLM": "granite_swa"}
+    weights = WEIGHTS | {"layers.sinks": "model.layers.{i}.self_attn.sinks"}
+    pairs = (
+        *GraniteHf.pairs,
+        Derived(_read_reach, lambda model, *_: window_config(model)),
+        Derived(_read_thetas, _write_thetas),
+    )
+    defaults: ClassVar = USUAL | {
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
