@@ -3,10 +3,13 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.granite import USUAL, GraniteHf
-from lmwright.models.hf.pairs import Derived, Json, refuse_number
-from lmwright.models.hf.table import WEIGHTS
-from lmwright.models.hf.window import TYPES, kinds_said, pattern_of, window_config, window_said
+from lmwright.models.decoder import LayerReach
+from lmwright.models.hf.granite import SCALES, USUAL
+from lmwright.models.hf.llama import BIAS
+from lmwright.models.hf.pairs import ACT, HEAD, NO_IDS, Derived, Json, refuse_number
+from lmwright.models.hf.rope import ROPE
+from lmwright.models.hf.table import WEIGHTS, Table
+from lmwright.models.hf.window import TYPES, pattern_of, reach_of, window_config, window_said
 
 THETAS = "layer_rope_theta"
 WINDOW = 128  # where config.json says none
@@ -14,10 +17,9 @@ WINDOW = 128  # where config.json says none
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
     num_layers = fields["num_layers"]
-    if config.get("layer_types") is None:  # the first of four layers is global
-        reach = ["local" if i % 4 else "global" for i in range(num_layers)]
-    else:
-        reach = kinds_said(config, TYPES, 4, num_layers, where)
+    reach: list[LayerReach] = ["local" if i % 4 else "global" for i in range(num_layers)]
+    if config.get("layer_types") is not None:
+        reach = reach_of(config["layer_types"], num_layers, where)
     window = window_said(config, WINDOW, reach, where) or WINDOW
     return {"window": window, "layer_pattern": pattern_of(reach)}
 
@@ -29,7 +31,8 @@ def _read_thetas(config: Json, fields: Json, where: str) -> Json:
         return {}
     if not isinstance(said, list) or len(said) < num_layers:
         raise UserError(f"{where}: {THETAS} does not name the theta of {num_layers} layers")
-    pattern, thetas = fields["layer_pattern"], {}
+    pattern = fields["layer_pattern"]
+    thetas: dict[LayerReach, Any] = {}
     for i, theta in enumerate(said[:num_layers]):
         kind = pattern[i % len(pattern)]
         if theta != 0:
@@ -51,14 +54,14 @@ def _write_thetas(model: Any, *_: str) -> Json:
     return {THETAS: [model.theta_of(kind) or 0 for kind in model.kinds]}
 
 
-class GraniteSwaHf(GraniteHf):
+class GraniteSwaHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "Granite with windows"
     model_types: ClassVar = {"GraniteSWAForCausalLM": "granite_swa"}
     weights = WEIGHTS | {"layers.sinks": "model.layers.{i}.self_attn.sinks"}
     pairs = (
-        *GraniteHf.pairs,
+        *(ACT, HEAD, BIAS, ROPE, NO_IDS, SCALES),
         Derived(_read_reach, lambda model, *_: window_config(model)),
         Derived(_read_thetas, _write_thetas),
     )
