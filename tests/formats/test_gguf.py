@@ -19,7 +19,7 @@ from lmwright.formats import reference  # noqa: E402
 from lmwright.formats.convert import export_command, import_command  # noqa: E402
 from lmwright.formats.gguf_names import metadata_of, pairs  # noqa: E402
 from lmwright.formats.gguf_read import open_gguf  # noqa: E402
-from lmwright.formats.gguf_rope import llama3_factors, llama3_rope  # noqa: E402
+from lmwright.formats.gguf_rope import llama3_factors, llama3_rope, rope_factors  # noqa: E402
 from lmwright.formats.gguf_write import write_gguf  # noqa: E402
 from lmwright.formats.hf_layout import HfTensors  # noqa: E402
 from lmwright.formats.load import load_model  # noqa: E402
@@ -176,6 +176,10 @@ def test_llama3_rope_is_found_again():
         assert said["rope_scaling"]["factor"] == factor
     with pytest.raises(UserError, match="not those of a llama3 rope scaling"):
         llama3_rope(said, ours * 1.01, "file")
+    config = {"rope_theta": 500000.0, "head_dim": 64, "rope_parameters": rope}
+    np.testing.assert_array_equal(rope_factors(config), ours)
+    with pytest.raises(UserError, match=r"^model\.rope_scaling: too few pairs of a head"):
+        rope_factors(config | {"head_dim": 6})  # of which no file can be read again
 
 
 # Bad files, made from a small good one.

@@ -188,12 +188,22 @@ def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int) -> np.n
 
 
 def rope_factors(config: Mapping[str, Any]) -> np.ndarray | None:
-    """The factors that a file has beside its metadata, float32 [pairs]; None without any."""
+    """The factors that a file has beside its metadata, float32 [pairs]; None without any. Raises
+    UserError for those that no reader finds the scaling in."""
     rope = config.get("rope_parameters") or {}
     if "global_head_dim" in config:
         return proportional_factors(config)
     if rope.get("rope_type") == "llama3":
-        return llama3_factors(rope, config["rope_theta"], config["head_dim"])
+        factors = llama3_factors(rope, config["rope_theta"], config["head_dim"])
+        try:
+            llama3_rope(dict(config), factors, "")
+        except UserError:
+            raise UserError(
+                "model.rope_scaling: too few pairs of a head lie between the borders of this "
+                "'llama3' for its values to be found again in a GGUF file, which keeps a factor "
+                "for each pair alone; export to a Hugging Face folder instead"
+            ) from None
+        return factors
     return None
 
 
