@@ -124,6 +124,19 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
             {"rope_parameters": {"rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0}},
             "of kind linear here",
         ),
+        (  # YaRN that scales nothing is no scaling in GGUF
+            "Ministral3ForCausalLM",
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 1.0,
+                    "original_max_position_embeddings": 12,
+                    "rope_theta": 5003.0,
+                    "llama_4_scaling_beta": 0.37,
+                }
+            },
+            "^model: cannot be expressed in a GGUF file, whose reader would refuse it ",
+        ),
         ("Exaone4ForCausalLM", {"sliding_window": 9}, "EXAONE 4 of 64 layers"),
         ("Exaone4ForCausalLM", {"num_hidden_layers": 64}, "EXAONE 4 of 64 layers"),
         (

@@ -200,3 +200,16 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
         tensors = gguf_apertus.WithNumbers(tensors, file.meta, slots(model), str(path))
     cuts = cuts_of(model)
     return file, model, Apart(tensors, cuts) if cuts else tensors
+
+
+def open_written(path: Path) -> tuple[GgufFile, Any, Tensors]:
+    """`open_gguf` of a file that was just written. Raises UserError where what it says would be
+    refused, whoever reads it."""
+    try:
+        return open_gguf(path)
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path}: ").partition("; ")[0]
+        raise UserError(
+            f"model: cannot be expressed in a GGUF file, whose reader would refuse it ({reason}); "
+            "export to a Hugging Face folder instead"
+        ) from error

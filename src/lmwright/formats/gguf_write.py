@@ -34,7 +34,7 @@ from lmwright.formats.gguf_names import (
     in_order,
     metadata_of,
 )
-from lmwright.formats.gguf_read import SCALE, is_headless, open_gguf, slots_in_file
+from lmwright.formats.gguf_read import SCALE, is_headless, open_written, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_stream import check_tensors, from_hf
@@ -319,7 +319,7 @@ TERNARY_STEPS = {"F16": 2.0**-11, "BF16": 2.0**-8}  # of the one scale
 def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[str, Any]) -> str:
     """Hash (xxh3) of the values read back through the importer. Raises RuntimeError where they are
     not the source's, rounded."""
-    _, again, written = open_gguf(path)
+    _, again, written = open_written(path)
     _insist_on_fields(model, again)
     digest = xxhash.xxh3_128()
     for slot, kind in _slots_of(entries):
@@ -388,7 +388,7 @@ def _slots_of(entries: list[Entry]) -> Iterator[tuple[Slot, str]]:
 
 def _read_again(path: Path, source: HfModel, tensors: Mapping[str, Any]) -> tuple[Any, Tree]:
     """The model and weights of the file; an encoder has its head from the source."""
-    _, model, written = open_gguf(path)
+    _, model, written = open_written(path)
     given: Mapping[str, Any] = written
     if is_headless(source):
         in_file = {slot.name for slot in slots_in_file(source)}
