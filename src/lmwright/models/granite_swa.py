@@ -10,7 +10,7 @@ from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
 from lmwright.models.by_reach import no_rotations
-from lmwright.models.decoder import LayerReach
+from lmwright.models.decoder import Head, LayerReach
 from lmwright.models.granite import Multiplied
 from lmwright.models.layers import Attend
 from lmwright.models.sinks import Sinks
@@ -30,6 +30,7 @@ class GraniteSwa(Sinks, Multiplied):
     """Reach of each layer; the pattern repeats over all layers."""
     local_rope_theta: Positive | None = None
     """Theta of local layers; that of all layers if unset."""
+    head: Head = "tied"
     rotating_layers: Literal["all", "local", "global", "none"] = "all"
     """Layers that rotate queries and keys."""
     mlp: GatedMlp = "swiglu"

@@ -20,7 +20,8 @@ from lmwright.nn.attention import Scoring
 
 
 class Sinks(Decoder):
-    """A decoder with a sink in every head of every layer; it stands first among the bases."""
+    """A decoder with a sink in every head of every layer. It stands first among the bases, and so
+    `Decoder`'s defaults go before those of the others: a family says its own again."""
 
     sinks: ClassVar = True
 
