@@ -1,5 +1,6 @@
 """The page about models says what the registry says, and its figures are those of the files."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -47,3 +48,13 @@ def test_a_row_of_the_parity_table(kind):
     names = KINDS[kind].hf.architectures
     encoders = [f'"{name.removesuffix("ForMaskedLM")}"' for name in names]  # as tables name them
     assert any(name in tests for name in (*names, *encoders))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_are_those_of_the_nearest_class_that_says_them(kind):
+    """Of several bases, dataclasses take the first one's fields, also those that it only inherits
+    from `Decoder`: another base's defaults are lost without a word."""
+    order = KINDS[kind].__mro__
+    for field in dataclasses.fields(KINDS[kind]):
+        said = [base.__dict__[field.name] for base in order if field.name in base.__dict__]
+        assert said[:1] in ([], [field.default]), field.name
