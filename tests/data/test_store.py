@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import logging
 import os
 import shutil
 import threading
@@ -18,6 +19,7 @@ from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.shuffle import shuffle_rows
 from lmwright.data.rows.store import TokenStore, verify_store
 from lmwright.errors import UserError
+from lmwright.storage.patience import url_filesystem
 from tests.data.small_store import WEIGHTS, T, pack, prepared, same, source_records
 from tests.data.token_stage import random_documents, tokenize_stage
 
@@ -163,6 +165,27 @@ def test_damaged_or_foreign_manifests(virtual, tmp_path):
         TokenStore.open(folder)
     with pytest.raises(UserError, match="holds no finished stage"):
         verify_store(tmp_path / "nowhere")
+
+
+def test_a_relative_folder_that_is_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"has not been made in {tmp_path}; .*folder where it is$"):
+        TokenStore.open("data/mine")
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"has not been made; run `lmwright prepare` to make it$"):
+        TokenStore.open("data/mine")
+
+
+@pytest.mark.parametrize(("given", "shown"), [(logging.NOTSET, False), (logging.DEBUG, True)])
+def test_gcsfs_logs_no_error_that_it_raises_too(given, shown):
+    logger = logging.getLogger("gcsfs")
+    level = logger.level
+    try:
+        logger.setLevel(given)
+        url_filesystem("memory://bucket")
+        assert logger.isEnabledFor(logging.ERROR) is shown
+    finally:
+        logger.setLevel(level)
 
 
 def test_a_batch_has_at_most_the_rows_of_an_epoch(virtual):

@@ -133,8 +133,9 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
             return _with_labels(tried, files)
         why = why or f"Read as {tried.rows}: {_first_bad(tried, files) or f'{path}: holds no row'}"
     raise UserError(
-        f"{path}: its rows are of no kind that is known; name their columns in a run file "
-        f"(docs/prepare.md, docs/conversations.md). {why}"
+        f"{path}: its rows are of no kind that is known; name their columns in a run file: a "
+        "column of texts as text_column (docs/prepare.md), others as columns "
+        f"(docs/conversations.md). {why}"
     )
 
 

@@ -106,8 +106,11 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
             ) from None
         unfinished = (path.parent / "stage.json").exists()
         what = "was interrupted" if unfinished else "has not been made"
+        relative = not path.is_absolute() and not path.parent.parent.exists()
+        where = f" in {Path.cwd()}" if relative else ""
         raise UserError(
-            f"{path.parent}: this stage {what}; run `lmwright prepare` to make it"
+            f"{path.parent}: this stage {what}{where}; run `lmwright prepare` to make it"
+            + (", or go to the folder where it is" if relative else "")
         ) from None
     return parse_manifest(raw, str(path.parent))
 

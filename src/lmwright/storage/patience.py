@@ -4,6 +4,7 @@ A server that has answered before gets minutes to come back, as a run that reads
 work to lose. One that never did is told at once: its name may be wrong.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,20 @@ from lmwright.storage.bucket import code_may_pass
 
 WAITS_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # 300 in all
 REFUSED = (PermissionError, NotImplementedError, ValueError, TypeError)
+
+
+def url_filesystem(url: str) -> tuple[Any, str]:
+    """fsspec filesystem of a URL and the path in it.
+
+    gcsfs logs each error with its traceback before it raises it; only the raised one is shown,
+    unless its logger was given a level.
+    """
+    import fsspec
+
+    logger = logging.getLogger("gcsfs")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL)
+    return fsspec.core.url_to_fs(url)
 
 
 class Patience:

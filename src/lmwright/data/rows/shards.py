@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import fsspec
 import numpy as np
 
 from lmwright.data.manifest import (
@@ -24,7 +23,7 @@ from lmwright.data.manifest import read_manifest as read_local_manifest
 from lmwright.errors import UserError
 from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.bucket import is_file_name
-from lmwright.storage.patience import Patience
+from lmwright.storage.patience import Patience, url_filesystem
 
 OPEN_FILES = 256
 HASH_PIECE_BYTES = 1 << 24
@@ -114,7 +113,7 @@ class RemotePlace:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        self.fs, self.root = url_filesystem(self.url)
         self._server = Patience(self.url)
 
     def expect(self, stage: Manifest, files: Sequence[str]) -> None:

@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import xxhash
 
 from lmwright.errors import UserError, install
 from lmwright.storage.kaggle import GLOB, fetch_file, is_kaggle_name
+from lmwright.storage.patience import url_filesystem
 
 CURE = dict.fromkeys(("gs", "gcs"), install("gcs"))  # what else fsspec asks for, it names
 READ_BYTES = 1 << 20
@@ -89,7 +89,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     """fsspec filesystem of a URL and the path in it. Raises UserError naming a missing package."""
     protocol = url.split("://")[0]
     try:
-        return fsspec.core.url_to_fs(url)
+        return url_filesystem(url)
     except ImportError as e:
         raise UserError(
             f"data.sources: {url} needs another package: {CURE.get(protocol, e)}"
