@@ -246,6 +246,19 @@ def test_a_run_that_has_begun_does_not_start_from_other_weights(trained_run, tmp
     refuse_other_run(other, folder)
 
 
+def test_only_a_run_that_saved_nothing_may_be_removed(trained_run, tmp_path):
+    folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
+    other = replace(trained_run, seed=trained_run.seed + 1)
+    for gone in ("checkpoints", "metrics.jsonl", None):
+        with pytest.raises(UserError, match="or choose another dir= for this one") as told:
+            refuse_other_run(other, folder)
+        assert str(told.value).endswith("has saved nothing yet") is (gone is None)
+        if gone == "checkpoints":
+            shutil.rmtree(folder / gone)
+        elif gone:
+            (folder / gone).unlink()
+
+
 @pytest.mark.parametrize(
     "saves, end, aside, refused",
     [

@@ -266,11 +266,20 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             for path in changed[:MOST_SHOWN]
         ]
         more = len(changed) - MOST_SHOWN
+        lost = "" if _has_saved(folder) else ", or remove it, as it has saved nothing yet"
         raise UserError(
             f"dir: {run.dir} belongs to another run: {', '.join(fields)}"
             f"{f', and {more} more fields differ' if more > 0 else ''}; continue that one with "
-            f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one"
+            f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one{lost}"
         )
+
+
+def _has_saved(folder: Path) -> bool:
+    """True for a run directory that has checkpoints, or had some."""
+    metrics, root = folder / METRICS_FILE, root_of(folder)
+    if root.steps() or root.any_aside():
+        return True
+    return metrics.exists() and b'"kind": "checkpoint"' in metrics.read_bytes()
 
 
 def _run_of(files: StepFiles, where: str) -> Run:
