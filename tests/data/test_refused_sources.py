@@ -96,3 +96,12 @@ def test_a_pipe_is_not_said_to_be_missing(tmp_path, capsys):
     assert (
         "texts.jsonl is a pipe or a device, which cannot be read twice; save it as a file" in said
     )
+
+
+def test_a_column_that_is_not_there_is_named_by_workers_too(tmp_path, capsys):
+    """Its error holds the columns that are there, and comes from another process."""
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("text,date\na,b\n")
+    sources = "}, {".join(f'path = "{tmp_path}/{n}.csv", text_column = "content"' for n in "ab")
+    said = refused(tmp_path, capsys, sources, "data.workers=2")
+    assert ".csv has no column 'content', only 'text', 'date'; change data.sources.text_c" in said

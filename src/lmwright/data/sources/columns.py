@@ -65,7 +65,7 @@ class Bad:
 class NoColumnError(UserError):
     """A column that a source names is not in a file."""
 
-    def __init__(self, text: str, there: Iterable[str]):
+    def __init__(self, text: str, there: Iterable[str] = ()):  # as a worker's copy is made
         super().__init__(text)
         self.there = tuple(there)
         """Columns that are there instead."""
