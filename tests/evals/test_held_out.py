@@ -108,6 +108,20 @@ def test_training_and_eval_agree_with_a_reckoning_from_the_text(method, tmp_path
     assert entry["loss"] == pytest.approx(float(loss), abs=0.02)
 
 
+def test_data_of_another_tokenizer_are_refused(tmp_path, capsys):
+    """Their ids stand for other text, and the loss would be one of nothing."""
+    file = str(make_run(tmp_path, "chunk")[0] / "run.toml")
+    assert main(["train", file]) == 0
+    before = printed(tmp_path, capsys)
+    assert main(["prepare", file, "data.tokenizer.vocab_size=290"]) == 0
+    run = str(tmp_path / "run")
+    assert main(["eval", run]) == 2
+    said = capsys.readouterr().err
+    assert f"is not the tokenizer that {run} was trained with; run `lmwright prepare {run}`" in said
+    assert main(["prepare", run]) == 0
+    assert printed(tmp_path, capsys) == before
+
+
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama2", "llama3", "qwen", "smollm2", "stories260k", "trained"]
 )

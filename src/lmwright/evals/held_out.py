@@ -195,8 +195,26 @@ def open_held_out(
             f"{folder}: nothing is held out; {change} data.holdout_fraction, or add a source with "
             f'use = "eval", and prepare again'
         )
+    _refuse_other_tokens(place.path, store)
     plan = of_rows(replace(plan, run=with_ids(plan.run, store)), [store])
     return Opened(place.path, plan, step, weights, HeldOut(plan, store))
+
+
+def _refuse_other_tokens(run_dir: Path, store: TokenStore) -> None:
+    """Raises UserError for data that was prepared anew with another tokenizer than the run's."""
+    from lmwright.data.tokens.tokenizer import load_tokenizer
+
+    folder = run_dir / "tokenizer"
+    if not folder.is_dir():
+        return
+    own = load_tokenizer(folder)
+    if own.fingerprint == store.tokenizer_fingerprint:
+        return
+    if own.backend.get_vocab() != load_tokenizer(store.tokenizer_dir).backend.get_vocab():
+        raise UserError(
+            f"{store.place.name('tokenizer')}: is not the tokenizer that {run_dir} was trained "
+            "with; run `lmwright prepare` to make the data as they were"
+        )
 
 
 def eval_command(path: str, **options: Any) -> int:
