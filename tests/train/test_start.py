@@ -291,6 +291,15 @@ def test_a_recipes_warm_up_is_fitted_to_epochs(base, tmp_path, capsys):
     assert "warmup_steps: 500 steps do not fit" in capsys.readouterr().err
 
 
+def test_a_recipes_warm_up_is_fitted_to_data_that_train_prepares(base, tmp_path, capsys):
+    file = tuned(base, tmp_path, base / "hf")
+    said = tomllib.loads(file.read_text())
+    del said["optim"]
+    file.write_text(tomli_w.dumps(said | {"recipe": "pretrain"}))
+    assert main(["train", str(file), "train.precision=fp32", "train.global_batch_size=8"]) == 0
+    assert "warmup_steps: the 500 of recipe pretrain do not fit" in capsys.readouterr().err
+
+
 def test_a_store_of_other_rows_or_of_more_ids_is_refused(base, tmp_path):
     run = load_run(tuned(base, tmp_path, base / "hf"))
     prepare(run.data, 32)

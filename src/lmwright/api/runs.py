@@ -120,9 +120,10 @@ def train(
 
     began = time.monotonic()
     with StopRequest() as stop:
-        run = _load(run)
-        prepare_first(run, pod=pod)
-        return train_and_tell(run, pod=pod, rehearse=rehearse, stop=stop, began=began, hooks=hooks)
+        loaded = prepare_first(_load(run), lambda: _load(run), pod=pod)
+        return train_and_tell(
+            loaded, pod=pod, rehearse=rehearse, stop=stop, began=began, hooks=hooks
+        )
 
 
 @checked

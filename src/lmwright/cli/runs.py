@@ -98,7 +98,7 @@ def train(run: str, overrides: Sequence[str], pod: bool, rehearse: str | None) -
         loaded = load(run, overrides)
         from lmwright.train.prepared import prepare_first
 
-        prepare_first(loaded, pod=pod)
+        loaded = prepare_first(loaded, lambda: load(run, overrides), pod=pod)
         from lmwright.train.command import train_command
 
         return train_command(loaded, stop=stop, **given(pod=pod or None, rehearse=rehearse))

@@ -266,11 +266,13 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             for path in changed[:MOST_SHOWN]
         ]
         more = len(changed) - MOST_SHOWN
-        lost = "" if _has_saved(folder) else ", or remove it, as it has saved nothing yet"
+        other = f" (train.init_from = {run.dir!r} starts it from these weights)"
+        if not _has_saved(folder):
+            other = ", or remove it, as it has saved nothing yet"
         raise UserError(
             f"dir: {run.dir} belongs to another run: {', '.join(fields)}"
             f"{f', and {more} more fields differ' if more > 0 else ''}; continue that one with "
-            f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one{lost}"
+            f"`lmwright train {shlex.quote(run.dir)}`, or choose another dir= for this one{other}"
         )
 
 

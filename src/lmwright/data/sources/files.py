@@ -68,7 +68,7 @@ def source_names(sources: Sequence[Source]) -> list[str]:
         if name in names:
             raise UserError(
                 f"data.sources.{i} is called {name!r} like data.sources.{names.index(name)}; "
-                "rename one of them"
+                f"set data.sources.{i}.name to another"
             )
         names.append(name)
     return names
