@@ -15,6 +15,7 @@ TABLES = {
     "TRL's `SFTConfig`": "trl.SFTConfig",
     "PEFT's `LoraConfig`": "peft.LoraConfig",
     "`BitsAndBytesConfig`": "transformers.BitsAndBytesConfig",
+    "axolotl's YAML": None,  # no class has its keys
     "MaxText's YAML": None,  # not on PyPI in a form that installs
 }
 
