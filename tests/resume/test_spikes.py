@@ -130,6 +130,44 @@ def test_back_to_the_newest_checkpoint(long_run, tmp_path, monkeypatch, devices)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("spike", [84, 90, 94, 95, 96])
+def test_sessions_that_end_around_a_spike(long_run, tmp_path, monkeypatch, spike):
+    """Wherever sessions end, and how often, the weights are those of one session."""
+    exaggerate(monkeypatch, spike)
+    policy = replace(long_run.checkpoint, keep_last=1)
+    rolling = replace(long_run, checkpoint=policy)
+    rolling = replace(rolling, train=replace(long_run.train, skip_spikes="rollback"))
+    whole, want = trained(rolling, tmp_path / "whole")
+    assert len(logged(whole, "rollback")) == (spike < 95)  # a run that ends with it only skips it
+    first, _ = trained(rolling, tmp_path / "first", hooks=[StopAfter(81)])
+    stops = [[at] for at in range(spike - 2, min(spike + 4, 96))]
+    for ends in (*stops, [spike - 2, spike - 1, spike], [spike - 1, spike + 1]):
+        run = in_dir(rolling, tmp_path / "-".join(map(str, ends)))
+        shutil.copytree(first.dir, run.dir)
+        for at in filter(lambda at: at < 96, ends):
+            trained(rolling, run.dir, hooks=[StopAfter(at)])
+        _, got = trained(rolling, run.dir)
+        assert_equal(got, want)
+        steps = [[row["step"], row["checkpoint"]] for row in logged(run, "rollback")]
+        assert steps == [[row["step"], row["checkpoint"]] for row in logged(whole, "rollback")]
+
+
+@pytest.mark.slow
+def test_killed_after_a_rollback_behind_what_a_session_saved(long_run, tmp_path, monkeypatch):
+    """Its last checkpoint has the effect of steps that are passed over, and is not used."""
+    exaggerate(monkeypatch, 84)
+    rolling = replace(long_run, train=replace(long_run.train, skip_spikes="rollback"))
+    _, want = trained(rolling, tmp_path / "whole")
+    run, _ = trained(rolling, tmp_path / "run", hooks=[StopAfter(82)])
+    with pytest.raises(Killed):
+        trained(rolling, run.dir, hooks=[Kill(86, 0)])
+    assert (Path(run.dir) / "checkpoints" / "82").is_dir()
+    _, got = trained(rolling, run.dir)
+    assert_equal(got, want)
+    assert [row["step"] for row in logged(run, "resume")] == [82, 80]
+
+
+@pytest.mark.slow
 def test_rollbacks_that_lead_nowhere(long_run, tmp_path, monkeypatch):
     exaggerate(monkeypatch, *range(84, 96, 2))
     policy = replace(long_run.checkpoint, save_every_steps=80)

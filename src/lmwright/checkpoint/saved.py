@@ -162,9 +162,13 @@ class SavedStates:
 
     def _newest(self, tried: dict[int, str]) -> int | None:
         """The newest step not tried yet, as process 0 sees it."""
-        steps = [step for step in self.steps() if step not in tried]
+        steps = [step for step in self._in_use() if step not in tried]
         newest = int(from_first(np.int32(steps[-1] if steps else -1)))
         return None if newest < 0 else newest
+
+    def _in_use(self) -> list[int]:
+        """Committed steps that are looked at, oldest first."""
+        return self.steps()
 
     def _agreed(self, problem: str | None) -> str | None:
         """Problem that any process has, on all of them."""

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import multihost
 
@@ -32,7 +33,7 @@ from lmwright.checkpoint.hashes import (
 from lmwright.checkpoint.saved import SavedStates, check_shapes
 from lmwright.config.run import Checkpoint
 from lmwright.core.param import Tree
-from lmwright.core.processes import meet
+from lmwright.core.processes import from_first, meet
 from lmwright.errors import StorageError, UserError, first_line
 
 __all__ = ["Checkpoints", "check_shapes"]
@@ -50,6 +51,17 @@ class _Save(NamedTuple):
     """Start of the save, by `time.monotonic`."""
 
 
+class _Kept(NamedTuple):
+    """Policy of Orbax by which checkpoints are kept."""
+
+    kept: Callable[[Sequence[int]], set[int]]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """True for each of the checkpoints that is kept."""
+        kept = self.kept([info.step for info in checkpoints])
+        return [info.step in kept for info in checkpoints]
+
+
 @dataclass
 class Checkpoints(SavedStates):
     """The checkpoints of the run that trains in a directory, which no other process may do; a
@@ -57,6 +69,10 @@ class Checkpoints(SavedStates):
 
     policy: Checkpoint = field(default_factory=Checkpoint)
     warn: Callable[[str], None] = field(default=print, kw_only=True)
+    keep_due: bool = field(default=False, kw_only=True)
+    """Keeps the newest checkpoint of a step at which a save is due beside the newest ones."""
+    without_effect: Callable[[int], bool] = field(default=lambda step: False, kw_only=True)
+    """Steps whose checkpoints the run has gone back behind, and no longer uses."""
     before_commit: Callable[[], None] = field(default=lambda: None, kw_only=True)
     """Called on process 0 when all of a checkpoint but its commit is written."""
     _last: "_Save | None" = field(default=None, init=False)
@@ -82,8 +98,7 @@ class Checkpoints(SavedStates):
         those that are damaged are out of its way by then."""
         self._set_aside_unlisted()
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=self.policy.keep_last,
-            keep_period=self.policy.keep_every_steps,
+            preservation_policy=_Kept(self._kept),
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(
                 post_finalization_callback=self._write_hashes,
@@ -143,6 +158,18 @@ class Checkpoints(SavedStates):
     def newest(self) -> int | None:
         """The newest step that is committed."""
         return self._manager.latest_step() if "_manager" in vars(self) else None
+
+    def newest_due(self) -> int | None:
+        """The newest step with a checkpoint at which a save was due."""
+        newest = int(from_first(np.int32(self._newest_due(self._in_use()))))
+        return None if newest < 0 else newest
+
+    def _newest_due(self, steps: Sequence[int]) -> int:
+        every = self.policy.save_every_steps
+        return max((step for step in steps if step % every == 0), default=-1)
+
+    def _in_use(self) -> list[int]:
+        return [step for step in self.steps() if not self.without_effect(step)]
 
     def save(self, step: int, state: Tree, meta: dict[str, Any]) -> None:
         """Starts saving; blocks until the save before is on disk and the state is copied off the
@@ -235,7 +262,8 @@ class Checkpoints(SavedStates):
             try:
                 refuse_unlisted(self.files.step(step))
             except FileNotFoundError:
-                problem, past = f"is damaged: {ORBAX_META} is missing", self._is_past(step, steps)
+                problem = f"is damaged: {ORBAX_META} is missing"
+                past = step not in self._kept(steps)  # a kill may have interrupted its removal
             except (Unusable, OSError) as error:
                 problem = str(error)
             if problem := self._agreed(problem):
@@ -243,10 +271,14 @@ class Checkpoints(SavedStates):
                     self._tell(f"checkpoint {step} {problem}; moved to checkpoints.damaged")
                 self._set_aside(step, problem, keep=not past)
 
-    def _is_past(self, step: int, steps: Sequence[int]) -> bool:
-        """True for a step that is no longer kept: a kill may have interrupted its removal."""
-        every = self.policy.keep_every_steps
-        return step in steps[: -self.policy.keep_last] and (every is None or step % every > 0)
+    def _kept(self, steps: Sequence[int]) -> set[int]:
+        """Steps that are kept of all that have a checkpoint."""
+        every, kept = self.policy.keep_every_steps, set(steps[-self.policy.keep_last :])
+        if every is not None:
+            kept |= {step for step in steps if step % every == 0}
+        if self.keep_due:
+            kept.add(self._newest_due(steps))
+        return kept
 
     def _set_aside(self, step: int, problem: str, *, keep: bool = True) -> None:
         if jax.process_index() == 0:

@@ -272,7 +272,7 @@ class Train:
     """Steps in a row, skipped as not finite, after which the run ends (exit code 46)."""
     skip_spikes: Free[Literal["none", "skip", "rollback"]] = "none"
     """A step whose loss or gradient norm is far above those of the last 128 is skipped like one
-    that is not finite; `rollback` also goes back to the weights of the newest checkpoint."""
+    that is not finite; `rollback` also goes back to the weights of a checkpoint."""
     check_every_steps: Free[PositiveInt | None] = None
     """Steps between checks for silent corruption on devices (exit code 47); none if unset."""
     publish_every_steps: Free[PositiveInt | None] = None

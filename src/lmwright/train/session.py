@@ -74,10 +74,12 @@ def train(
         folder = stack.enter_context(claim(run, plan))
         path = folder.path
         keep_tokenizer(path, stores[trainees[0].name])
-        checkpoints = Checkpoints(path, run.checkpoint, before_commit=folder.push)
-        stack.enter_context(checkpoints)
-        tier = MemoryTier(path) if run.checkpoint.memory_every_steps else None
         passed = PassedSteps(path)
+        checkpoints = stack.enter_context(Checkpoints(
+            path, run.checkpoint, keep_due=run.train.skip_spikes == "rollback",
+            without_effect=passed.within, before_commit=folder.push,
+        ))  # fmt: skip
+        tier = MemoryTier(path) if run.checkpoint.memory_every_steps else None
         state, meta = restore_or_init(plan, checkpoints, stores, frozen, tier, passed)
         start, counts = int(meta.get("step", 0)), counts_of(state)
         beat("restore", step=start, saved=start)

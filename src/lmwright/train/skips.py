@@ -43,7 +43,8 @@ class Skips(Hook):
                 value.copy_to_host_async()
 
     def before_save(self, session: Running, step: int) -> None:
-        self._look(session)
+        if self._look(session) and step + 1 < session.steps:  # the session ends with it
+            self._roll_back(session, step + 1)
 
     def _look(self, session: Running) -> bool:
         """Looks at the last step; True if it was a spike."""
@@ -75,10 +76,11 @@ class Skips(Hook):
         return not causes
 
     def _roll_back(self, session: Running, step: int) -> bool:
-        """Goes back to the newest checkpoint; False where there is none."""
+        """Goes back to a checkpoint, so that steps up to `step` are without effect; False where
+        there is none."""
         if self._plan.run.train.skip_spikes != "rollback":
             return False
-        to = roll_back(session, self._checkpoints, self._frozen, self._passed)
+        to = roll_back(session, self._checkpoints, self._frozen, self._passed, step)
         if to is None:
             return False
         (part,) = session.state["trained"].values()
