@@ -196,3 +196,12 @@ def test_toml_that_python_does_not_read_is_told(value, cure, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(f"a = {value}{']' * value.count('[')}\n")
     assert told(path).startswith(f"{path}: {cure}")
+
+
+@pytest.mark.parametrize("name", ["a." * 3000 + "a", "train." + "9" * 6000])
+def test_names_of_thousands_of_parts_or_digits_are_told(name, tmp_path):
+    """They gave a traceback."""
+    assert told(RUN, f"{name}=1").startswith(f"{name[:40]}...: is no field of a run; write ")
+    path = tmp_path / "run.toml"
+    path.write_text("a." * 3000 + "a = 1\n")
+    assert told(path).startswith(f"{path}: lists or tables are nested too deeply")

@@ -23,6 +23,8 @@ Keys = tuple[str | int, ...]
 DATA_ENDING = re.compile(
     r"\.(jsonl|ndjson|csv|tsv|txt|md|parquet|arrow|bin|npy|gguf|safetensors|gz|zst|zip)$", re.I
 )
+DEEPEST = 100  # tables in each other
+LONGEST_NAME = 400
 DATA_HEADS = (b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ARROW1", b"GGUF", b"PK\x03\x04")
 
 SYNTAX_CURES = {
@@ -54,12 +56,13 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[Keys, int]]:
     text = text.replace("\r\n", "\n")
     try:
         values = tomllib.loads(text)
+        found = list(leaves(values))
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(path, text, str(error)) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {_too_much(error)}") from None
     lines = dict(_lines(text))
-    for keys, value in leaves(values):
+    for keys, value in found:
         _refuse_dates(f"{path}:{line_of(lines, keys)}", keys, value)
     return values, lines
 
@@ -139,7 +142,10 @@ def _too_much(error: Exception) -> str:
 
 
 def leaves(values: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Yields (keys, value) of everything that is neither a table nor a list of tables."""
+    """Yields (keys, value) of everything that is neither a table nor a list of tables. Raises
+    RecursionError for tables in more tables than any run has."""
+    if len(keys) > DEEPEST:
+        raise RecursionError
     if isinstance(values, dict):
         for key, value in values.items():
             yield from leaves(value, (*keys, key))
@@ -230,10 +236,13 @@ def parse_override(text: str) -> tuple[Keys, Any]:
     name, literal = name.strip(), literal.strip()
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", name):
         raise UserError(f"{text!r} is not an override; write section.field=value")
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"{name[:40]}...: is no field of a run; write section.field=value")
     refuse_bytes(f"command line: {name}", literal)
     keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
         values = tomllib.loads(f"value = {literal}")
+        found = list(leaves(values.get("value"), keys))
     except tomllib.TOMLDecodeError as error:
         if literal[:1] in ("[", "{", '"', "'"):
             raise UserError(
@@ -246,6 +255,6 @@ def parse_override(text: str) -> tuple[Keys, Any]:
     value = values["value"]
     if len(values) > 1 or isinstance(value, date | datetime | time):
         return keys, literal  # a text that only looks like more TOML, or a date
-    for inside, each in leaves(value, keys):
+    for inside, each in found:
         _refuse_dates("command line", inside, each)
     return keys, value
