@@ -166,6 +166,15 @@ def test_half_a_note_of_a_killed_command_is_removed(write, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
 
 
+def test_a_note_beside_whole_lines_is_removed(write, tmp_path):
+    """As a kill leaves it right after the lines took their name."""
+    write()
+    (tmp_path / "out.part.json").write_text("{}")
+    with pytest.raises(UserError, match="exists; replace it with --overwrite"):
+        write()
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out"]
+
+
 def test_the_note_of_lines_that_are_there_is_not_written_again(write, tmp_path):
     """Else a kill or a full disk at that moment gives all of them up."""
     with pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -172,6 +173,11 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
             f"{out}: is no file, and a file would take its place; leave --out out to write to the "
             "terminal or a pipe"
         )
+    if out.exists():
+        part, note = _beside(Path(os.path.realpath(out)))
+        with suppress(OSError):
+            if not part.exists():  # it was killed when its lines had just become OUT
+                note.unlink()
     places.refuse_existing(out, overwrite)
     refuse_no_folder(out)
 
@@ -276,7 +282,7 @@ def _write_resumed(
 ) -> int:
     """Writes the missing lines; returns the number of rows that an interrupted command had
     written. Raises UserError for rows of another command, unless `overwrite`."""
-    part, note = (out.with_name(f"{out.name}{ending}") for ending in (".part", ".part.json"))
+    part, note = _beside(out)
     done = 0
     try:
         wishes = json.dumps(asked)
@@ -312,6 +318,11 @@ def _write_resumed(
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror or error})") from None
     return done
+
+
+def _beside(out: Path) -> tuple[Path, Path]:
+    """OUT.part and OUT.part.json."""
+    return out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.part.json")
 
 
 def _is_at(raw: Any, path: Path) -> bool:
