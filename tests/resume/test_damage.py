@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from lmwright.checkpoint.saved import SavedStates
+from lmwright.checkpoint.files import LocalRoot
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.cli.main import main
 from lmwright.errors import UserError
@@ -178,6 +179,19 @@ def test_a_checkpoint_whose_removal_was_interrupted(truth, tmp_path, monkeypatch
         f"checkpoint {BEFORE} is damaged: _CHECKPOINT_METADATA is missing; moved to "
         "checkpoints.damaged"
     ]
+
+
+def test_half_a_checkpoint_that_cannot_be_removed_is_told_as_that(truth, tmp_path, monkeypatch):
+    def remove(_root, _files):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(LocalRoot, "remove", remove)
+    folder = copied(truth, tmp_path / "run")
+    older = folder / "checkpoints" / str(BEFORE - 3)
+    shutil.copytree(folder / "checkpoints" / str(BEFORE), older)
+    (older / "_CHECKPOINT_METADATA").unlink()
+    with pytest.raises(UserError, match=r"cannot be removed \(Permission denied\); remove it$"):
+        truth.resume(folder)
 
 
 def test_the_verbs_go_on_without_a_damaged_file(truth, tmp_path, capsys):

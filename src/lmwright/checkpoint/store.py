@@ -288,9 +288,12 @@ class Checkpoints(SavedStates):
                 else:
                     self.files.remove(self.files.step(step))
             except OSError as error:
+                done, cure = "moved to checkpoints.damaged", "move it there"
+                if not keep:
+                    done, cure = "removed", "remove it"
                 raise StorageError(
-                    f"{self.root / str(step)}: {problem}, and cannot be moved to "
-                    f"checkpoints.damaged ({error.strerror}); move it there"
+                    f"{self.root / str(step)}: {problem}, and cannot be {done} "
+                    f"({error.strerror}); {cure}"
                 ) from error
         meet(f"checkpoint {step} is set aside")
 
