@@ -342,3 +342,22 @@ def test_texts_without_the_token_with_which_a_models_texts_begin(tmp_path):
     assert len(said()) == 1 and repr(made.bos) in said()[0]
     assert not said(start=None) and not said(prepend="bos") and not said(rows="messages")
     assert "has no effect on conversations" in said(prepend="bos", rows="messages")[0]
+
+
+def test_files_that_came_after_the_data_was_prepared_are_told(inside, capsys):
+    """Nothing was said, and they were not trained on."""
+    Path("words").mkdir()
+    shutil.copy("words.jsonl", "words/a.jsonl")
+    Path("words/none.jsonl").touch()
+    for path in ("words", "words/*.jsonl"):
+        shutil.rmtree("data", ignore_errors=True)
+        shutil.rmtree("run", ignore_errors=True)
+        Path("words/b.jsonl").unlink(missing_ok=True)
+        source = f"data.sources.0.path={path}"
+        assert command(capsys, "prepare", "run.toml", source)[0] == 0
+        code, said = command(capsys, "train", "run.toml", source, "dir=first")
+        assert code == 0 and "since data was prepared" not in said
+        shutil.move(shutil.copy2("words.jsonl", "b.jsonl"), "words/b.jsonl")
+        code, said = command(capsys, "train", "run.toml", source)
+        assert code == 0 and re.search(r"note: \S*words/b.jsonl came since data was prepared", said)
+        shutil.rmtree("first")

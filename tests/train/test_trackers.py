@@ -12,11 +12,13 @@ from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from lmwright.cli.main import main
+from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.open import load_run
 from lmwright.train.metrics import MetricsWriter
 from lmwright.train.session import train
 from lmwright.train.trackers import KINDS
+from tests.data.user_run import write_run
 from tests.train.bare_run import make_run, read
 
 
@@ -223,6 +225,35 @@ def test_tracker_that_does_not_start_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse))
     with pytest.raises(UserError, match=r"metrics\.trackers: wandb did not start: no api key"):
         MetricsWriter(tmp_path, make_run(("tensorboard", "wandb")), None)
+
+
+def test_a_start_that_failed_does_not_keep_the_directory(tmp_path, monkeypatch):
+    """Nothing was trained there, so that other settings take its place, whatever they are."""
+
+    def refuse(**kwargs):
+        raise RuntimeError("no api key")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse))
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path)
+    assert main(["train", "run.toml", "metrics.trackers=['wandb']"]) == 2
+    assert (tmp_path / "run" / "run.toml").exists()
+    other = ["optim.learning_rate=0.5", "data.dir=other", "data.tokenizer.vocab_size=290"]
+    assert main(["prepare", "run.toml", *other]) == 0
+    assert main(["train", "run.toml", *other]) == 0
+    assert load_run(tmp_path / "run" / "run.toml", []).optim.learning_rate == 0.5
+    assert load_tokenizer(tmp_path / "run" / "tokenizer").vocab_size == 290
+    assert main(["train", "run.toml", *other, "optim.learning_rate=0.25"]) == 2  # it has trained
+
+
+def test_data_of_a_start_that_failed_is_looked_at(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=None))
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path)
+    assert main(["train", "run.toml", "metrics.trackers=['wandb']"]) == 2
+    capsys.readouterr()
+    assert main(["train", "run.toml", "data.holdout_fraction=0.3"]) == 2
+    assert "data.holdout_fraction is 0.1 there and 0.3 here" in capsys.readouterr().err
 
 
 def test_a_run_that_goes_on_does_so_without_a_tracker_that_does_not_start(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from typing import Any
 from lmwright.config.run import Data, Run
 from lmwright.data.dropped import read_made
 from lmwright.data.manifest import DROPPED, MANIFEST, STAGES, Manifest, parse_manifest
-from lmwright.data.sources.files import source_names
+from lmwright.data.sources.files import find_files, source_names
 from lmwright.data.stored import read_small
 from lmwright.data.tokens.hub_tokenizer import on_hub
 from lmwright.errors import UserError
@@ -21,6 +21,7 @@ from lmwright.storage.bucket import is_bucket
 from lmwright.storage.hub import PREFIX, is_hub_name
 
 STATE = "stage.json"
+METRICS = "metrics.jsonl"
 WINDOWS = (("window_tokens", "window_tokens"), ("window_overlap", "overlap"))
 """Fields of an objective with windows, and their names in what the stage records."""
 MOST_SHOWN = 3
@@ -37,7 +38,7 @@ Change = tuple[str, Any, Any]
 def refuse_stale(run: Run) -> None:
     """Raises UserError where a run that has not begun names other settings of its data than the
     prepared data has, or `prepare` has not come to its rows yet; prints a note where a file of a
-    source has another size since.
+    source has another size since, or one more is there.
 
     A run that has begun is compared with its own run.toml.
     """
@@ -60,12 +61,13 @@ def refuse_stale(run: Run) -> None:
             f"data.dir: in {data.dir}, {unfinished}; run `lmwright prepare` again to finish it, or "
             "choose another data.dir"
         )
-    if changed := list(_find_changed_files(data)):
-        others = " and others" if changed[1:] else ""
-        print(
-            f"note: {changed[0]}{others} changed since {data.dir} was prepared; training uses what "
-            "was prepared"
-        )
+    for files, what in ((_find_changed_files(data), "changed"), (_find_new_files(data), "came")):
+        if paths := list(files):
+            others = " and others" if paths[1:] else ""
+            print(
+                f"note: {paths[0]}{others} {what} since {data.dir} was prepared; training uses "
+                "what was prepared"
+            )
 
 
 def _unfinished(data: Data) -> str | None:
@@ -88,9 +90,9 @@ def _unfinished(data: Data) -> str | None:
 
 
 def has_begun(run_dir: str) -> bool:
-    """True for a run directory that is there, or is not reached."""
+    """True for a run directory whose run has measured something, or that is not reached."""
     try:
-        return read_small(run_dir, "run.toml") is not None
+        return None not in (read_small(run_dir, "run.toml"), read_small(run_dir, METRICS) or None)
     except Exception:  # of any kind by the client of a bucket that only the hosts may read
         return True  # opening the run directory says what is wrong
 
@@ -219,6 +221,26 @@ def _find_changed_files(data: Data) -> Iterator[str]:
             later = later and str(now.st_mtime_ns) != file.get("stamp")
             if later or now.st_size != file["size"]:
                 yield path
+
+
+def _find_new_files(data: Data) -> Iterator[str]:
+    """Local files that the sources have now, and had not; of sources some of whose files are where
+    they were, since data may be trained on where others lie."""
+    parts = _recorded(data, "normalize").get("parts", ())
+    made_ns = _made_ns(data)
+    if made_ns is None or any(
+        part["source"].get("sample_tokens") or part.get("portion") for part in parts
+    ):
+        return  # not all files were read
+    for name, source in zip(source_names(data.sources), data.sources, strict=True):
+        known = {s["file"]["path"] for part in parts if part["name"] == name
+                 for s in part["slices"]}  # fmt: skip
+        if "://" in source.path or not any(map(os.path.exists, known)):
+            continue
+        with suppress(UserError, OSError):
+            for path in sorted({file.path for file in find_files(source, data.dir)} - known):
+                if os.stat(path).st_ctime_ns > made_ns:  # others were there, and empty
+                    yield path
 
 
 def _made_ns(data: Data) -> int | None:

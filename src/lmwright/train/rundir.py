@@ -49,6 +49,7 @@ from lmwright.train.hooks import Hook, Running
 from lmwright.train.log import errors_to_file
 from lmwright.train.metrics import METRICS_FILE
 from lmwright.train.publishing import check_publishing
+from lmwright.train.start import forget_start, has_trained
 
 MOST_SHOWN = 6  # fields in a message
 LONGEST_SHOWN = 60
@@ -166,6 +167,8 @@ def _describe(run: Run, plan: Plan, folder: RunFolder) -> None:
     refuse_lost_checkpoints(run, folder.path)
     _note_move(run, folder.path)
     remove_leftovers(folder.path)
+    if not has_trained(folder.path):
+        forget_start(folder.path)
     if not (folder.path / "run.toml").exists():
         _write_down(run, plan, folder)
 
@@ -260,7 +263,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
     then, now = identity(before), identity(run)
     _keep_shared((before, run), (then, now))
     changed = sorted(differences(then, now))
-    if changed:
+    if changed and has_trained(folder):
         fields = [
             f"{path} is {_show_value(then, path)} there and {_show_value(now, path)} here"
             for path in changed[:MOST_SHOWN]

@@ -2,6 +2,7 @@
 `train.init_from` or randomly initialized ones."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lmwright.checkpoint.files import root_of
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.config.run import Run
@@ -34,6 +36,7 @@ from lmwright.program.stores import refuse_other_data
 from lmwright.program.trainee import Frozen
 from lmwright.storage.bucket import Bucket, is_bucket
 from lmwright.storage.mirror import mirror_folder
+from lmwright.train.metrics import METRICS_FILE
 from lmwright.train.passed import PassedSteps
 
 INIT_FILE = "init.json"
@@ -220,6 +223,20 @@ def _fresh_weights(plan: Plan, names: Sequence[str]) -> Tree:
     spec, where = ({name: tree[name] for name in names} for tree in (plan.spec, plan.shardings))
     make = jax.jit(partial(init_weights, spec), out_shardings=where)
     return make(jax.random.key(plan.run.seed))
+
+
+def has_trained(folder: Path) -> bool:
+    """True for a directory whose run has measured or saved something."""
+    root, metrics = root_of(folder), folder / METRICS_FILE
+    return bool((metrics.exists() and metrics.stat().st_size) or root.steps() or root.any_aside())
+
+
+def forget_start(folder: Path) -> None:
+    """Removes what a start that failed wrote down, which may have had other settings."""
+    if (folder / "run.toml").exists():  # which is no user's own
+        shutil.rmtree(folder / "tokenizer", ignore_errors=True)
+        for name in (INIT_FILE, "run.toml"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def starting_note(run_dir: Path) -> str:
