@@ -15,9 +15,9 @@ import jax
 import numpy as np
 import pytest
 
-from lmwright.checkpoint.saved import SavedStates
 from lmwright.checkpoint import store
 from lmwright.checkpoint.files import LocalRoot
+from lmwright.checkpoint.saved import SavedStates
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.cli.main import main
 from lmwright.errors import UserError
