@@ -151,6 +151,48 @@ def test_conversations(form, harness_folder, tmp_path, capsys):
         assert "1 texts" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_the_assistant_has_the_tools_of_a_row(form, harness_folder, tmp_path):
+    """They were left out without a word; a template that leaves them out makes a bad row."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = shutil.copytree(harness_folder, tmp_path / "chat")
+    template = "{% for t in tools or [] %}{{ t['function']['name'] }} {% endfor %}" + TEMPLATE
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    talk = [{"role": "user", "content": "the dog"}]
+    rows = [{"messages": talk}, {"messages": talk, "tools": tools}]
+    file, out = tmp_path / f"talks.{form}", tmp_path / "out.jsonl"
+    if form == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows[::-1]), file)
+    else:
+        cells = [["prompt", "tools"], ["the dog", ""], ["the dog", json.dumps(tools)]]
+        with file.open("w", newline="") as opened:
+            csv.writer(opened).writerows([*cells, ["the dog", "a hammer"]])
+    assert asked(folder, file, out, "--chat") == 0
+    found = lines_of(out)
+    if form == "csv":
+        assert "'tools' is text, but not JSON" in found.pop()["error"]
+    found.sort(key=lambda line: "tools" in line)
+    assert ["tools" in line for line in found] == [False, True]
+    for line in found:
+        ids = tokenizer.apply_chat_template(
+            talk, tools=line.get("tools"), add_generation_prompt=True, return_tensors="pt",
+            return_dict=True,
+        )["input_ids"]  # fmt: skip
+        made = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
+        text = tokenizer.decode(made, skip_special_tokens=True)
+        assert line["messages"] == [*talk, {"role": "assistant", "content": text}]
+    assert found[0]["messages"] != found[1]["messages"]
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    assert asked(folder, file, out, "--chat", "--overwrite") == 0
+    assert any("leaves out its tools" in line.get("error", "") for line in lines_of(out))
+
+
 def test_an_interrupted_command_goes_on(harness_folder, prompts, tmp_path, monkeypatch, capsys):
     """With the same draws, whatever was beside a row, and where the file was only touched."""
     file, out = tmp_path / "p.txt", tmp_path / "out.jsonl"

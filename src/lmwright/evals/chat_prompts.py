@@ -41,15 +41,19 @@ def own_template(loaded: LoadedModel, cure: str) -> ChatTemplate:
 
 
 def encode_chats(
-    prompts: Sequence[Chat], template: ChatTemplate, tokenizer: TextTokenizer, field: str
-) -> list[list[int]]:
+    prompts: Sequence[Chat], template: ChatTemplate, tokenizer: TextTokenizer, field: str,
+    tools: Any = None,
+) -> list[list[int]]:  # fmt: skip
     """Ids of each conversation, up to where the assistant begins. Raises RefusedError for one of a
-    `field` that the template does not take."""
+    `field` that the template does not take, or whose `tools` it leaves out."""
     asked = []
     for prompt in prompts:
         told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        chat: dict[str, Any] = {"messages": [_whole(each) for each in told]}
         try:
-            text = template.render({"messages": [_whole(each) for each in told]}, prompt=True)
+            text = template.render({**chat, "tools": tools} if tools else chat, prompt=True)
+            if tools and text == template.render(chat, prompt=True):
+                raise UnusableError("the chat template leaves out its tools")
         except UnusableError as error:
             raise RefusedError(f"{field}: {prompt!r}", str(error)) from None
         try:

@@ -77,12 +77,13 @@ class Asking:
             spread(compute, loaded.num_devices), field,
         )  # fmt: skip
 
-    def row(self, number: int, prompt: Chat) -> PromptRow:
-        """A prompt with its ids. Raises UserError for one that does not fit the model,
-        ContextFullError where it leaves no room."""
+    def row(self, number: int, prompt: Chat, tools: Any = None) -> PromptRow:
+        """A prompt with its ids; in a chat the assistant has `tools`. Raises UserError for one that
+        does not fit the model, ContextFullError where it leaves no room."""
         asked: Any = prompt
         if self.template is not None:
-            (asked,) = encode_chats([prompt], self.template, self.tokenizer, self.field)
+            told = self.template, self.tokenizer, self.field, tools
+            (asked,) = encode_chats([prompt], *told)
         return row_of(number, asked, self.model, self.tokenizer, self.settings, self.prefix)
 
 

@@ -20,6 +20,7 @@ from lmwright.core.compute import DTYPES
 from lmwright.core.copies import num_copies_of, num_sharing
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, ListRow, Row
+from lmwright.data.text.chat import UnusableError, parse_cell
 from lmwright.evals.chat_prompts import Chat, Message, RefusedError
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import continued
@@ -33,6 +34,7 @@ from lmwright.guard.terminal import visible
 from lmwright.models import cached
 
 CHAT_COLUMN = "messages"
+TOOLS = "tools"
 MANY = 1000  # prompts of a file, for what is worth to be compiled
 
 
@@ -40,6 +42,7 @@ class Prompts(Source):
     """A source of prompts, which may be lists of messages."""
 
     takes_lists = True
+    beside = (TOOLS,)
     option = "--prompt-column"
 
 
@@ -79,10 +82,9 @@ class Writer:
 
         def good() -> Iterator[PromptRow]:
             for row in rows:
-                prompt, reason = _prompt_of(row, self._asking.template is not None)
-                asked = None
-                if not reason:
-                    asked, reason = self._encoded(row.number - 1, prompt)
+                asked, (prompt, reason) = None, _prompt_of(row, self._asking.template is not None)
+                if isinstance(row, Row) and not reason:
+                    asked, reason = self._encoded(row, prompt)
                 waiting.append((row, prompt, reason))
                 if asked is not None:
                     yield asked
@@ -101,21 +103,29 @@ class Writer:
             end_ids=how.end_ids, filling=how.filling,
         )  # fmt: skip
 
-    def _encoded(self, number: int, prompt: Chat) -> tuple[PromptRow | None, str]:
+    def _encoded(self, row: Row, prompt: Chat) -> tuple[PromptRow | None, str]:
         """The prompt with its ids, or the reason why the template or the context has no room for
         it."""
         try:
-            return self._asking.row(number, prompt), ""
+            return self._asking.row(row.number - 1, prompt, self._tools(row)), ""
+        except UnusableError as error:
+            return None, str(error)
         except RefusedError as error:
             return None, error.reason
         except ContextFullError as error:
             return None, str(error).partition(": ")[2]
 
+    def _tools(self, row: Row) -> Any:
+        """Tools that the assistant has. Raises UnusableError for text that is no JSON."""
+        if self._asking.template is None:
+            return None
+        return parse_cell(json.loads(row.meta).get(TOOLS), TOOLS)
+
     def _line(self, row: Row | Bad, prompt: Chat, reason: str, written: PromptRow | None) -> str:
         made: dict[str, Any] = {"row": row.number}
         if row.id is not None:
             made["id"] = row.id
-        if written is None:
+        if written is None or isinstance(row, Bad):
             made["error"] = reason
         else:
             text = written.stream.text
@@ -124,6 +134,7 @@ class Writer:
             else:
                 told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
                 made["messages"] = [*told, {"role": "assistant", "content": text}]
+                made |= {TOOLS: tools} if (tools := self._tools(row)) else {}
             made |= {"finish": written.finish, "tokens": len(written.tokens)}
             self._tally.tokens += len(written.tokens)
         self._tally.add(made)

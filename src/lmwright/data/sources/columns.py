@@ -143,7 +143,7 @@ def refuse_plain(source: Source, files: Iterable[File]) -> None:
 def select_columns(source: Source, columns: Iterable[str]) -> list[str]:
     """Columns to read out of those that exist, each once."""
     required = [name for names in list_needed_columns(source).values() for name in names]
-    extra = [] if source.rows == "text" else example_columns(source)[1].values()
+    extra = beside(source) if source.rows == "text" else example_columns(source)[1].values()
     columns = set(columns)
     return list(dict.fromkeys([*required, *(name for name in extra if name in columns)]))
 
@@ -151,6 +151,11 @@ def select_columns(source: Source, columns: Iterable[str]) -> list[str]:
 def takes_lists(source: Source) -> bool:
     """True for a source whose texts may be lists, which none of a run is."""
     return getattr(source, "takes_lists", False)
+
+
+def beside(source: Source) -> tuple[str, ...]:
+    """Columns whose values go with a text where a row has them, of a source that has such."""
+    return getattr(source, "beside", ())
 
 
 def from_columns(row: Mapping[str, Any], number: int, file: File, source: Source) -> Row | Bad:
@@ -220,6 +225,7 @@ def _from_mapping(row: Any, number: int, file: File, source: Source) -> Row | Ba
             cure = "write ids as text, or name another column"
             return Bad(number, f"id {name!r} is {what}, not text or a whole number: {cure}")
     meta = {c: row[c] for c in source.meta_columns if c in row}
+    meta |= {c: _own_keys(row[c]) for c in beside(source) if c in row}
     meta = json.dumps(meta, default=str, sort_keys=True)
     if isinstance(text, list):
         return ListRow(number, "", id_, meta, _own_keys(text))

@@ -75,7 +75,7 @@ def conversation(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
             made[name].insert(0, {"role": "system", "content": system})
         if "first" in made:
             made["first"] += 1
-    if tools := _parse_cell(parts.get("tools"), columns.get("tools", "")):
+    if tools := parse_cell(parts.get("tools"), columns.get("tools", "")):
         made["tools"] = tools
     if "rejected" in made:
         other = _complete({**made, "messages": made["rejected"]})["messages"]
@@ -209,7 +209,7 @@ def _messages_in(text: str, column: str) -> Any:
     only begins with a bracket, which is what somebody said. Raises UnusableError for one that
     Python printed."""
     try:
-        value = _parse_cell(text, column)
+        value = parse_cell(text, column)
     except UnusableError:
         refuse_printed_messages(text, column)
         return None
@@ -232,7 +232,7 @@ def _transcript(text: str) -> list[dict[str, Any]]:
 def _messages(
     value: Any, columns: dict[str, str], where: str, source: Source
 ) -> list[dict[str, Any]]:
-    value = _parse_cell(value, where)
+    value = parse_cell(value, where)
     if not isinstance(value, list) or not value:
         raise UnusableError(f"{where!r} is not a list of messages")
     keys = ("from", "value") if "from" in columns else ("role", "content")
@@ -276,7 +276,7 @@ def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:
 def _calls(value: Any, number: int) -> list[Any]:
     """Tool calls, each of which has a name."""
     where = f"message {number}: 'tool_calls'"
-    calls = _parse_cell(value, "tool_calls") if isinstance(value, str) else value
+    calls = parse_cell(value, "tool_calls") if isinstance(value, str) else value
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise UnusableError(f"{where} is not a list of calls")
     for call in calls:
@@ -309,8 +309,9 @@ def _text(value: Any, column: str, *, empty: str = "refused") -> str:
     return value
 
 
-def _parse_cell(value: Any, column: str) -> Any:
-    """Value of a cell, parsed if it is a list written as JSON."""
+def parse_cell(value: Any, column: str) -> Any:
+    """Value of a cell, parsed if it is a list written as JSON. Raises UnusableError for other
+    text."""
     if not isinstance(value, str):
         return value
     if not value.strip():
