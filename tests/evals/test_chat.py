@@ -11,8 +11,9 @@ import lmwright.api as lm
 from lmwright.cli.main import main
 from lmwright.evals import chat as module
 from lmwright.evals.chat import Conversation
+from lmwright.evals.generate import Generation
 from lmwright.evals.prompt_rows import ContextFullError
-from lmwright.evals.prompted import ask
+from lmwright.evals.prompted import Asked, ask
 from lmwright.evals.sampling import Sampling
 from lmwright.formats.card import Facts
 from lmwright.formats.loaded import LoadedModel
@@ -70,6 +71,75 @@ def test_each_turn_is_that_of_transformers(loaded, seen):
     assert seen.pop() == theirs.apply_chat_template(
         told[:2], add_generation_prompt=True, return_dict=False
     )
+
+
+HARMONY = (
+    "{% for m in messages %}{% if '<|channel|>' in m['content'] %}{{ raise_exception('channels') }}"
+    "{% endif %}<|start|>{{ m['role'] }}<|channel|>final<|message|>{{ m['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+SPOKEN = (
+    "<|channel|>analysis<|message|>He says hello.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Hello to you!"
+)
+
+
+@pytest.fixture
+def in_channels(loaded, tmp_path, monkeypatch):
+    """A model that thinks in a channel of its own, as gpt-oss does, before it answers."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(loaded.tokenizer_dir)
+    theirs.add_special_tokens({"additional_special_tokens": [
+        "<|start|>", "<|end|>", "<|channel|>", "<|message|>",
+    ]})  # fmt: skip
+    theirs.chat_template = HARMONY
+    theirs.save_pretrained(tmp_path)
+    model = replace(MODEL, vocab_size=49160, seq_len=320)
+    tensors = to_hf(model, weights_at(3, model.spec()))
+    other = LoadedModel(model, tensors, tmp_path, Facts("x"), Path("here"))
+    ids = tuple(theirs(SPOKEN, add_special_tokens=False)["input_ids"])
+
+    def texts(_asked, _weights, on_text):
+        text = theirs.decode(ids, skip_special_tokens=True)
+        on_text(0, text)
+        return [Generation(text, ids, 1, "end")]
+
+    monkeypatch.setattr(Asked, "texts", texts)
+    return other, theirs
+
+
+def test_thoughts_of_earlier_turns_are_left_out(in_channels, seen):
+    """Their channels stayed in the history as text, without their special tokens."""
+    loaded, theirs = in_channels
+    talk = Conversation(loaded, SETTINGS, None)
+    shown = []
+    talk.answer("Hello.", shown.append)
+    assert shown == ["analysisHe says hello.assistantfinalHello to you!"]
+    told = [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "Hello to you!", "thinking": "He says hello."},
+    ]
+    assert talk.messages == told
+    talk.answer("And?", str)
+    told.append({"role": "user", "content": "And?"})
+    assert seen[-1] == theirs.apply_chat_template(
+        told, add_generation_prompt=True, return_dict=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("analysisHe says", ""), ("analysisHe says hello.assistantfinalHello to", "Hello to")],
+)
+def test_what_an_interrupted_answer_has_said_is_kept(in_channels, monkeypatch, text, kept):
+    def texts(_asked, _weights, on_text):
+        on_text(0, text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Asked, "texts", texts)
+    talk = Conversation(in_channels[0], SETTINGS, None)
+    assert talk.answer("Hello.", str) == "interrupt"
+    assert talk.messages[1] == {"role": "assistant", "content": kept}
 
 
 def test_the_oldest_messages_are_forgotten(loaded, seen):

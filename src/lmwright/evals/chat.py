@@ -11,6 +11,7 @@ from typing import Any
 
 from lmwright.core.cards import refuse_lost_card
 from lmwright.errors import UserError
+from lmwright.evals.chat_prompts import answer_of
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.prompt_rows import ContextFullError
 from lmwright.evals.prompted import Asked, ask, kept_weights, show
@@ -53,6 +54,7 @@ class Conversation:
         while (asked := self._ask(told)) is None:
             del told[:2]
         said: list[str] = []
+        tokens: tuple[int, ...] | None = None
 
         def stream(_row: int, text: str) -> None:
             said.append(text)
@@ -61,9 +63,10 @@ class Conversation:
         try:
             (made,) = asked.texts(kept_weights(self._loaded, asked.compute), stream)
             why: str = made.finish
+            tokens = made.tokens
         except KeyboardInterrupt:
             why = "interrupt"
-        self.messages = [*told, {"role": "assistant", "content": "".join(said)}]
+        self.messages = [*told, answer_of(self._loaded.tokenizer, tokens, "".join(said))]
         return why
 
     def _ask(self, told: list[dict[str, str]]) -> Asked | None:

@@ -3,6 +3,7 @@
 prompt --template--> ids up to where the assistant begins --model--> answer --its end-->
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -20,6 +21,12 @@ Message = Mapping[str, Any]
 """A `role` and a `content`, as in a chat template's messages."""
 Chat = str | Sequence[Message]
 """A user's message, or a conversation that ends with one."""
+
+
+CHANNELS = {"<|channel|>", "<|message|>"}
+CHANNEL = re.compile(
+    r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|start|call|return)\|>|$)", re.S
+)
 
 
 class RefusedError(UserError):
@@ -62,6 +69,19 @@ def encode_chats(
             raise RefusedError(field, "is not UTF-8 text; write it anew") from None
         asked.append(tokenizer.encode(text, parse_special=True))
     return asked
+
+
+def answer_of(tokenizer: TextTokenizer, tokens: Sequence[int] | None, text: str) -> dict[str, str]:
+    """The assistant's message of an answer; `tokens` are None of one that was interrupted. Where it
+    is written in channels, as by gpt-oss, its last one is the content, as templates want it."""
+    if not tokenizer.special_tokens.keys() >= CHANNELS:
+        return {"role": "assistant", "content": text}
+    if tokens is None:  # the text is without special tokens
+        return {"role": "assistant", "content": text.partition("assistantfinal")[2]}
+    said = CHANNEL.findall(tokenizer.decode(tokens))
+    thought = "".join(words for name, words in said if name == "analysis")
+    final = "".join(words for name, words in said if name == "final") if said else text
+    return {"role": "assistant", "content": final} | ({"thinking": thought} if thought else {})
 
 
 def _whole(message: Message) -> dict[str, Any]:

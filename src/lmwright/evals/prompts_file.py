@@ -21,7 +21,7 @@ from lmwright.core.copies import num_copies_of, num_sharing
 from lmwright.core.param import Tree
 from lmwright.data.sources.columns import Bad, ListRow, Row
 from lmwright.data.text.chat import UnusableError, parse_cell
-from lmwright.evals.chat_prompts import Chat, Message, RefusedError
+from lmwright.evals.chat_prompts import Chat, Message, RefusedError, answer_of
 from lmwright.evals.compute import Kernels, compute_text
 from lmwright.evals.generate import continued
 from lmwright.evals.prompt_rows import ContextFullError, PromptRow
@@ -133,7 +133,8 @@ class Writer:
                 made |= {"prompt": prompt, "text": text}
             else:
                 told = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-                made["messages"] = [*told, {"role": "assistant", "content": text}]
+                said = answer_of(self._asking.tokenizer, written.tokens, text)
+                made["messages"] = [*told, said]
                 made |= {TOOLS: tools} if (tools := self._tools(row)) else {}
             made |= {"finish": written.finish, "tokens": len(written.tokens)}
             self._tally.tokens += len(written.tokens)
