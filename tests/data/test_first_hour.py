@@ -361,3 +361,17 @@ def test_files_that_came_after_the_data_was_prepared_are_told(inside, capsys):
         code, said = command(capsys, "train", "run.toml", source)
         assert code == 0 and re.search(r"note: \S*words/b.jsonl came since data was prepared", said)
         shutil.rmtree("first")
+
+
+def test_a_weight_of_a_source_whose_rows_are_all_left_out_says_where_they_went(inside, capsys):
+    texts = ["hello there"] * 3 + ["", "another one"]
+    Path("few.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = "data.sources=[{path='words.jsonl', weight=1.0}, {path='few.jsonl', weight=1.0, MORE}]"
+    words = words.replace("MORE", "min_tokens=5000")
+    code, said = command(capsys, "prepare", "run.toml", words)
+    assert code == 2 and re.search(
+        r"'few' has a weight but no rows for training \(of its 5 rows 1 empty, 2 duplicates, "
+        r"(1 held out, )?\d shorter than min_tokens or longer than max_tokens\); correct that, or "
+        "take the source or its weight out; the sources with rows are words",
+        said,
+    )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.config.run import Shuffle
+from lmwright.data.dropped import read_made
 from lmwright.data.manifest import Manifest, read_manifest
 from lmwright.data.progress import Progress
 from lmwright.data.rows.order import Order
@@ -63,8 +64,9 @@ def shuffle_rows(
     given = {k: w for k, w in (weights or {}).items() if w is not None}
     for name in sorted(given.keys() - train.keys()):
         raise UserError(
-            f"data.sources: {name!r} has a weight but no rows for training; "
-            f"the sources with rows are {', '.join(sorted(train)) or 'none'}"
+            f"data.sources: {name!r} has a weight but no rows for training"
+            f"{_why_none(data_dir, name)}; correct that, or take the source or its weight out; the "
+            f"sources with rows are {', '.join(sorted(train)) or 'none'}"
         )
     facts = {
         "order": shuffle.order,
@@ -94,6 +96,24 @@ def shuffle_rows(
         workers=workers,
         progress=progress,
     )
+
+
+def _why_none(data_dir: Path, name: str) -> str:
+    """Where the rows of a source have gone, in brackets; empty where that is not known."""
+    try:
+        texts, tokens = (read_made(data_dir / stage) for stage in ("normalize", "tokenize"))
+        read = texts.counts["input"][name]
+    except (UserError, KeyError):
+        return ""
+    held = texts.counts["sources"].get("eval", {}).get(name, {})
+    trained = tokens.counts["sources"].get("train", {}).get(name, {})
+    known = {
+        "bad": read["bad"], "empty": read["empty"], "duplicates": read["duplicates"],
+        "held out": held.get("docs", 0),
+        "shorter than min_tokens or longer than max_tokens": trained.get("other_length", 0),
+    }  # fmt: skip
+    parts = [f"{count:,} {what}" for what, count in known.items() if count]
+    return f" (of its {read['rows']:,} rows {', '.join(parts)})" if parts else ""
 
 
 def _refuse_unread(facts: Mapping[str, Any], order: Order) -> None:
