@@ -293,8 +293,10 @@ def test_a_dry_run_asks_nobody(hub, run_dir, capsys, monkeypatch):
     for part in (
         "tiny would be published as me/tiny, branch main, private", "license: missing",
         "model.safetensors", "branch step-1", 'datasets: ["acme/cats"]', "nothing was sent",
+        "\nme/tiny: ",
     ):  # fmt: skip
         assert part in shown
+    assert "/lmwright-" not in shown  # of the temporary folder
 
 
 def test_a_license_is_asked_for_on_a_terminal(hub, hf_dir, monkeypatch):

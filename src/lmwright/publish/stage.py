@@ -6,9 +6,11 @@ folder      --links-----------> the files as they lie
                       + GGUF variants, if asked; README.md with the hub's metadata
 """
 
+import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,13 +177,15 @@ def _export_run(subject: Subject, place: Origin, folder: Path, facts: Facts) -> 
     listing, names = subject.listing, subject.adapters
     if not names:
         loaded = load_model(path, subject.adapter)
-        export_loaded(loaded, folder, dtype=subject.dtype)
+        with _called(subject.repo, folder):
+            export_loaded(loaded, folder, dtype=subject.dtype)
         _write_gguf(subject, loaded, folder)
         return ""
     folders = names if names[1:] else ()
     for name in names:
         out = folder / name if folders else folder
-        export_adapter_command(path, out, adapter=name)
+        with _called(subject.repo, folder):
+            export_adapter_command(path, out, adapter=name)
         _name_base(out, str(listing.base_model))
     if folders:
         write_run_tokenizer(place.run, place.path, folder)
@@ -218,7 +222,19 @@ def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adap
 
 def _write_gguf(subject: Subject, loaded: Any, folder: Path) -> None:
     for kind in subject.gguf:
-        export_loaded(loaded, folder / _gguf_name(subject, kind), dtype=kind)
+        with _called(subject.repo, folder):
+            export_loaded(loaded, folder / _gguf_name(subject, kind), dtype=kind)
+
+
+@contextmanager
+def _called(repo: str, folder: Path) -> Iterator[None]:
+    """Context in which what is printed of the temporary folder has the name of the repository."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            yield
+    finally:
+        print(said.getvalue().replace(str(folder), repo), end="")
 
 
 def _gguf_name(subject: Subject, kind: str) -> str:
