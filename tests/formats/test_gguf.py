@@ -5,15 +5,20 @@ import json
 import shutil
 import struct
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 gguf = pytest.importorskip("gguf")
 
 from lmwright.core.param import map_params  # noqa: E402
+from lmwright.data.tokens.gguf_header import write_tensor  # noqa: E402
 from lmwright.errors import UserError  # noqa: E402
 from lmwright.formats import reference  # noqa: E402
 from lmwright.formats.convert import export_command, import_command  # noqa: E402
@@ -375,3 +380,15 @@ def test_logits_of_a_quantized_file_are_those_of_its_values(tmp_path, without_tr
     ids = np.arange(30, dtype=np.int32).reshape(2, 15)
     ours = logits(BASE, load_model(tmp_path / "m.gguf").weights, ids)
     np.testing.assert_allclose(ours, logits(BASE, from_hf(BASE, rounded), ids), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, ml_dtypes.bfloat16])
+def test_a_full_disk_is_told_of_small_tensors_too(dtype, tmp_path):
+    """numpy's own way loses them without an error."""
+    tensor = np.arange(6).reshape(2, 3).astype(dtype)
+    for place, full in ((Path("/dev/full"), True), (tmp_path / "whole", False)):
+        file = place.open("wb", buffering=0)
+        writer = SimpleNamespace(write_tensor_data=lambda each, file=file: each.tofile(file))
+        with file, pytest.raises(OSError, match="No space left") if full else nullcontext():
+            write_tensor(writer, tensor)
+    assert (tmp_path / "whole").read_bytes() == tensor.tobytes()

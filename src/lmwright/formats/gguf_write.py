@@ -20,7 +20,7 @@ import xxhash
 import lmwright
 from lmwright.core.contract import HfModel
 from lmwright.core.param import Tree
-from lmwright.data.tokens.gguf_header import gguf_package
+from lmwright.data.tokens.gguf_header import gguf_package, write_tensor
 from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.errors import UserError
 from lmwright.formats import gguf_apertus, gguf_hybrid, gguf_mamba, gguf_read
@@ -273,11 +273,11 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         if factors is not None:
-            writer.write_tensor_data(factors)
+            write_tensor(writer, factors)
         for entry in entries:
-            writer.write_tensor_data(_laid_out(entry, tensors, config, arch))
+            write_tensor(writer, _laid_out(entry, tensors, config, arch))
             if entry.kind in TERNARY:
-                writer.write_tensor_data(codes_of_values(tensors[entry.parts[0].name])[1])
+                write_tensor(writer, codes_of_values(tensors[entry.parts[0].name])[1])
     finally:
         writer.close()
 

@@ -81,3 +81,13 @@ def gguf_package() -> Any:
     except ImportError:
         raise UserError(f"GGUF files need the gguf package; {install('gguf')}") from None
     return gguf
+
+
+def write_tensor(writer: Any, tensor: np.ndarray) -> None:
+    """Writes the next tensor of a GGUF file. Raises OSError where a full disk does not take it."""
+    writer.write_tensor_data(tensor.view(_Written))
+
+
+class _Written(np.ndarray):
+    def tofile(self, file: Any) -> None:  # numpy's says nothing of the end of what a disk lacks
+        file.write(np.ascontiguousarray(self).view(np.ndarray).reshape(-1).view(np.uint8).data)
