@@ -118,7 +118,10 @@ def test_data_in_a_bucket_that_was_prepared_with_other_settings(run, tpu, url, t
     assert not any(call[0] == "POST" for call in tpu.calls) and not job_names()
     assert main(["train", str(tmp_path / "run.toml"), words]) == 2
     assert told in capsys.readouterr().err
-    Bucket(run.dir).write("run.toml", "")
+    Bucket(run.dir).write("run.toml", "")  # of a start that failed
+    with pytest.raises(UserError, match="was prepared with other settings"):
+        refuse_stale(replace(run, data=replace(run.data, holdout_fraction=0.3)))
+    Bucket(run.dir).write("metrics.jsonl", '{"step": 1}')
     refuse_stale(replace(run, data=replace(run.data, holdout_fraction=0.3)))
 
 
