@@ -23,7 +23,7 @@ from lmwright.optim.kinds import Linear
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.qat_section import Qat
-from lmwright.train.session import _early_stops, train
+from lmwright.train.session import _early_stops, _refuse_patience, train
 from tests.resume.small_runs import logged, losses
 
 SLOW = pytest.mark.slow
@@ -234,6 +234,19 @@ def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
         outcome = train(replace(run, lora=patient), jax.devices()[:1])
         assert outcome.exit_code == 0 and outcome.step == 8  # a raised patience is heeded
     assert [line["step"] for line in logged(run, "adapter stopped")] == [4, 8]
+
+
+def test_patience_that_nothing_is_measured_for_is_refused(runs):
+    run = runs("b", "deaf", adapters=(replace(B, patience=2),))
+    with pytest.raises(UserError, match=r"patience of 'b' .* at the end alone; set eval.every"):
+        train(replace(run, eval=replace(run.eval, every_steps=None)), jax.devices()[:1])
+    plan = SimpleNamespace(
+        run=replace(run, eval=Eval(every_steps=2)),
+        training=SimpleNamespace(trainees=[SimpleNamespace(name="b", patience=2)]),
+    )
+    place = SimpleNamespace(name=lambda part: "data/b/pack")
+    with pytest.raises(UserError, match=r"patience of 'b' .* nothing is held out in data/b/pack"):
+        _refuse_patience(plan, {"b": SimpleNamespace(eval_sources=(), place=place)})
 
 
 @pytest.mark.parametrize("patience, stopped", [(2, True), (3, False), (None, False)])

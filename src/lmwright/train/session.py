@@ -17,6 +17,7 @@ from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.vocabulary import note_unused
+from lmwright.errors import UserError
 from lmwright.formats.weights import load_frozen
 from lmwright.guard.heartbeat import beat
 from lmwright.program.executable import refuse_options
@@ -136,7 +137,27 @@ def _with_stores(plan: Plan) -> tuple[Plan, dict[str, TokenStore]]:
     plan, trainees = of_rows(plan, stores.values()), plan.training.trainees
     Lanes.of(plan, trainees)  # refuses rows that do not divide
     refuse_start(plan, stores[trainees[0].name])
+    _refuse_patience(plan, stores)
     return plan, stores
+
+
+def _refuse_patience(plan: Plan, stores: dict[str, TokenStore]) -> None:
+    """Raises UserError where an adapter is to stop by held-out losses that are never computed.
+    Only `train` asks: runs of earlier versions, which said nothing, are still read."""
+    for trainee in plan.training.trainees:
+        if trainee.patience is None:
+            continue
+        why = f"lora.adapters: the patience of {trainee.name!r} has no effect, since"
+        if plan.run.eval.every_steps is None:
+            raise UserError(
+                f"{why} held-out losses are computed at the end alone; set eval.every_steps, or "
+                "leave it out"
+            )
+        if not stores[trainee.name].eval_sources:
+            raise UserError(
+                f"{why} nothing is held out in {stores[trainee.name].place.name('pack')}; set "
+                "data.holdout_fraction and prepare again, or leave it out"
+            )
 
 
 def _frozen(plan: Plan, store: TokenStore) -> Frozen:
