@@ -47,7 +47,7 @@ def convert(
         fallback = proto.trainer_spec.byte_fallback
         model = models.Unigram(pieces, unk_id=_unknown(proto), byte_fallback=fallback)
     backend = tokenizers.Tokenizer(model)
-    _normalize(backend, proto)
+    _normalize(backend, proto, keeps_lines="\n" in processor.normalize("a\nb"))
     backend.decoder = _decoder(proto)
     for piece in proto.pieces:
         if piece.type in (UNKNOWN, CONTROL, USER_DEFINED):
@@ -94,23 +94,41 @@ def _unknown(proto: Any) -> int:
     return next(i for i, p in enumerate(proto.pieces) if p.type == UNKNOWN)
 
 
-def _normalize(backend: tokenizers.Tokenizer, proto: Any) -> None:
+def _normalize(backend: tokenizers.Tokenizer, proto: Any, keeps_lines: bool) -> None:
     """Character map, whitespace as the model expects it, a leading space, U+2581 for each space."""
     spec = proto.normalizer_spec
     steps = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        steps.append(normalizers.Replace(tokenizers.Regex(f"^[ {SPACE}]+|[ {SPACE}]+$"), ""))
-        steps.append(normalizers.Replace(tokenizers.Regex(f"[ {SPACE}]{{2,}}"), " "))
+        # The first is exact. Maps that make a space of a line's end keep the other (`^` and `$`
+        # stand at every line), and with it the fingerprint that their tokenizers always had.
+        ends, inside = (
+            (rf"\A +|[ {SPACE}]+\z", " {2,}")
+            if keeps_lines
+            else (f"^[ {SPACE}]+|[ {SPACE}]+$", f"[ {SPACE}]{{2,}}")
+        )
+        steps.append(normalizers.Replace(tokenizers.Regex(ends), ""))
+        steps.append(normalizers.Replace(tokenizers.Regex(inside), " "))
     if spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
     backend.normalizer = normalizers.Sequence(steps)
-    # A cut before each space changes nothing where no piece reaches over one.
-    reaches = any(SPACE in p.piece[1:] for p in proto.pieces if p.type == NORMAL)
-    if proto.trainer_spec.model_type == UNIGRAM and not reaches:
-        backend.pre_tokenizer = pre_tokenizers.Split(SPACE, behavior="merged_with_next")
+    if proto.trainer_spec.model_type == UNIGRAM:
+        _cut(backend, proto)
+
+
+def _cut(backend: tokenizers.Tokenizer, proto: Any) -> None:
+    """Cuts of a text before Unigram reads it. One before each space changes nothing where no piece
+    reaches over it. One behind the `<` of `<0x0A>` keeps the text from being read as the byte."""
+    normal, cuts = [p.piece for p in proto.pieces if p.type == NORMAL], []
+    if not any(SPACE in piece[1:] for piece in normal):
+        cuts.append(pre_tokenizers.Split(SPACE, behavior="merged_with_next"))
+    if proto.trainer_spec.byte_fallback and not any("<0" in piece for piece in normal):
+        byte = tokenizers.Regex(r"<(?=0x[0-9A-F]{2}>)")
+        cuts.append(pre_tokenizers.Split(byte, behavior="merged_with_previous"))
+    if cuts:
+        backend.pre_tokenizer = cuts[0] if len(cuts) == 1 else pre_tokenizers.Sequence(cuts)
 
 
 def _decoder(proto: Any) -> decoders.Decoder:

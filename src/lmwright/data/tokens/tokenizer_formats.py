@@ -271,10 +271,15 @@ def import_sentencepiece(path: Path) -> TextTokenizer:
         different = [t for t in probe if processor.encode(t) != tokenizer.encode(t)]
         if not different:
             return tokenizer
+    cure = "use a tokenizer.json of the same model"
+    if processor.normalize("\uff21").endswith("A"):  # a map, which `tokenizers` reads otherwise
+        cure += (
+            ", or take the map of characters out of it and set data.normalize.unicode "
+            "(docs/tokenizer.md, Sentencepiece models of your own)"
+        )
     raise UserError(
         f"{path} cannot be converted to tokenizer.json with the same ids ({len(different)} of "
-        f"{len(probe)} probe texts differ, such as {different[0][:40]!r}); use a tokenizer.json "
-        "of the same model"
+        f"{len(probe)} probe texts differ, such as {different[0][:40]!r}); {cure}"
     )
 
 
