@@ -127,6 +127,18 @@ def test_pairs_of_texts_are_as_in_transformers(exported, tmp_path, side):
     assert 5 < sum("cut" in line for line in ours) < len(pairs) - 5
 
 
+def test_second_texts_that_are_no_text_have_an_error(run, tmp_path):
+    """As in training, where such rows are bad; those without one are read alone."""
+    file, out = tmp_path / "pairs.jsonl", tmp_path / "out.jsonl"
+    seconds = (TEXTS[1], None, "", 5, 0, False, ["a"], {"b": "c"})
+    file.write_text("".join(json.dumps({"text": TEXTS[0], "other": s}) + "\n" for s in seconds))
+    predict.predict_command(run.dir, str(file), out=str(out), pair_column="other", **EXACT)
+    pair, alone, empty, *bad = read(out)
+    assert alone["scores"] == empty["scores"] != pair["scores"]
+    kinds = ("a number", "a number", "true or false", "a list", "an object")
+    assert [line["error"] for line in bad] == [f"'other' is {kind}, not text" for kind in kinds]
+
+
 def test_an_interrupted_prediction_goes_on(run, tmp_path, monkeypatch, capsys):
     """Without a line lost or twice, after a line that was cut off; other wishes begin anew."""
     file, out = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"

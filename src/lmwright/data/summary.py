@@ -97,8 +97,8 @@ def _without_beginning(run: Run, folder: Path) -> Iterator[str]:
     if ids_around(tokenizer)[0] == (tokenizer.bos_id,):
         yield (
             f"data.tokenize.prepend: the tokenizer begins texts with {tokenizer.bos!r}, and these "
-            "documents do not; if the model of train.init_from was trained so (Llama 3, Gemma), "
-            'set "bos" and prepare again'
+            "documents do not; if the model of train.init_from was trained so (BERT, Llama 3, "
+            'Gemma), set "bos" and prepare again'
         )
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
-from lmwright.data.sources.columns import Bad, Row
+from lmwright.data.sources.columns import Bad, Row, kind_of
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Columns, Reader, of_documents
@@ -65,14 +65,25 @@ class Predictor(Reader):
 
     @classmethod
     def usable(cls, rows: Iterator[Row | Bad], columns: Columns) -> Iterator[Row | Bad]:
-        """The rows, of which those with an empty text cannot be used, as in training."""
+        """The rows, of which those with an empty text, or with a second one that is no text, cannot
+        be used, as in training."""
         for row in rows:
-            empty = isinstance(row, Row) and not row.text.strip()
-            yield Bad(row.number, "its text is empty", id=row.id) if empty else row
+            reason = _unusable(row, columns.pair) if isinstance(row, Row) else None
+            yield Bad(row.number, reason, id=row.id) if reason else row
 
     def scores(self, documents: Sequence[Sequence[int]]) -> np.ndarray:
         """Raw scores float64 [N, K] of documents, lists of ids."""
         return of_documents(self._run, documents, self.most, max(1, len(self.model.labels)))
+
+
+def _unusable(row: Row, pair: str | None) -> str | None:
+    """The reason why a row cannot be used; None for a good one."""
+    if not row.text.strip():
+        return "its text is empty"
+    second = json.loads(row.meta).get(pair) if pair else None
+    if second is None or isinstance(second, str):
+        return None
+    return f"{pair!r} is {kind_of(second)}, not text"
 
 
 def tally_of(model: Classifier, threshold: float | None) -> Tally:
@@ -119,7 +130,7 @@ def predict_lines(
     while chunk := list(islice(rows, predictor.chunk)):
         good = [row for row in chunk if isinstance(row, Row)]
         metas = [json.loads(row.meta) for row in good]
-        seconds = columns.pair and [str(meta.get(columns.pair) or "") for meta in metas]
+        seconds = columns.pair and [meta.get(columns.pair) or "" for meta in metas]
         documents, cut = predictor.encode([row.text for row in good], seconds)
         real = [
             columns.label and tally.expected(meta.get(columns.label), row.id, columns.label)
