@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -15,9 +16,14 @@ from lmwright.evals.held_out import eval_command, open_held_out
 from lmwright.evals.squad import scores_of
 from lmwright.formats.convert import export_command
 from lmwright.formats.load import load_model
+from lmwright.formats.open import open_origin
+from lmwright.formats.weights import fresh_weights
 from lmwright.models.answerer import Answerer
 from lmwright.models.deberta import Deberta
+from lmwright.models.heads import HEAD
 from lmwright.models.modernbert import ModernBert
+from lmwright.objectives.regress import Regress
+from lmwright.program.plan import resolve
 from tests.answered_run import ANSWER, ROWS, answered_run
 from tests.labeled_run import SEQ_LEN, SIZES
 from tests.saved_run import save_run
@@ -97,6 +103,17 @@ def test_the_export_opens_in_transformers(kind, exported, tmp_path):
     loaded = load_model(str(out))
     assert isinstance(loaded.model, Answerer)
     assert (loaded.model.window_tokens, loaded.model.window_overlap) == ANSWER.windows
+
+
+def test_a_run_goes_on_with_the_layer_of_scores_of_its_start(run, exported):
+    """Of a run, and of a folder; a head for another purpose starts fresh."""
+    plan, folder = resolve(run, jax.devices()[:1]), str(exported[0])
+    assert [fresh_weights(plan, open_origin(place, run.model)) for place in (run.dir, folder)] == [
+        (), (),
+    ]  # fmt: skip
+    numbers = resolve(replace(run, objective=Regress()), jax.devices()[:1])
+    for place in (run.dir, folder):
+        assert fresh_weights(numbers, open_origin(place, run.model)) == (HEAD,)
 
 
 def test_the_exported_tokenizer_joins_a_question_and_its_context_as_in_training(exported):

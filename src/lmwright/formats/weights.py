@@ -16,6 +16,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Mesh, Run
+from lmwright.core.contract import Model
 from lmwright.core.leaves import Storage
 from lmwright.core.param import Param, Tree, first_difference, nest, walk
 from lmwright.core.quantize import quantize
@@ -72,12 +73,17 @@ def headless_weights(plan: Plan) -> set[str]:
 
 def fresh_weights(plan: Plan, origin: Origin) -> tuple[str, ...]:
     """Names of weights that start fresh around the origin's: of a head that it does not have, or
-    that is for other classes."""
-    objective = plan.run.objective
-    ours = getattr(objective, "labels", None)
-    theirs = origin.run.objective if origin.kind == RUN else origin.model
-    alike = getattr(theirs, "labels", None) == ours and objective.new_weights
-    return () if alike else tuple(name for name in objective.new_weights if name in plan.spec)
+    that is of another kind or for other classes."""
+    new = plan.run.objective.new_weights
+    theirs = origin.model
+    if origin.kind == RUN and origin.run.objective.new_weights:
+        theirs = origin.run.objective.model_over(origin.run.model)
+    alike = new and _head(plan.run.objective.model_over(plan.run.model)) == _head(theirs)
+    return () if alike else tuple(name for name in new if name in plan.spec)
+
+
+def _head(model: Model) -> tuple[type, Any]:
+    return type(model), getattr(model, "labels", None)
 
 
 def added_weights(plan: Plan, origin: Origin) -> dict[str, Param]:
