@@ -27,7 +27,7 @@ from lmwright.program.plan import resolve
 from lmwright.program.state import abstract_state, saved
 from lmwright.train.budget import Budget
 from lmwright.train.metrics import MetricsWriter
-from lmwright.train.rundir import claim, refuse_lost_checkpoints, refuse_other_run
+from lmwright.train.rundir import claim, refuse_lost_checkpoints
 from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 from tests.time_limit import Hangs, time_limit
@@ -250,36 +250,6 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
     assert metrics.read_bytes() == before
     away.rename(folder / "checkpoints")
     refuse_lost_checkpoints(trained_run, folder)
-
-
-def test_a_run_that_has_begun_does_not_start_from_other_weights(trained_run, tmp_path):
-    """It would go on from its checkpoint, and its model card name the other weights."""
-    folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
-    other = replace(trained_run, train=replace(trained_run.train, init_from="base"))
-    with pytest.raises(UserError, match=r"^train.init_from: .* has begun without it"):
-        refuse_other_run(other, folder)
-    shutil.rmtree(folder / "checkpoints")  # of a run that was killed before its first one
-    refuse_other_run(other, folder)
-
-
-def test_only_a_run_that_saved_nothing_may_be_removed(trained_run, tmp_path):
-    folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
-    metrics = folder / "metrics.jsonl"
-    other = replace(trained_run, seed=trained_run.seed + 1)
-
-    def may_be_removed() -> bool:
-        with pytest.raises(UserError, match="or choose another dir= for this one") as told:
-            refuse_other_run(other, folder)
-        return str(told.value).endswith("has saved nothing yet")
-
-    assert not may_be_removed()
-    shutil.rmtree(folder / "checkpoints")
-    assert not may_be_removed()  # metrics tell of them
-    lines = metrics.read_text().splitlines(keepends=True)
-    metrics.write_text("".join(line for line in lines if '"checkpoint"' not in line))
-    assert may_be_removed()
-    metrics.unlink()
-    refuse_other_run(other, folder)  # nothing was trained there
 
 
 @pytest.mark.parametrize(
