@@ -120,6 +120,24 @@ GRANITE4 = {
     "rope_theta": 10_000, "shared_intermediate_size": 2048, "tie_word_embeddings": True,
     "vocab_size": 100_352,
 }  # fmt: skip
+FALCON_H1 = {  # as released
+    "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "attn_layer_indices": None,
+    "embedding_multiplier": 5.656854249492381, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 2048,
+    "key_multiplier": 0.39062499999999994, "lm_head_multiplier": 0.0390625,
+    "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64,
+    "mamba_d_ssm": 1536, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+    "mamba_n_heads": 24, "mamba_norm_before_gate": False, "mamba_proj_bias": False,
+    "mamba_rms_norm": False, "mamba_use_mlp": True, "max_position_embeddings": 16_384,
+    "mlp_bias": False, "mlp_multipliers": [0.8838834764831844, 0.5859375],
+    "model_type": "falcon_h1", "num_attention_heads": 8, "num_hidden_layers": 36,
+    "num_key_value_heads": 2, "projectors_bias": False, "rms_norm_eps": 1e-5,
+    "rope_scaling": None, "rope_theta": 1e11, "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False,
+    "vocab_size": 32_784,
+}  # fmt: skip
 QWEN3_NEXT = {  # as released
     "architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151_643,
     "decoder_sparse_step": 1, "eos_token_id": 151_645, "full_attention_interval": 4,
@@ -235,6 +253,7 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
         ("lfm2-350m", LFM2),
         ("lfm2-8b-a1b", LFM2_MOE),
         ("granite-4-0-h-350m", GRANITE4),
+        ("falcon-h1-0-5b", FALCON_H1),
     ],
 )
 def test_what_a_release_says_is_the_preset(name, config):

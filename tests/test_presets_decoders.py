@@ -14,10 +14,10 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.presets import decoders, encoders, granite4, nemotron, recurrent
+from lmwright.presets import decoders, encoders, falcon_h1, granite4, nemotron, recurrent
 
 ALL = decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS
-HYBRIDS = granite4.PRESETS | nemotron.PRESETS
+HYBRIDS = granite4.PRESETS | nemotron.PRESETS | falcon_h1.PRESETS
 ALL |= {name: make for name, make in HYBRIDS.items() if "active" not in make.__doc__}
 PRESETS = {name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in ALL.items()}
 # Of the published models: counts in their safetensors metadata. Those of DeBERTa are in
@@ -70,6 +70,9 @@ PUBLISHED = {
     "exaone-4-0-1-2b": 1_279_391_488,
     "exaone-4-0-32b": 32_003_216_384,
     "nemotron-nano-9b-v2": 8_888_227_328,
+    # as `transformers` counts FalconH1ForCausalLM of the released config.json
+    "falcon-h1-0-5b": 521_411_104,
+    "falcon-h1-7b": 7_585_648_736,
     # with two numbers a layer that are no parameters there
     "apertus-8b": 8_053_338_176 + 2 * 32,
     "apertus-70b": 70_599_864_480 + 2 * 80,
@@ -159,8 +162,9 @@ def test_windows_are_counted(name):
     if model.kind == "lfm2":  # a filter, and two gates
         count = model.num_layers - len(model.windows)
         attention += 3 * 2 * count * (model.conv_tokens + 1) * model.embed_dim
-    if "mamba" in model.kinds:  # memories read and written, half a chunk met, filters
-        count, rows, width = model.kinds.count("mamba"), 128, model.inner_dim
+    if count := sum(kind in ("mamba", "both") for kind in model.kinds):
+        # memories read and written, half a chunk met, filters
+        rows, width = model.mamba_state_dim, model.inner_dim
         met = model.chunk_tokens / 2 * (width + model.mamba_num_groups * rows)
         filters = model.conv_tokens * (width + 2 * model.mamba_num_groups * rows)
         attention += 3 * 2 * count * (2 * rows * width + met + filters)

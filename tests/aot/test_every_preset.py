@@ -15,7 +15,7 @@ SLICES = {
         llama-3b kisoku-3b llama-3-2-1b llama-3-2-3b qwen2-5-0-5b qwen2-5-1-5b qwen2-5-3b qwen3-0-6b
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m smollm3-3b
         gemma-2b granite-3-3-2b qwen3-5-0-8b qwen3-5-2b ministral-3-3b lfm2-350m lfm2-700m lfm2-1-2b
-        granite-4-0-h-350m granite-4-0-h-1b ernie-4-5-0-3b exaone-4-0-1-2b
+        granite-4-0-h-350m granite-4-0-h-1b falcon-h1-0-5b ernie-4-5-0-3b exaone-4-0-1-2b
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
@@ -28,7 +28,7 @@ SLICES = {
         ministral-3-8b lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
-        apertus-8b gemma-7b""",
+        apertus-8b gemma-7b falcon-h1-7b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b
         qwen1-5-moe-a2-7b deepseek-v2-lite moonlight-16b-a3b nemotron-3-nano-30b-a3b""",

@@ -265,10 +265,11 @@ def test_files_of_lfm2_split_as_those_of_llama3(shared_data):
     assert ids(tokenizer_of(meta | {"tokenizer.ggml.pre": "lfm2"}, "here")) == ids(tokenizer)
 
 
-def test_files_of_lfm2_split_as_llama_cpp_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["lfm2", "falcon-h1"])
+def test_files_of_others_split_as_llama_cpp_does(name, tmp_path, monkeypatch):
     llama_cpp.needed()
     monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
-    monkeypatch.setattr(gguf_tokenizer, "_name_of_split", lambda *_: "lfm2")
+    monkeypatch.setattr(gguf_tokenizer, "_name_of_split", lambda *_: name)
     small = train_tokenizer([*PROBE[:6]] * 4, Tokenizer(vocab_size=400))
     model = Llama(vocab_size=small.vocab_size, embed_dim=32, mlp_dim=32, num_layers=1, num_heads=1,
                   num_kv_heads=1, head_dim=32, seq_len=64)  # fmt: skip

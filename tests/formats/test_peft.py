@@ -23,6 +23,7 @@ from lmwright.models.apertus import Apertus
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
+from lmwright.models.falcon_h1 import FalconH1
 from lmwright.models.granite4 import Granite4, Granite4Moe
 from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.lfm2 import Lfm2
@@ -266,9 +267,10 @@ def test_combined_as_peft_does(method, density, ranks, sign, tmp_path):
     assert len(ours.modules) == len(NAMES) * MODEL.num_layers
 
 
+R = "residual_multiplier"
 MAMBA = SMALL | {
     "mixer_pattern": ("mamba", "full"), "mamba_num_heads": 4, "mamba_head_dim": SMALL["embed_dim"],
-    "mamba_state_dim": 6, "mamba_num_groups": 2, "residual_multiplier": 0.6,
+    "mamba_state_dim": 6, "mamba_num_groups": 2, R: 0.6,
 }  # fmt: skip
 FAMILIES = {
     # PEFT's class of causal models asks for a method that encoders do not have
@@ -283,6 +285,12 @@ FAMILIES = {
     "convolutions alone": (Lfm2(**SMALL, mixer_pattern=("conv", "full")), Clm(), "conv_out"),
     "state spaces": (Granite4(**MAMBA), Clm(), "all"),
     "state spaces beside experts": (Granite4Moe(**MAMBA, experts=SOFTMAX), Clm(), "all"),
+    "state spaces beside attention": (
+        FalconH1(**{k: v for k, v in MAMBA.items() if k not in ("mixer_pattern", R)},
+                 ssm_multipliers=(0.7, 0.6, 0.8, 1.1, 0.4), key_multiplier=0.6),
+        Clm(),
+        "all",
+    ),
     "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
     "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),

@@ -39,8 +39,8 @@ GROWING = {"rope_scaling": {"kind": "yarn", "factor": 4.0, "original_seq_len": 2
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
 CONVS, R = {"mixer_pattern": ["conv", "full"]}, {"residual_multiplier": 0.4}
-MAMBA = {"mixer_pattern": ["mamba", "full"], "mamba_num_heads": 6, "mamba_head_dim": 16,
-         "mamba_state_dim": 10, "mamba_num_groups": 2}  # fmt: skip
+HEADS = {"mamba_num_heads": 6, "mamba_head_dim": 16, "mamba_state_dim": 10, "mamba_num_groups": 2}
+MAMBA = HEADS | {"mixer_pattern": ["mamba", "full"]}
 GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
                   "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10}  # fmt: skip
 MODELS = {
@@ -59,7 +59,7 @@ MODELS = {
     "nemotron-h-moe": DENSE | MAMBA | {"mixer_pattern": ["mamba", "moe"], "experts": SHARED},
     "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
     "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
-    "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5},
+    "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5}, "falcon-h1": DENSE | HEADS,
     **dict.fromkeys(("roberta", "xlm-roberta"), DENSE | {"num_kv_heads": 4, "first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {

@@ -1,4 +1,5 @@
-"""Rows of Granite and of Nemotron-H, with Mamba-2 in most layers, in the table of families."""
+"""Rows of Granite, Nemotron-H and Falcon-H1, with Mamba-2 in most layers, in the table of
+families."""
 
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
@@ -20,6 +21,15 @@ NEMOTRON_MOE = {
     "ssm_state_size": 14, "conv_kernel": 3, "time_step_min": 1e-9, "layer_norm_epsilon": 3e-4,
     "rms_norm_eps": None, "rope_parameters": None, "num_hidden_layers": None,
     "layers_block_type": ["linear_attention", "moe", "mlp", "full_attention", "moe"],
+}  # fmt: skip
+FALCON = {
+    "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_ssm": 96, "mamba_n_groups": 2,
+    "mamba_d_state": 14, "mamba_d_conv": 3, "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False, "embedding_multiplier": 3.7, "lm_head_multiplier": 0.43,
+    "key_multiplier": 0.61, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7,
+    "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "mlp_multipliers": [0.9, 0.55],
+    "ssm_multipliers": [0.7, 0.6, 0.8, 1.1, 0.4], "mamba_chunk_size": 128, "num_hidden_layers": 3,
+    "rms_norm_eps": 0.05,  # less makes rounding large where gates are small
 }  # fmt: skip
 MAMBA, ATTENTION = "linear_attention", "full_attention"
 GRANITES = {
@@ -111,5 +121,31 @@ GRANITES = {
             "time_step_min": 1e-9,
         },
         generates=True,
+    ),
+    "falcon-h1": Row(
+        "FalconH1ForCausalLM",
+        FALCON | {"rope_parameters": rope("yarn", factor=6.0, **OLD)},
+        generates=True,
+    ),
+    "falcon-h1-before": Row(  # the gate behind the norm, and biases
+        "FalconH1ForCausalLM",
+        FALCON
+        | {
+            "mamba_norm_before_gate": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon-h1-silent": Row(  # no norm of memories, multipliers of 1, widths that follow
+        "FalconH1ForCausalLM",
+        {
+            "mamba_n_heads": 8,
+            "mamba_d_ssm": 96,
+            "mamba_d_state": 14,
+            "head_dim": None,
+            "rms_norm_eps": None,
+        },
+        gradients=False,
     ),
 }

@@ -13,6 +13,7 @@ from lmwright.models.bert import Bert
 from lmwright.models.deberta import Deberta
 from lmwright.models.ernie4_5 import Ernie45
 from lmwright.models.exaone4 import Exaone4
+from lmwright.models.falcon_h1 import FalconH1
 from lmwright.models.fanformer import Fanformer
 from lmwright.models.gemma import Gemma
 from lmwright.models.gemma1 import Gemma1
@@ -95,6 +96,11 @@ MODELS = {
     "nemotron-h": NemotronH(
         **SIZES, mixer_pattern=("mamba", "mlp"), mamba_num_heads=16, mamba_head_dim=10,
         mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
+    ),
+    "falcon-h1": FalconH1(
+        **SIZES, mamba_num_heads=16, mamba_head_dim=10, mamba_state_dim=6, mamba_num_groups=4,
+        conv_tokens=3, chunk_tokens=8, bias="all", ssm_multipliers=(1.2, 0.8, 1.1, 0.7, 0.4),
+        attention_out_multiplier=0.7, mlp_multipliers=(0.9, 0.6), embedding_multiplier=12.0,
     ),
     "modernbert": ModernBert(
         **SIZES, window=7, layer_pattern=("global", "local"), local_rope_theta=77.0,

@@ -1,6 +1,7 @@
 """What lies on the host, and mlps by chunks: memory changes, numbers do not."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +16,7 @@ from lmwright.models.apertus import Apertus
 from lmwright.models.deberta import Deberta
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
+from lmwright.models.falcon_h1 import FalconH1
 from lmwright.models.llada import Llada
 from lmwright.models.moe import Mixtral
 from lmwright.models.phi3 import Phi3
@@ -240,8 +242,14 @@ def test_chunks_of_experts_alone_are_refused():
         check_run(replace(run, model=Mixtral(**SIZES, experts=experts)))
 
 
+FALCON = partial(
+    FalconH1, mamba_num_heads=8, mamba_head_dim=4, mamba_state_dim=4, mlp_multipliers=(0.9, 0.6),
+    bias="mlp",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("model, share", [(Phi3, 2e-6), (Apertus, 1e-5)])
+@pytest.mark.parametrize("model, share", [(Phi3, 2e-6), (Apertus, 1e-5), (FALCON, 2e-6)])
 def test_chunks_of_other_mlps_add_up(model, share, devices):
     """Gate and up in one, as in Phi-3 and Granite 4; slopes, whose gradients are sums of numbers of
     either sign over all tokens and dims."""

@@ -7,6 +7,7 @@ from lmwright.formats import (
     gguf_apertus,
     gguf_deepseek,
     gguf_exaone4,
+    gguf_falcon,
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
@@ -194,6 +195,9 @@ ARCHS = {
         "NemotronHForCausalLM", "nemotron_h", mark=gguf_nemotron.EXPERTS,
         fixed=gguf_nemotron.MOE_FIXED, keys=gguf_nemotron.MOE_KEYS,
         renamed=gguf_nemotron.RENAMED | {"num_experts": gguf_nemotron.EXPERTS},
+    ),
+    gguf_falcon.NAME: Arch(
+        "FalconH1ForCausalLM", "falcon_h1", fixed=gguf_falcon.FIXED, keys=gguf_falcon.KEYS,
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,

@@ -17,6 +17,7 @@ from lmwright.errors import UserError
 from lmwright.formats import (
     gguf_deepseek,
     gguf_exaone4,
+    gguf_falcon,
     gguf_further,
     gguf_gemma4,
     gguf_hybrid,
@@ -144,6 +145,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
         config |= gguf_exaone4.config_of(config)
     if name in gguf_nemotron.NAMES:
         config |= gguf_nemotron.config_of(of_layers, name)
+    config |= gguf_falcon.config_of(shapes) if name == gguf_falcon.NAME else {}
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]
         width = config.get("hidden_size", 0) // heads

@@ -18,6 +18,7 @@ from lmwright.errors import UserError
 from lmwright.formats import (
     gguf_apertus,
     gguf_deepseek,
+    gguf_falcon,
     gguf_further,
     gguf_gemma4,
     gguf_hybrid,
@@ -172,6 +173,11 @@ def refuse_q4_0(model: HfModel, field: str) -> None:
         raise UserError(
             f"{field}: q4_0 is not written for a {model.kind!r} model, some of whose matrices GGUF "
             "holds in parts; use int4 and a folder"
+        )
+    if gguf_falcon.has_multipliers(model):
+        raise UserError(
+            f"{field}: q4_0 is not written for a {model.kind!r} model, whose multipliers GGUF has "
+            "in the weights; use int4 and a folder"
         )
     metadata_of(model.hf.config(model), field)
 

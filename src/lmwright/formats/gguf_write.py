@@ -23,7 +23,7 @@ from lmwright.core.param import Tree
 from lmwright.data.tokens.gguf_header import gguf_package, write_tensor
 from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_model
 from lmwright.errors import UserError
-from lmwright.formats import gguf_apertus, gguf_hybrid, gguf_mamba, gguf_read
+from lmwright.formats import gguf_apertus, gguf_falcon, gguf_hybrid, gguf_mamba, gguf_read
 from lmwright.formats.card import Facts
 from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
@@ -97,14 +97,15 @@ def write_gguf(
     out = new_place(out)
     refuse_dtype(dtype, TYPES)
     refuse_existing(out, overwrite)
-    model, tensors, load = gguf_mamba.as_granite(model, tensors, load)
+    proved, of_source, load = gguf_mamba.as_granite(model, tensors, load)
+    model, tensors = gguf_falcon.folded(proved, of_source)
     tokenizer = checked_tokenizer(model, tokenizer_dir)
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
-    refuse_type(model, TYPES[dtype])
+    refuse_type(proved, TYPES[dtype])
     if dtype in ("q4_0", "q8_0"):
-        refuse_grid(dtype, tensors)
-    entries, source_of_proof = _entries(model, name, TYPES[dtype]), tensors
+        refuse_grid(dtype, of_source)
+    entries = _entries(model, name, TYPES[dtype])
     if has_ternary(model):
         tensors = TernaryValues(model, tensors)
     if cuts := gguf_read.cuts_of(model):
@@ -116,8 +117,8 @@ def write_gguf(
         _write(hidden, name, keys, entries, tensors, config, arch)
         kinds = Counter(entry.kind for entry in entries)
         proof = prove(
-            model,
-            source_of_proof,
+            proved,
+            of_source,
             load,
             lambda: _read_again(hidden, model, tensors),
             tokenizer,

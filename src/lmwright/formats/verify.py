@@ -18,6 +18,7 @@ from lmwright.core.param import count_params
 from lmwright.data.json_text import json_value
 from lmwright.data.tokens.probe import PROBE
 from lmwright.errors import UserError
+from lmwright.formats.gguf_falcon import folded
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.proof import (
@@ -96,7 +97,9 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
         raise UserError(f"tolerance: {tolerance} must be at least 0")
     first, second = load_model(a), load_model(b)
     first.check(), second.check()
-    tensors = compare(first.tensors, second.tensors)
+    # a GGUF file of a Falcon-H1 has its multipliers in the weights
+    (x, of_x), (y, of_y) = (folded(each.model, each.tensors) for each in (first, second))
+    tensors, config = compare(of_x, of_y), other_fields(x, y)
     tokenizer, tokenizers_agree = _tokenizers(first, second)
     distance, why = _logits(first, second)
     if distance is not None:
@@ -104,7 +107,6 @@ def verify(a: str | Path, b: str | Path, *, tolerance: float = TOLERANCE) -> Ver
     else:
         apart = tensors.only_a or tensors.only_b or tensors.other_shape
         close = not apart and tensors.max_relative <= tolerance
-    config = other_fields(first.model, second.model)
     same = bool(close and tokenizers_agree and not config)
     return Verdict(str(a), str(b), same, tolerance, config, tensors, distance, why, tokenizer)
 

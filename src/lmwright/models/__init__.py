@@ -14,7 +14,7 @@ CLASSES = {
     "granite4": "granite4.Granite4", "granite4-moe": "granite4.Granite4Moe",
     "nemotron-h": "nemotron_h.NemotronH", "nemotron-h-moe": "nemotron_h.NemotronHMoe",
     "qwen3-5": "qwen3_5.Qwen35", "qwen3-5-moe": "qwen3_5.Qwen35Moe",
-    "qwen3-next": "qwen3_next.Qwen3Next",
+    "qwen3-next": "qwen3_next.Qwen3Next", "falcon-h1": "falcon_h1.FalconH1",
     "lfm2": "lfm2.Lfm2", "lfm2-moe": "lfm2.Lfm2Moe",
     "lfm3": "lfm3.Lfm3",
     "phi3": "phi3.Phi3",

@@ -144,17 +144,16 @@ def extend_layers(
     ids = valid.astype(jnp.int32)
 
     def block(tables: Tree, kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
-        new: list[Tree] = []
+        new: Tree = {}
 
         def attend(q: Array, k: Array, v: Array, scoring: Scoring, *sinks: Array) -> Array:
             if state:
                 after = {"k": _put(state["k"], k, start)}
                 if "v" in state:  # not where keys are the values, too
                     after["v"] = _put(state["v"], v, start)
-                new.append(after)
+                new.update(after)
                 every = as_copied(after["k"]), as_copied(after.get("v", after["k"]))
             else:  # those of another layer, all of them
-                new.append({})
                 every = k, v
                 k, v = (a[:, : x.shape[1]] for a in every)
             if kernel is not None:
@@ -162,9 +161,9 @@ def extend_layers(
             mask = seen if scoring.window is None else seen & (back < scoring.window)
             return cached_attention(q, *every, mask, scoring, *sinks)
 
-        of_state = Attend(attend, ids, state=state, put=new.append)
+        of_state = Attend(attend, ids, state=state, put=new.update)
         x, _ = kind.run(layer, w, x, tables, of_state)
-        return x, new[0] if new else state  # an mlp alone puts nothing
+        return x, new or state  # an mlp alone puts nothing
 
     layers: Tree = {}
     for span in spans:

@@ -42,7 +42,7 @@ class Multiplied(PreNorm):
 
     def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""
-        return _times(super().embedded(w, tokens, compute), self.embedding_multiplier)
+        return times(super().embedded(w, tokens, compute), self.embedding_multiplier)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
@@ -54,7 +54,7 @@ class Multiplied(PreNorm):
         return constrain(x + self._branch(y), "batch stream embed"), aux
 
     def _branch(self, h: Array) -> Array:
-        return _times(constrain(h, "batch stream embed"), self.residual_multiplier)
+        return times(constrain(h, "batch stream embed"), self.residual_multiplier)
 
     def logits(self, w: Tree, hidden: Array) -> Array:
         """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
@@ -71,6 +71,6 @@ class Granite(Multiplied):
     """Projections that add a bias."""
 
 
-def _times(x: Array, factor: float) -> Array:
+def times(x: Array, factor: float) -> Array:
     """x times a factor that is not rounded to the precision of x, as in transformers."""
     return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)

@@ -81,6 +81,11 @@ class Mamba(PreNorm):
         return (None,) * self.kinds.count("full")
 
     @property
+    def num_memories(self) -> int:
+        """Number of layers with Mamba-2."""
+        return self.kinds.count(MAMBA)
+
+    @property
     def heads_text(self) -> str:
         """The model's heads and memories in words."""
         rows, width = self.mamba_state_dim, self.mamba_head_dim
@@ -134,10 +139,7 @@ class Mamba(PreNorm):
     def _mamba(self, w: Tree, h: Array, attend: Attend) -> Array:
         """[B, T, D] of normed h [B, T, D]."""
         inner, size = self.inner_dim, self.chunk_tokens
-        cuts = [inner, 2 * inner]
-        gate, x, rest = parts("btd,dn->btn", before_products(h), w, "mamba_in", cuts)
-        gate, x = (constrain(a, "batch seq heads") for a in (gate, x))
-        written, dt = jnp.split(rest, [self.written_dim], axis=2)
+        gate, x, written, dt = self._projected(w, h)
         steps = gates(dt, w["a_log"], w["dt_bias"], attend.ids)  # [B, T, N]
         taps = jnp.moveaxis(w["conv"], -1, 0)[::-1]  # that of the token itself first
         bias = w["conv_bias"]
@@ -163,6 +165,14 @@ class Mamba(PreNorm):
         y = attend.carry(whole, on)
         return dot("btn,nd->btd", self._gated(w, y, gate), w["mamba_out"])
 
+    def _projected(self, w: Tree, h: Array) -> tuple[Array, Array, Array, Array]:
+        """Gate and x [B, T, N H], b and c of all groups, dt [B, T, N], of normed h [B, T, D]."""
+        cuts = [self.inner_dim, 2 * self.inner_dim]
+        gate, x, rest = parts("btd,dn->btn", before_products(h), w, "mamba_in", cuts)
+        gate, x = (constrain(a, "batch seq heads") for a in (gate, x))
+        written, dt = jnp.split(rest, [self.written_dim], axis=2)
+        return gate, x, written, dt
+
     def _by_head(self, x: Array) -> Array:
         """[B, T, N, H] of all heads' numbers."""
         by_head = x.reshape(*x.shape[:2], self.mamba_num_heads, self.mamba_head_dim)
@@ -181,9 +191,13 @@ class Mamba(PreNorm):
     def _gated(self, w: Tree, y: Array, gate: Array) -> Array:
         """y [B, T, N H] times its gate, normed over the heads of each group."""
         wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
-        apart = (*y.shape[:2], self.mamba_num_groups, -1)
+        return self._normed(w, wide).astype(y.dtype)
+
+    def _normed(self, w: Tree, wide: Array) -> Array:
+        """float32 [B, T, N H], normed over the heads of each group."""
+        apart = (*wide.shape[:2], self.mamba_num_groups, -1)
         scale = w["memory_norm"].reshape(self.mamba_num_groups, -1)
-        return rms_norm(wide.reshape(apart), scale, self.norm_eps).reshape(y.shape).astype(y.dtype)
+        return rms_norm(wide.reshape(apart), scale, self.norm_eps).reshape(wide.shape)
 
     def work(self, seq_len: int) -> Work:
         """Work of a token in a row of `seq_len`."""
@@ -193,7 +207,7 @@ class Mamba(PreNorm):
 @lru_cache(256)
 def _work(model: Mamba, seq_len: int) -> Work:
     work: Work = Decoder.work(model, seq_len)
-    if not (layers := model.kinds.count(MAMBA)):
+    if not (layers := model.num_memories):
         return work
     chunk = min(model.chunk_tokens, seq_len)
     rows, width, convolved = (
@@ -201,7 +215,7 @@ def _work(model: Mamba, seq_len: int) -> Work:
     )  # fmt: skip
     # the memory read and written; tokens before in a chunk, half of it on average
     memory = width * (4.0 * rows + chunk) + model.mamba_num_groups * chunk * rows
-    more: dict[str, Any] = {} if layers < model.num_layers else {"attention": None}
+    more: dict[str, Any] = {} if model.windows else {"attention": None}
     return replace(
         work,
         mixing_flops=layers * (memory + 2.0 * model.conv_tokens * convolved),

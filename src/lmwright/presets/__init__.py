@@ -17,6 +17,7 @@ SECTIONS = {
         "lmwright.presets.moe",
         "lmwright.presets.granite4",
         "lmwright.presets.nemotron",
+        "lmwright.presets.falcon_h1",
         "lmwright.presets.encoders",
         "lmwright.presets.recurrent",
         "lmwright.presets.bitnet",

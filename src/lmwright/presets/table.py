@@ -29,7 +29,7 @@ FEATURES = {
     "key_dim": "memories in place of attention",
     "block_pattern": "memories and cells in place of attention",
     "attention_soft_cap": "soft caps",
-    "residual_multiplier": "multipliers",
+    "embedding_multiplier": "multipliers",
     "experts": "experts",
     "reasoning": "reasoning layers",
     "dense_layers": "plain layers among them",

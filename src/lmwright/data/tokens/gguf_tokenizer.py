@@ -68,7 +68,10 @@ _llama, _qwen, _qwen35, _gpt4o = (
     partial(split_bytes, split) for split in (SPLIT, QWEN_SPLIT, QWEN35_SPLIT, O200K_SPLIT)
 )
 PRES = (
-    Pre(_llama, ("llama-bpe", "llama3", "llama-v3", "lfm2"), ignore_merges=True, bos=True),
+    Pre(
+        _llama, ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1"), ignore_merges=True,
+        bos=True,
+    ),
     Pre(_llama, ("smaug-bpe", "dbrx", "glm4", "chatglm-bpe")),
     Pre(partial(split_bytes, *DEEPSEEK_SPLITS), ("deepseek-v3", "hunyuan-dense")),
     Pre(_qwen, ("qwen2", "deepseek-r1-qwen"), nfc=True),
@@ -78,7 +81,7 @@ PRES = (
     Pre(_gpt2, ("olmo", "mpt"), nfc=True),  # that of GPT-NeoX
     Pre(_digits, ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")),
     Pre(_gpt4o, ("gpt-4o", "llama4")),
-)
+)  # fmt: skip
 
 
 def holds_tokenizer(meta: Mapping[str, Any]) -> bool:
