@@ -24,6 +24,8 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "qwen3-30b-a3b": (30_532_122_624, 3.3e9),
     "qwen3-5-35b-a3b": (34_660_610_688, 3.45e9),  # as transformers counts its config.json
     "qwen3-next-80b-a3b": (79_674_391_296, 3.87e9),  # as transformers counts its config.json
+    "mellum2-12b-a2-5b": (12_149_923_072, 2.44e9),  # as transformers counts its config.json
+    "ernie-4-5-21b-a3b": (21_825_437_888, 3.35e9),  # as transformers counts its config.json
     "granite-4-0-h-tiny": (6_939_037_248, 1.47e9),  # as transformers counts its config.json
     "granite-4-0-h-small": (32_207_337_984, 9e9),
     # a bias of each expert is no parameter there
@@ -38,6 +40,7 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "glm-4-5-air": (None, 13.4e9),
     # with the scales of float8, one of 128 x 128, its files hold 228_703_644_928
     "minimax-m2": (228_689_764_864, 11.0e9),
+    "mistral-small-4-119b": (118_972_826_624, 6.63e9),  # as transformers counts its defaults
     "gpt-oss-20b": (20_914_757_184, 4.19e9),  # 3.61 and 5.13 without the embedding
     "gpt-oss-120b": (116_829_156_672, 5.71e9),
     "mixtral-8x7b": (46_702_792_704, 12.9e9),
@@ -59,6 +62,29 @@ MINIMAX_M2 = {  # config.json of the release
     "scoring_func": "sigmoid", "shared_intermediate_size": 0, "sliding_window": None,
     "tie_word_embeddings": False, "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True,
     "vocab_size": 200_064,
+}  # fmt: skip
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+MELLUM2 = {  # config.json of the release
+    "architectures": ["MellumForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 0, "dtype": "bfloat16", "eos_token_id": 28, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 7168, "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL] * 7,
+    "max_position_embeddings": 131_072, "max_window_layers": 0,
+    "mlp_layer_types": ["sparse"] * 28, "model_type": "mellum", "moe_intermediate_size": 896,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "output_router_logits": False, "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        GLOBAL: {
+            "attention_factor": 1.2772588722239782, "beta_fast": 32.0, "beta_slow": 1.0,
+            "factor": 16.0, "original_max_position_embeddings": 8192, "rope_theta": 500_000.0,
+            "rope_type": "yarn",
+        },
+        LOCAL: {"rope_theta": 500_000.0, "rope_type": "default"},
+    },
+    "router_aux_loss_coef": 0.001, "sliding_window": 1024, "tie_word_embeddings": False,
+    "use_cache": True, "use_sliding_window": True, "vocab_size": 98_304,
 }  # fmt: skip
 
 GPT_OSS = {  # config.json of the release
@@ -249,6 +275,7 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
     [
         ("gpt-oss-20b", GPT_OSS),
         ("minimax-m2", MINIMAX_M2),
+        ("mellum2-12b-a2.5b", MELLUM2),
         ("qwen3-next-80b-a3b", QWEN3_NEXT),
         ("lfm2-350m", LFM2),
         ("lfm2-8b-a1b", LFM2_MOE),

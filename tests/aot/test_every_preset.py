@@ -31,11 +31,12 @@ SLICES = {
         apertus-8b gemma-7b falcon-h1-7b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b
-        qwen1-5-moe-a2-7b deepseek-v2-lite moonlight-16b-a3b nemotron-3-nano-30b-a3b""",
+        qwen1-5-moe-a2-7b mellum2-12b-a2-5b deepseek-v2-lite moonlight-16b-a3b
+        nemotron-3-nano-30b-a3b ernie-4-5-21b-a3b""",
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b",
     "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
-        nemotron-3-super-120b-a12b""",
+        nemotron-3-super-120b-a12b mistral-small-4-119b""",
     "v5p-256": "minimax-m2",
     "v5p-512": "deepseek-v3",
     "v5p-1024": "llama-600b",

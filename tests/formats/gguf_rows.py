@@ -61,6 +61,14 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 96, "norm_topk_prob": False, "head_dim": 16},
+    "MellumForCausalLM": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+        "sliding_window": 9, "layer_types": [LOCAL, LOCAL, GLOBAL, LOCAL],
+        "rope_parameters": {
+            GLOBAL: {
+                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+                "attention_factor": 1.1386294361119891, "rope_theta": 5003.0},
+            LOCAL: {"rope_type": "default", "rope_theta": 5003.0}}},
     "OlmoeForCausalLM": {
         "num_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "num_key_value_heads": 6},
     "GptOssForCausalLM": {
@@ -92,6 +100,12 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": {"use_bias": False, "tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
         "rope_theta": 5003.0}},
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 64,
+        "moe_num_shared_experts": 3, "moe_layer_start_index": 2, "tie_word_embeddings": True},
+    "Ernie4_5_MoeForCausalLM alone": {
+        "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 64,
+        "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "tie_word_embeddings": False},
     "Exaone4ForCausalLM": {"sliding_window": None, "head_dim": 16, "rope_parameters": LLAMA3},
     "Exaone4ForCausalLM windows": {
         "sliding_window": 9, "head_dim": 16, "num_hidden_layers": 64,
@@ -176,6 +190,10 @@ FAMILIES = {
         "rope_parameters": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
             "rope_theta": 5003.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "Mistral4ForCausalLM": SHARED | LATENTS | {"rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 12,
+        "rope_theta": 5003.0, "llama_4_scaling_beta": 0.37, "mscale": 1.0,
+        "mscale_all_dim": 1.0}},
     "Glm4MoeLiteForCausalLM": SHARED | LATENTS,
     "EuroBertForMaskedLM llada": {"masked_diffusion": {"predicts": "next"}},
     "Qwen2ForCausalLM dream": {"masked_diffusion": {"predicts": "own"}, "head_dim": 16},

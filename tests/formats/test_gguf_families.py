@@ -113,6 +113,18 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
             "with experts are neither read",
         ),
         ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("MellumForCausalLM", {"mlp_layer_types": ["dense"] + ["sparse"] * 3}, "in every layer"),
+        (
+            "MellumForCausalLM",
+            {
+                "rope_parameters": {
+                    GLOBAL: {"rope_type": "default", "rope_theta": 5003.0},
+                    LOCAL: {"rope_type": "default", "rope_theta": 301.0},
+                }
+            },
+            "set model.local_rope_theta = 5003",
+        ),
+        ("Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": 2}, "plain layers at the beginning"),
         ("EuroBertForMaskedLM llada", {"attention_bias": True}, "has no biases"),
         ("EuroBertForMaskedLM llada", {"rope_parameters": LLAMA3}, "llada does not compute"),
         ("Qwen3ForCausalLM", {"rope_parameters": LLAMA3}, "qwen3 does not compute"),
@@ -237,3 +249,36 @@ def test_shares_sum_to_one_only_where_a_file_says_so(name):
     assert config_of(meta, shapes, "here")["norm_topk_prob"] is False
     said = meta | {f"{name}.expert_weights_norm": True}
     assert config_of(said, shapes, "here")["norm_topk_prob"] is True
+
+
+def test_gate_and_up_of_experts_in_one_tensor(tmp_path, monkeypatch):
+    """As llama.cpp's converter leaves those of Mistral 4; it computes the same from both forms."""
+    gguf = pytest.importorskip("gguf")
+    monkeypatch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+    model, w = model_of("Mistral4ForCausalLM")
+    write_gguf(model, HfTensors(model, w), lambda: w, None, tmp_path / "m.gguf", dtype="fp32")
+    file = GgufFile(tmp_path / "m.gguf")
+    arrays = {name: file.read(name, None) for name in file.tensors}
+    for name in [name for name in arrays if ".ffn_gate_exps." in name]:
+        both = [arrays.pop(name.replace("gate", part)) for part in ("gate", "up")]
+        arrays[name.replace("gate", "gate_up")] = np.concatenate(both, axis=1)
+    writer = gguf.GGUFWriter(tmp_path / "joint.gguf", "mistral4")
+    kinds = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32,
+             int: writer.add_uint32}  # fmt: skip
+    for key, value in file.meta.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            kinds[type(value)](key, value)
+    for name, array in arrays.items():
+        writer.add_tensor(name, np.ascontiguousarray(array))
+    for write in (
+        writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
+        writer.close,
+    ):  # fmt: skip
+        write()
+    back = load_model(tmp_path / "joint.gguf")
+    assert not other_fields(model, back.model)
+    jax.tree.map(np.testing.assert_array_equal, back.weights, w)
+    llama_cpp.needed()
+    ids = proof.proof_tokens(model, None)[0]
+    found = [llama_cpp.logits(tmp_path / f"{name}.gguf", ids) for name in ("m", "joint")]
+    np.testing.assert_allclose(*found, atol=1e-5 * np.abs(found[0]).max())

@@ -45,9 +45,16 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": COMMON | {"head_dim": 8, "mlp_only_layers": [0]},
     "Qwen2MoeForCausalLM": COMMON | {
         "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]},
+    "MellumForCausalLM": COMMON | {"head_dim": 8, "mlp_layer_types": ["dense", "sparse"]},
+    "Ernie4_5_MoeForCausalLM": {
+        n: v for n, v in COMMON.items() if n not in ("num_experts", "num_experts_per_tok")}
+    | {"moe_num_experts": 4, "moe_k": 2, "head_dim": 8, "moe_num_shared_experts": 1},
     "OlmoeForCausalLM": COMMON,
     "DeepseekV2ForCausalLM": ROUTED | LATENT,
     "DeepseekV3ForCausalLM": ROUTED | LATENT,
+    "Mistral4ForCausalLM": ROUTED | LATENT | {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+        "original_max_position_embeddings": 7, "mscale": 1.0, "mscale_all_dim": 1.0}},
     "Glm4MoeForCausalLM": ROUTED | {"head_dim": 8},
     "MiniMaxM2ForCausalLM": LOCAL | {"head_dim": 8},
     "Qwen3NextForCausalLM": COMMON | LINEAR,
@@ -86,7 +93,8 @@ def bases(tmp_path_factory):
 
 def theirs(base, adapter=None):
     """Logits of PEFT, of the base alone without an adapter; each factor must be there."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    auto = "ImageTextToText" if "Mistral4" in str(base) else "CausalLM"
+    model = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(
         base, dtype=torch.float32, attn_implementation="eager"
     )
     if adapter is not None:

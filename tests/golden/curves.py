@@ -32,17 +32,20 @@ SIZES = {"vocab_size": 384, "embed_dim": 48, "num_layers": 2, "num_heads": 4, "n
 DENSE = SIZES | {"mlp_dim": 80}
 EXPERTS = dict(num_experts=4, experts_per_token=2, mlp_dim=40, balance_loss=0.01, z_loss=0.001)
 SHARED = EXPERTS | {"shared_dim": 40}
-BIASED = {"dense_layers": [0], "experts": SHARED | {
-    "score": "sigmoid", "num_groups": 2, "bias_rate": 0.001}}  # fmt: skip
+GATED = SHARED | {"shared_gate": "sigmoid"}
+BALANCED = EXPERTS | {"score": "sigmoid", "bias_rate": 0.001}
+BIASED = {"dense_layers": [0], "experts": SHARED | BALANCED | {"num_groups": 2}}
 LATENT = {"num_kv_heads": 4, "qk_rope_head_dim": 4, "v_head_dim": 10, "kv_lora_rank": 16}
 GROWING = {"rope_scaling": {"kind": "yarn", "factor": 4.0, "original_seq_len": 24}}
 HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_head_dim": 12,
           "linear_num_value_heads": 4, "rotary_fraction": 0.5, "norm_eps": 0.05}  # fmt: skip
 CONVS, R = {"mixer_pattern": ["conv", "full"]}, {"residual_multiplier": 0.4}
+HALF, SECOND = {"rotary_fraction": 0.5}, {"experts": EXPERTS, "dense_layers": [1]}
 HEADS = {"mamba_num_heads": 6, "mamba_head_dim": 16, "mamba_state_dim": 10, "mamba_num_groups": 2}
 MAMBA = HEADS | {"mixer_pattern": ["mamba", "full"]}
-GEMMA4 = DENSE | {"num_layers": 4, "layer_pattern": ["local", "global"], "window": 24,
-                  "global_head_dim": 20, "num_shared_layers": 2, "layer_input_dim": 10}  # fmt: skip
+EVEN, MIX = DENSE | {"num_kv_heads": 4}, {"layer_pattern": ["local", "global"], "window": 24}
+GEMMA4 = DENSE | MIX | {"num_layers": 4, "global_head_dim": 20, "num_shared_layers": 2,
+                        "layer_input_dim": 10}  # fmt: skip
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
@@ -52,34 +55,33 @@ MODELS = {
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0}, "gemma1": DENSE,
     "granite4": DENSE | MAMBA | R, "granite4-moe": DENSE | MAMBA | R | {"experts": EXPERTS},
-    **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {
-        "experts": SHARED | {"shared_gate": "sigmoid"}}),
+    **dict.fromkeys(("qwen3-5-moe", "qwen3-next"), SIZES | HYBRID | {"experts": GATED}),
     "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS, "ernie4-5": DENSE | {"bias": "all"},
     "lfm3": DENSE | {"mixer_pattern": ["conv", "local"], "window": 24}, "nemotron-h": DENSE | MAMBA,
     "nemotron-h-moe": DENSE | MAMBA | {"mixer_pattern": ["mamba", "moe"], "experts": SHARED},
-    "modernbert": DENSE | {"num_layers": 4, "num_kv_heads": 4, "window": 17},
-    "deberta": DENSE | {"num_kv_heads": 4, "position_buckets": 16, "max_distance": 64},
-    "bert": DENSE | {"num_kv_heads": 4, "separator_id": 5}, "falcon-h1": DENSE | HEADS,
-    **dict.fromkeys(("roberta", "xlm-roberta"), DENSE | {"num_kv_heads": 4, "first_position": 356}),
+    "modernbert": EVEN | {"num_layers": 4, "window": 17}, "bert": EVEN | {"separator_id": 5},
+    "deberta": EVEN | {"position_buckets": 16, "max_distance": 64}, "gpt2": EVEN,
+    **dict.fromkeys(("roberta", "xlm-roberta"), EVEN | {"first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {
         "key_dim": 6, "chunk_tokens": 32}, "granite-swa": DENSE | {"window": 24},
     "xlstm-blocks": {k: v for k, v in DENSE.items() if k not in ("num_kv_heads", "head_dim")} | {
         "block_pattern": ["mlstm", "slstm"], "chunk_tokens": 32},
-    "phi3": DENSE | {"window": 32, "rotary_fraction": 0.5}, "gpt2": DENSE | {"num_kv_heads": 4},
-    "gpt-neox": DENSE | {"num_kv_heads": 4, "rotary_fraction": 0.5},
-    "qwen3-moe": DENSE | {"experts": EXPERTS, "dense_layers": [1]},
-    "qwen2-moe": DENSE | {"experts": SHARED | {"shared_gate": "sigmoid"}, "dense_layers": [1]},
+    "phi3": DENSE | {"window": 32} | HALF, "gpt-neox": EVEN | HALF,
+    "qwen3-moe": DENSE | SECOND, "qwen2-moe": DENSE | SECOND | {"experts": GATED},
+    "ernie4-5-moe": DENSE | {"dense_layers": [0], "experts": SHARED | {"bias_rate": 0.001}},
+    "mellum": DENSE | MIX | SECOND, "minimax-m2": SIZES | {"experts": BALANCED},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
-    "minimax-m2": SIZES | {"experts": EXPERTS | {"score": "sigmoid", "bias_rate": 0.001}},
     **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")}, "exaone4": DENSE | {"window": 24},
+    "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,
     **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},
     "deepseek-v2": DENSE | LATENT | {"experts": SHARED | {"num_groups": 2, "best_of_group": 1}},
 }  # fmt: skip
 
 ENCODERS = ("eurobert", "modernbert", "deberta", "bert", "roberta", "xlm-roberta")
 ENCODER = {"kind": "eurobert", **DENSE}
+MODERN = {"kind": "modernbert", **MODELS["modernbert"]}
 DIFFUSION = {"data": "masked", "objective": {"kind": "diffusion", "eval_samples": 3}}
 
 ONE_LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
@@ -103,16 +105,14 @@ CASES: dict[str, dict] = {
         "kind": "classify", "labels": ["short", "middle", "long"]}},
     "objective multilabel": {"data": "several", "model": ENCODER, "objective": {
         "kind": "multilabel", "labels": ["short", "middle", "long"]}},
-    "objective regress": {"data": "numbered", "model": {"kind": "modernbert",
-        **MODELS["modernbert"]}, "objective": {"kind": "regress"}},
+    "objective regress": {"data": "numbered", "model": MODERN, "objective": {"kind": "regress"}},
     "objective embed": {"data": "related", "model": ENCODER, "objective": {
         "kind": "embed", "direction": "both"}},
     "objective similarity": {"data": "scored", "model": ENCODER, "objective": {
         "kind": "similarity", "compares": "order"}},
     "objective tag": {"data": "tagged", "model": ENCODER, "objective": {
         "kind": "tag", "labels": ["O", "B-LONG", "I-LONG"]}},
-    "objective answer": {"data": "answered", "model": {"kind": "modernbert",
-        **MODELS["modernbert"]}, "objective": {
+    "objective answer": {"data": "answered", "model": MODERN, "objective": {
         "kind": "answer", "window_tokens": 64, "window_overlap": 16}},
     "objective sft": {"data": "sft", "objective": {"kind": "sft", "label_smoothing": 0.1}},
     "objective dpo": {"data": "pairs", "objective": {"kind": "dpo"}, "lora": ONE_LORA},

@@ -39,6 +39,32 @@ ROWS = {
             "router_aux_loss_coef": 0.3,
         },
     ),
+    "mellum": (
+        "MellumForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "num_hidden_layers": 4, "norm_topk_prob": True,
+            "attention_bias": True, "router_aux_loss_coef": 0.3, "sliding_window": 9,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0,
+                    "original_max_position_embeddings": 13,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 301.0},
+            },
+        },
+    ),
+    "ernie4-5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 28, "hidden_act": "relu",
+            "intermediate_size": 80, "num_hidden_layers": 5, "moe_num_shared_experts": 3,
+            "moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
     "olmoe": (
         "OlmoeForCausalLM",
         {
@@ -137,6 +163,19 @@ ROWS = {
             "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0, "mscale": 0.9,
                 "mscale_all_dim": 0.7, "original_max_position_embeddings": 13,
+            },
+        },
+    ),
+    "mistral4": (
+        "Mistral4ForCausalLM",
+        LATENTS | {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 1.7, "q_lora_rank": 18,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0, "mscale": 0.9,
+                "mscale_all_dim": 0.7, "original_max_position_embeddings": 13,
+                "llama_4_scaling_beta": 0.37,
             },
         },
     ),

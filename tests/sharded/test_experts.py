@@ -12,16 +12,20 @@ from lmwright.core import ragged
 from lmwright.core.sharding import AXES, make_mesh
 from lmwright.errors import UserError
 from lmwright.models.deepseek import DeepSeekV3
+from lmwright.models.ernie4_5 import Ernie45Moe
 from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
+from lmwright.models.mellum import Mellum
 from lmwright.models.minimax_m2 import MinimaxM2
+from lmwright.models.mistral4 import Mistral4
 from lmwright.models.moe import Mixtral
 from lmwright.models.nemotron_h import NemotronHMoe
 from lmwright.models.qwen3_next import Qwen3Next
 from lmwright.models.reasoning import Reasoning
 from lmwright.nn import exchange
 from lmwright.nn.moe import Dispatch, mixture
+from lmwright.nn.rope import YarnRope
 from tests.sharded import problem
 from tests.sharded.problem import SEQ_LEN, VOCAB, assert_same, gradients, make_run
 
@@ -70,6 +74,21 @@ MINIMAX = MinimaxM2(
     **SIZES, rotary_fraction=0.67,
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, score="sigmoid",
                     bias_rate=0.01),
+)  # fmt: skip
+MELLUM = Mellum(
+    **SIZES, mlp_dim=40, window=7, layer_pattern=("local", "global"), local_rope_theta=77.0,
+    rope_scaling=YarnRope(factor=4.0, original_seq_len=12),
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1),
+)  # fmt: skip
+ERNIE = Ernie45Moe(
+    **SIZES, mlp_dim=40,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=24, bias_rate=0.01),
+)  # fmt: skip
+MISTRAL4 = Mistral4(
+    **ONE_LAYER | {"num_kv_heads": 16, "head_dim": 10}, mlp_dim=40, qk_rope_head_dim=4,
+    v_head_dim=8, kv_lora_rank=16, q_lora_rank=24, norm_eps=0.01, query_growth=0.7,
+    rope_scaling=YarnRope(factor=3.0, original_seq_len=9, mscale=1.0, mscale_all_dim=1.0),
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=16),
 )  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
@@ -120,6 +139,10 @@ MORE_MESHES = [
     (NEMOTRON, {"expert": 2, "context": 2, "tensor": 2}),
     (NEMOTRON, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (MINIMAX, {"expert": 2, "context": 2, "tensor": 2}),
+    (ERNIE, {"expert": 2, "context": 2, "tensor": 2}),
+    (MELLUM, {"expert": 2, "context": 2, "tensor": 2}),
+    (MELLUM, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (MISTRAL4, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]
 
@@ -167,7 +190,7 @@ def test_products(model, axes, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [SOFTMAX, replace(BIASED, num_layers=3, dense_layers=(0,))],
+    [SOFTMAX, replace(MELLUM, num_layers=4), replace(BIASED, num_layers=3, dense_layers=(0,))],
 )
 def test_a_pipeline(model, monkeypatch):
     """Each piece on its way has a busiest expert of its own; all else is the same."""

@@ -6,12 +6,14 @@ from typing import Any
 from lmwright.formats import (
     gguf_apertus,
     gguf_deepseek,
+    gguf_ernie,
     gguf_exaone4,
     gguf_falcon,
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
     gguf_mamba,
+    gguf_mellum,
     gguf_mistral3,
     gguf_nemotron,
 )
@@ -105,6 +107,10 @@ ARCHS = {
         "qwen3_moe",
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
+    gguf_mellum.NAME: Arch(
+        "MellumForCausalLM", "mellum", window=True,
+        fixed=SILU | UNTIED | {"norm_topk_prob": True},
+    ),
     "smollm3": Arch("SmolLM3ForCausalLM", "smollm3", rotated=True, fixed={"hidden_act": "silu"}),
     gguf_mistral3.NAME: Arch(
         "Ministral3ForCausalLM", "ministral3", rotated=True, fixed={"hidden_act": "silu"}
@@ -116,6 +122,10 @@ ARCHS = {
     ),
     "ernie4_5": Arch(
         "Ernie4_5ForCausalLM", "ernie4_5", fixed={"hidden_act": "silu", "use_bias": False}
+    ),
+    gguf_ernie.NAME: Arch(
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", fixed={"hidden_act": "silu", "use_bias": False},
+        keys=gguf_ernie.KEYS, renamed=gguf_ernie.RENAMED,
     ),
     gguf_apertus.NAME: Arch(
         "ApertusForCausalLM", "apertus", factors=True, fixed=FIXED_KEYS,
@@ -260,6 +270,10 @@ ARCHS = {
     ),
     gguf_deepseek.LATENTS: Arch(
         "DeepseekV3ForCausalLM", "deepseek_v3", fixed=SILU, keys=gguf_deepseek.LATENT_KEYS,
+        renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    gguf_deepseek.GROWING: Arch(
+        "Mistral4ForCausalLM", "mistral4", fixed=SILU, keys=gguf_deepseek.LATENT_KEYS,
         renamed=gguf_deepseek.RENAMED, deepseek=True,
     ),
     "llada": Arch(

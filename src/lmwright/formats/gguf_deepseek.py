@@ -3,6 +3,7 @@
     expert_gating_func                      1 for softmax, 2 for sigmoid
     attention.key_length, head_count_kv     a latent with its rotated key, and 1 head of these
     attention.key_length_mla                width of a head of queries
+    attention.temperature_scale             the weight by which Mistral 4's queries grow
     rope.scaling.yarn_log_multiplier        a tenth of mscale_all_dim
     attn_k_b [heads, rank, width]           the keys' rows of kv_b_proj, turned
     attn_v_b [heads, width, rank]           the values' rows
@@ -17,9 +18,13 @@ import numpy as np
 
 from lmwright.errors import UserError
 from lmwright.formats.gguf_apart import Cut
-from lmwright.models.hf.deepseek import DENSE, GREEDY, GROUPS, PLAIN, ROTATED
+from lmwright.formats.gguf_rope import decimal
+from lmwright.models.hf.deepseek import GREEDY, GROUPS, PLAIN, ROTATED
+from lmwright.models.hf.ministral3 import GROWTH
+from lmwright.models.hf.moe import DENSE
 
-LATENTS = "deepseek2"
+LATENTS, GROWING = "deepseek2", "mistral4"
+OF_LATENTS = (LATENTS, GROWING)
 KEYS = {
     "leading_dense_block_count": "first_k_dense_replace",
     "expert_shared_count": "n_shared_experts",
@@ -36,10 +41,12 @@ LATENT_KEYS = KEYS | {
 }
 V2 = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
 RENAMED = {"num_experts": "n_routed_experts"}
+SOFTMAXES = (V2["model_type"], GROWING)
 GATING = "expert_gating_func"
 SOFTMAX, SIGMOID = 1, 2
 WITHOUT = (26, 27)  # layers of models whose queries llama.cpp does not expect from latents
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+SCALE, LENGTH = "attention.temperature_scale", "attention.temperature_length"
 JOINED, PARTS = ".kv_b_proj.weight", (".k_b_proj.weight", ".v_b_proj.weight")
 
 
@@ -47,7 +54,7 @@ def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
     """Keys below the architecture's name. Raises UserError for what llama.cpp does not compute."""
     if DENSE in config and "first_k_dense_replace" not in config:
         raise UserError(f"{where}: GGUF can only say plain layers before all others")
-    if name != LATENTS:
+    if name not in OF_LATENTS:
         return {GATING: SIGMOID}
     if config.get("topk_method") == GROUPS:
         raise UserError(f"{where}: llama.cpp takes the two best experts of a group, not the best")
@@ -59,7 +66,7 @@ def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
         )
     rotated, rank = config[ROTATED], config["kv_lora_rank"]
     meta: dict[str, Any] = {
-        GATING: SOFTMAX if V2["model_type"] == config["model_type"] else SIGMOID,
+        GATING: SOFTMAX if config["model_type"] in SOFTMAXES else SIGMOID,
         "attention.head_count_kv": 1,
         "attention.key_length": rank + rotated,
         "attention.value_length": rank,
@@ -78,6 +85,8 @@ def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
                 "mscale_all_dim alike; export to a Hugging Face folder instead"
             )
         meta[MULTIPLIER] = 0.1 * rope["mscale_all_dim"]
+    if name == GROWING:
+        meta |= {SCALE: float(rope[GROWTH]), LENGTH: rope["original_max_position_embeddings"]}
     return meta
 
 
@@ -89,10 +98,16 @@ def config_of(
     computed."""
     said = {key.removeprefix(f"{name}."): value for key, value in meta.items()}
     scaled = said.get("rope.scaling.factor", 1.0) not in (0.0, 1.0)
-    if name == LATENTS and scaled and said.get("rope.scaling.type", "linear") == "linear":
+    if name in OF_LATENTS and scaled and said.get("rope.scaling.type", "linear") == "linear":
         raise UserError(
             f"{where}: {name}.rope.scaling.type is linear, for which llama.cpp scales attention as "
             "for YaRN; download another conversion"
+        )
+    original = said.get("rope.scaling.original_context_length")
+    if name == GROWING and said.get(LENGTH, original) != original:
+        raise UserError(
+            f"{where}: {name}.{LENGTH} = {said[LENGTH]} is not the context of the training before, "
+            f"{original}, as in released models; download another conversion"
         )
     sigmoid = said.get(GATING, SOFTMAX) == SIGMOID
     own: dict[str, Any] = {
@@ -101,7 +116,7 @@ def config_of(
         "num_nextn_predict_layers": 0,
         "norm_topk_prob": said.get("expert_weights_norm", False),  # as llama.cpp takes it
     }
-    if name != LATENTS:
+    if name not in OF_LATENTS:
         return own
     if said.get("attention.key_length_mla") is None:
         raise UserError(
@@ -110,7 +125,7 @@ def config_of(
         )
     return (
         own
-        | ({} if sigmoid else V2)
+        | (V2 if name == LATENTS and not sigmoid else {})
         | {
             "num_key_value_heads": config.get("num_attention_heads"),
             PLAIN: said["attention.key_length_mla"] - (config.get(ROTATED) or 0),
@@ -123,14 +138,15 @@ def config_of(
 
 def plain(meta: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The metadata as other architectures have them for rotations, and YaRN's own weights."""
-    if name != LATENTS:
+    if name not in OF_LATENTS:
         return dict(meta), {}
     own = (f"{name}.{MULTIPLIER}", f"{name}.rope.dimension_count")
     rest = {key: value for key, value in meta.items() if key not in own}
+    added = {GROWTH: decimal(meta.get(f"{name}.{SCALE}", 0.0))} if name == GROWING else {}
     if not (tenth := meta.get(own[0])):
-        return rest, {}
+        return rest, added
     weight = float(np.round(np.float32(10.0) * np.float32(tenth), 6))
-    return rest, {"mscale": weight, "mscale_all_dim": weight}
+    return rest, added | {"mscale": weight, "mscale_all_dim": weight}
 
 
 def cut(config: Mapping[str, Any]) -> Cut:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lmwright.errors import UserError
-from lmwright.formats import gguf_mamba
+from lmwright.formats import gguf_ernie, gguf_mamba
 from lmwright.formats.gguf_apart import Cut
 from lmwright.formats.gguf_rope import rotated_dims
 from lmwright.models.hf.qwen3_5 import TYPES
@@ -92,6 +92,8 @@ def shape_in_file(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) 
     """The shape in GGUF of a tensor of this one in Hugging Face's form."""
     if is_filter(name):
         return shape[0], shape[-1]
+    if name.endswith(gguf_ernie.BIAS):
+        return shape[-1:]
     return gguf_mamba.shape_in_file(name, shape, config)
 
 
@@ -99,6 +101,8 @@ def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in Hugging Face's form of a tensor of this one in GGUF."""
     if is_filter(name):
         return shape[0], 1, shape[-1]
+    if name.endswith(gguf_ernie.BIAS):
+        return 1, shape[-1]
     return gguf_mamba.shape_of(name, shape)
 
 
@@ -106,6 +110,8 @@ def turned(name: str, array: np.ndarray, config: Mapping[str, Any], *, into: boo
     """A tensor of a layer without attention in GGUF's form, or back in that of Hugging Face."""
     if is_filter(name):
         array = array.reshape(len(array), -1)
+    if name.endswith(gguf_ernie.BIAS):
+        return array.reshape(-1) if into else array.reshape(1, -1)
     if name.endswith(".A_log"):  # in float64: each way rounds once, alike on every CPU
         wide = array.astype(np.float64)
         array = (-np.exp(wide) if into else np.log(-wide)).astype(np.float32)

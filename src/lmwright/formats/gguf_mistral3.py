@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.formats.gguf_deepseek import MULTIPLIER
+from lmwright.formats.gguf_deepseek import MULTIPLIER, SCALE
 from lmwright.formats.gguf_rope import decimal
 from lmwright.models.hf.ministral3 import GROWTH
 
 NAME = "mistral3"
-SCALE = "attention.temperature_scale"
 
 
 def metadata(rope: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import (
     gguf_deepseek,
+    gguf_ernie,
     gguf_exaone4,
     gguf_falcon,
     gguf_further,
@@ -23,6 +24,7 @@ from lmwright.formats import (
     gguf_hybrid,
     gguf_lfm2,
     gguf_mamba,
+    gguf_mellum,
     gguf_mistral3,
     gguf_nemotron,
 )
@@ -139,10 +141,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     if arch.mark == DIFFUSION:
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
-    if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
-        config["layer_types"] = [TYPES["local" if is_local else "global"] for is_local in of]
-    if name == gguf_exaone4.NAME:
-        config |= gguf_exaone4.config_of(config)
+    config |= _layers(meta, config, name, arch, where)
     if name in gguf_nemotron.NAMES:
         config |= gguf_nemotron.config_of(of_layers, name)
     config |= gguf_falcon.config_of(shapes) if name == gguf_falcon.NAME else {}
@@ -158,7 +157,22 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
             rope |= weights
     if arch.exact_yarn and "rope_scaling" in config:
         config["rope_parameters"]["truncate"] = config["rope_scaling"]["truncate"] = False
+    if name == gguf_mellum.NAME:
+        config["rope_parameters"] = gguf_mellum.by_reach(config["rope_parameters"])
     return config | {own: config[key] for key, own in arch.rope_keys.items() if key in config}
+
+
+def _layers(
+    meta: Mapping[str, Any], config: Mapping[str, Any], name: str, arch: Arch, where: str
+) -> dict[str, Any]:
+    """Keys of config.json that say in what layers differ."""
+    if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
+        return {"layer_types": [TYPES["local" if is_local else "global"] for is_local in of]}
+    if name == gguf_exaone4.NAME:
+        return gguf_exaone4.config_of(config)
+    if name == gguf_ernie.NAME:
+        return gguf_ernie.config_of(config)
+    return gguf_mellum.config_of(meta, config, where) if name == gguf_mellum.NAME else {}
 
 
 def _plain(meta: Mapping[str, Any], name: str, arch: Arch) -> Mapping[str, Any]:
@@ -217,7 +231,12 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         gguf_exaone4.refuse(config, where)
     if name in gguf_nemotron.NAMES:
         meta |= gguf_nemotron.metadata(config, where)
-    meta |= gguf_mistral3.metadata(rope, where)
+    if name == gguf_mellum.NAME:
+        meta |= gguf_mellum.metadata(config, where)
+    if name == gguf_ernie.NAME:
+        meta |= gguf_ernie.metadata(config, where)
+    if name == gguf_mistral3.NAME:
+        meta |= gguf_mistral3.metadata(rope, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
         raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")
@@ -276,7 +295,8 @@ class NameMap:
 
     def __init__(self, arch: str, num_layers: int):
         gguf = gguf_package()
-        key = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch)
+        known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+        key = known[gguf_mellum.TABLE if arch == gguf_mellum.NAME else arch]
         self._table = gguf.get_tensor_name_map(key, num_layers)
 
     def __call__(self, name: str) -> tuple[str, int | None]:

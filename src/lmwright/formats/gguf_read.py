@@ -80,6 +80,10 @@ class GgufFile(GgufHeader):
         return values.reshape(shape)
 
 
+JOINT = ".ffn_gate_up_exps."
+"""Of a tensor with gate and up of each expert, one behind the other, as in Mistral 4's files."""
+
+
 class GgufTensors(Tensors):
     """The tensors of a file under their Hugging Face names and in their layout; what has no
     such name keeps its own, so that nothing goes unnoticed."""
@@ -88,6 +92,9 @@ class GgufTensors(Tensors):
         self.file, self._config, self._arch = file, config, arch
         name_of = NameMap(str(file.meta["general.architecture"]), config["num_hidden_layers"])
         places = {slot.name: name_of(slot.name) for slot in slots_in_file(model)}
+        self._halves: dict[str, int] = {}
+        for hf, place in places.items():
+            places[hf] = self._place(hf, *place)
         self._places = {hf: place for hf, place in places.items() if self._has(*place)}
         self._scales = {
             slot.name: places[slot.name][0].removesuffix(".weight") + SCALE
@@ -104,6 +111,15 @@ class GgufTensors(Tensors):
         self._places |= {name: (name, None) for name in file.tensors if name not in taken}
         super().__init__(self._places)
 
+    def _place(self, hf: str, name: str, part: int | None) -> tuple[str, int | None]:
+        """The place of a tensor, in that of gate and up together where a file has them so."""
+        for half, input_of in enumerate(("gate", "up")):
+            joint = name.replace(f".ffn_{input_of}_exps.", JOINT)
+            if joint != name and joint in self.file.tensors:
+                self._halves[hf] = half
+                return joint, part
+        return name, part
+
     def _has(self, name: str, part: int | None) -> bool:
         known = name in self.file.tensors
         return known and (part is None or part < self.file.shape(name)[0])
@@ -117,10 +133,13 @@ class GgufTensors(Tensors):
         if self._arch.shift_of(name) or name.endswith(".A_log"):
             dtype = "float32"
         shape = shape if part is None else shape[1:]
+        shape = (shape[0] // 2, *shape[1:]) if name in self._halves else shape
         return dtype, gguf_hybrid.shape_of(name, shape)
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self.file.read(*self._places[name])
+        if (half := self._halves.get(name)) is not None:
+            array = np.split(array, 2)[half]
         if name in self._scales:
             scale, known = self._scales[name], self._scales[name] in self.file.tensors
             array = floats_of_values(array, self.file.read(scale) if known else None, name)

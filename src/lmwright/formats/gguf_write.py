@@ -28,12 +28,7 @@ from lmwright.formats.card import Facts
 from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_apart import Apart
-from lmwright.formats.gguf_names import (
-    SHIFT,
-    NameMap,
-    in_order,
-    metadata_of,
-)
+from lmwright.formats.gguf_names import SHIFT, NameMap, in_order, metadata_of
 from lmwright.formats.gguf_read import SCALE, is_headless, open_written, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
@@ -346,7 +341,11 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
 
 OF_HEAD = ("head", "biases")  # whose other biases `metadata_of` refuses
 UNSAID = (*OF_TRAINING, "capacity_factor")
-MEANS = {"_pattern": attrgetter("kinds"), "attention_multiplier": attrgetter("score_scale")}
+MEANS = {
+    "_pattern": attrgetter("kinds"), "attention_multiplier": attrgetter("score_scale"),
+    "local_rope_theta": lambda m: (m.local_rope_theta or m.rope_theta,
+                                   m.local_rope_theta is None and m.rope_scaling is not None),
+}  # fmt: skip
 """What fields with these ends mean, where several values mean the same."""
 
 

@@ -5,8 +5,8 @@
                                                              [N * H, D], one for each layer
 
 A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everything without
-an arrow stay as they are, flattened; filters of convolutions are [numbers, 1, tokens]. Every tensor
-is used exactly once.
+an arrow stay as they are, flattened; filters of convolutions are [numbers, 1, tokens], and some
+vectors [1, numbers]. Every tensor is used exactly once.
 """
 
 from collections.abc import Collection, Mapping
@@ -126,6 +126,8 @@ def slots(model: HfModel) -> list[Slot]:
             shape, inside = _their_shape(param), param.shape[1 : len(param.batch)]
             if f"{LAYERS}.{leaf}" in model.hf.convs:
                 shape = (shape[0] // param.shape[-1], 1, param.shape[-1])
+            if f"{LAYERS}.{leaf}" in model.hf.rows:
+                shape = (1, *shape)
             layered += [
                 (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
                 for i, number in enumerate(places[stack])

@@ -183,7 +183,8 @@ def _class_for(architecture: str, body: bool = False) -> Any:
         return transformers.AutoModelForQuestionAnswering
     if architecture in EMBEDDER.encoders():
         return transformers.AutoModel
-    if architecture.endswith("ForConditionalGeneration"):  # of which a text model is a part
+    # of which a text model is a part; that of Mistral 4 stands there alone, too
+    if architecture.endswith(("ForConditionalGeneration", "Mistral4ForCausalLM")):
         return transformers.AutoModelForImageTextToText
     masked = architecture.endswith("ForMaskedLM")
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM

@@ -20,6 +20,20 @@ from lmwright.nn.rope import YarnRope, apply_rope
 RELEASED: dict[str, Any] = {
     "factor": 16.0, "original_seq_len": 16_384, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
+QueryGrowth = Annotated[
+    float,
+    Field(
+        ge=0, allow_inf_nan=False,
+        description="Weight of the logarithm by which queries grow with each context of the "
+        "training before.",
+    ),
+]  # fmt: skip
+
+
+def growth(positions: Array, weight: float, rope: YarnRope) -> Array:
+    """float32 [B, T, 1]: how much longer queries at positions [B, T] are."""
+    times = positions // rope.original_seq_len
+    return 1 + weight * jnp.log1p(times.astype(jnp.float32))[..., None]
 
 
 @section
@@ -28,8 +42,7 @@ class Ministral3(PreNorm):
 
     kind: Literal["ministral3"] = "ministral3"
     mlp_dim: PositiveInt
-    query_growth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """Weight of the logarithm by which queries grow with each context of the training before."""
+    query_growth: QueryGrowth = 0.1
     rope_theta: Positive = 1_000_000.0
     rope_scaling: YarnRope = field(default_factory=partial(YarnRope, **RELEASED))
     """Rotations for contexts longer than those of the training before."""
@@ -38,9 +51,8 @@ class Ministral3(PreNorm):
         """Rotations of queries and of keys for positions [B, T] in rows of `length`; the former
         also make queries longer."""
         cos, sin = super().tables(positions, length)
-        times = positions // self.rope_scaling.original_seq_len
-        growth = 1 + self.query_growth * jnp.log1p(times.astype(jnp.float32))[..., None]
-        return (cos * growth, sin * growth), (cos, sin)
+        times = growth(positions, self.query_growth, self.rope_scaling)
+        return (cos * times, sin * times), (cos, sin)
 
     def rotated(self, q: Array, k: Array, tables: Tree) -> tuple[Array, Array]:
         """Queries and keys after the rotation."""

@@ -93,7 +93,7 @@ TEXT_PARTS = MappingProxyType(
                 (
                     "Mistral3ForConditionalGeneration",
                     "MistralForCausalLM",
-                    {"ministral3": "Ministral3ForCausalLM"},
+                    {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"},
                 ),
                 ("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", {}),
             )
@@ -138,8 +138,12 @@ OTHER_NAMES = MappingProxyType(
                 "Qwen3_5MoeForCausalLM",
                 "Qwen3NextForCausalLM",
                 "NemotronHForCausalLM",
+                "MellumForCausalLM",
             )
         },
+        "Ernie4_5_MoeForCausalLM": TextPart(
+            "Ernie4_5_MoeForCausalLM", {"": ""}, {"model.mtp_": FURTHER_LAYER, **FURTHER}
+        ),
         "DebertaV2ForMaskedLM": TextPart(
             "DebertaV2ForMaskedLM",
             # those of `legacy` true

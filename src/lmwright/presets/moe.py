@@ -33,6 +33,21 @@ def _gemma4(**fields: Any) -> Any:
     return _moe("gemma4-moe", experts, rope_scaling=ProportionalRope(fraction=0.25), **fields)
 
 
+def _mellum(**fields: Any) -> Any:
+    from lmwright.nn.rope import YarnRope
+
+    experts = dict(num_experts=64, experts_per_token=8, mlp_dim=896, balance_loss=0.001)
+    rope = YarnRope(factor=16.0, original_seq_len=8192)
+    return _moe("mellum", experts, rope_scaling=rope, local_rope_theta=500_000.0, **fields)
+
+
+def _mistral4(**fields: Any) -> Any:
+    experts = dict(num_experts=128, experts_per_token=4, mlp_dim=2048, shared_dim=2048)
+    latents = dict(head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=256,
+                   q_lora_rank=1024)  # fmt: skip
+    return _moe("mistral4", experts, **latents, **fields)
+
+
 def _deepseek(kind: str, experts: dict[str, Any], **fields: Any) -> Any:
     own = dict(dense_layers=(0,), head_dim=192, qk_rope_head_dim=64, v_head_dim=128,
                kv_lora_rank=512)  # fmt: skip
@@ -73,6 +88,16 @@ PRESETS = {
                                 balance_loss=0.001),
         vocab_size=151_936, embed_dim=2048, mlp_dim=6144, num_layers=48, num_heads=32,
         num_kv_heads=4, head_dim=128, seq_len=40_960),
+    "mellum2-12b-a2.5b": row(
+        "12.1 B, 2.44 B active: Mellum 2 (https://arxiv.org/abs/2605.31268)",
+        _mellum, vocab_size=98_304, embed_dim=2304, mlp_dim=7168, num_layers=28, num_heads=32,
+        num_kv_heads=4, head_dim=128, seq_len=131_072),
+    "ernie-4.5-21b-a3b": row(
+        "21.8 B, 3.35 B active: ERNIE 4.5 21B-A3B (https://ernie.baidu.com/blog/posts/ernie4.5)",
+        _moe, "ernie4-5-moe", dict(num_experts=64, experts_per_token=6, mlp_dim=1536,
+                                   shared_dim=3072, bias_rate=0.001),
+        vocab_size=103_424, embed_dim=2560, mlp_dim=12_288, num_layers=28, num_heads=20,
+        num_kv_heads=4, head_dim=128, dense_layers=(0,), seq_len=131_072),
     "qwen3.5-35b-a3b": row(
         "34.7 B, 3.45 B active: the text of Qwen3.5 35B-A3B "
         "(https://huggingface.co/Qwen/Qwen3.5-35B-A3B)",
@@ -135,6 +160,11 @@ PRESETS = {
         _moe, "minimax-m2", dict(num_experts=256, experts_per_token=8, mlp_dim=1536, **BIASED),
         vocab_size=200_064, embed_dim=3072, num_layers=62, num_heads=48, num_kv_heads=8,
         head_dim=128, seq_len=196_608),
+    "mistral-small-4-119b": row(
+        "119 B, 6.63 B active: the text of Mistral Small 4, by the defaults of transformers' class "
+        "(https://huggingface.co/mistralai/Mistral-Small-4-119B-2603)",
+        _mistral4, vocab_size=131_072, embed_dim=4096, mlp_dim=12_288, num_layers=36, num_heads=32,
+        num_kv_heads=32, seq_len=1_048_576),
     "gpt-oss-20b": row(
         "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),

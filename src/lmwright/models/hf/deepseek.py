@@ -4,12 +4,16 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.moe import (
+    DENSE,
     DOTS_KEYS,
     FIRST_DENSE,
     NO_FURTHER,
     SIGMOID_EXPERTS,
+    TYPES,
     Experts,
     SigmoidHf,
+    dense_config,
+    dense_said,
     shared_count,
     shared_dim,
 )
@@ -31,7 +35,6 @@ LATENT_KEYS = {n: key for n, key in KEYS.items() if n != "head_dim"} | {
     name: name for name in (ROTATED, "v_head_dim", "kv_lora_rank")
 }
 USUAL: Json = {ROTATED: 64, PLAIN: 128, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536}
-DENSE, TYPES = "mlp_layer_types", ("sparse", "dense")
 GREEDY, GROUPS = "greedy", "group_limited_greedy"
 
 
@@ -46,20 +49,15 @@ def _write_head(model: Any, *_: str) -> Json:
 
 def _read_types(config: Json, fields: Json, where: str) -> Json:
     first = config["first_k_dense_replace"]
-    said = config.get(DENSE) or [TYPES[i < first] for i in range(fields["num_layers"])]
-    if len(said) != fields["num_layers"] or not set(said) <= {*TYPES}:
-        raise UserError(
-            f"{where}: {DENSE} must have one of {' and '.join(TYPES)} for each of "
-            f"num_hidden_layers = {fields['num_layers']}; correct it"
-        )
-    return {"dense_layers": [i for i, kind in enumerate(said) if kind == TYPES[1]]}
+    num_layers = fields["num_layers"]
+    said = config.get(DENSE) or [TYPES[i < first] for i in range(num_layers)]
+    return {"dense_layers": dense_said(said, num_layers, where)}
 
 
 def _write_types(model: Any, *_: str) -> Json:
-    dense, layers = model.dense_layers, range(model.num_layers)
-    config: Json = {DENSE: [TYPES[i in dense] for i in layers]}
+    dense = model.dense_layers
     first = dense == tuple(range(len(dense)))  # what tools beside transformers read
-    return config | ({"first_k_dense_replace": len(dense)} if first else {})
+    return dense_config(model) | ({"first_k_dense_replace": len(dense)} if first else {})
 
 
 def _read_greedy(config: Json, fields: Json, where: str) -> Json:
@@ -84,12 +82,13 @@ def _write_greedy(model: Any, architecture: str, _: str) -> Json:
     return {"topk_method": GROUPS if grouped else GREEDY} | shared_count(model, architecture)
 
 
+HEAD_WIDTH = Derived(_read_head, _write_head)
 OF_ALL = (
-    *(ACT, HEAD, ROPE, Derived(_read_head, _write_head)),
+    *(ACT, HEAD, ROPE, HEAD_WIDTH),
     Fixed("attention_bias", False, same=(None,)),
     Fixed("moe_layer_freq", 1, same=(None,), written=False),
 )
-PAIRS = Fixed("rope_interleave", True, same=(None,))
+PAIRS = Fixed("rope_interleave", True)
 SCORES = Fixed("scoring_func", "sigmoid", same=(None,), written=False)
 NO_AUX = Fixed("topk_method", "noaux_tc", same=(None,), written=False)
 
@@ -100,6 +99,7 @@ class LatentHf(SigmoidHf):
     weights = SigmoidHf.weights | LATENTS
     keys = LATENT_KEYS
     optional: ClassVar = {"q_lora_rank": "q_lora_rank"}
+    null = (*SigmoidHf.null, "rope_interleave")  # transformers takes it for false
 
 
 class DeepSeekV2Hf(LatentHf):

@@ -5,7 +5,16 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.bitnet import QUANTIZATION
-from lmwright.models.hf.moe import BLOCK, COMMON, EXPERTS, NO_PLAIN, SOFTMAX, Experts, MoeHf
+from lmwright.models.hf.moe import (
+    ASKED_BALANCE,
+    BLOCK,
+    EXPERTS,
+    NO_PLAIN,
+    SOFTMAX,
+    UNBALANCED,
+    Experts,
+    MoeHf,
+)
 from lmwright.models.hf.pairs import BIAS, HEAD, Derived, Fixed, Json
 from lmwright.models.hf.rope import rope_config, rope_fields
 from lmwright.models.hf.table import WEIGHTS
@@ -34,19 +43,6 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
 def _write_reach(model: Any, *_: str) -> Json:
     """transformers wants a window even where `layer_types` has no layer with one."""
     return window_config(model) | {"sliding_window": model.window or WINDOW}
-
-
-def _read_balance(config: Json, fields: Json, _: str) -> Json:
-    """Released folders have a weight of 0.9, which transformers does not use unless it is asked
-    for the router's logits."""
-    used = config.get("output_router_logits") or False
-    balance = {"balance_loss": config["router_aux_loss_coef"] if used else 0.0}
-    return {"experts": fields["experts"] | balance}
-
-
-def _write_balance(model: Any, *_: str) -> Json:
-    weight = model.experts.balance_loss
-    return {"router_aux_loss_coef": weight, "output_router_logits": weight > 0}
 
 
 def _refuse_quantized(config: Json, _: Json, where: str) -> Json:
@@ -87,12 +83,11 @@ class GptOssHf(MoeHf):
         Fixed("swiglu_limit", LIMIT),
         Fixed("swiglu_alpha", STEEPNESS),
         Experts(
-            {n: key for n, key in COMMON.items() if n != "balance_loss"}
-            | {"mlp_dim": "intermediate_size"},
+            UNBALANCED | {"mlp_dim": "intermediate_size"},
             SOFTMAX | {"shares": "chosen", "bias": "all"},
             (),
         ),
-        Derived(_read_balance, _write_balance),
+        ASKED_BALANCE,  # a weight of 0.9 in released folders
         Derived(write=lambda model, *_: {"num_local_experts": model.experts.num_experts}),
     )
     defaults: ClassVar = {

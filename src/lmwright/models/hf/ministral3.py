@@ -11,7 +11,8 @@ GROWTH = "llama_4_scaling_beta"
 CONTEXT = "max_position_embeddings"  # within the rotations, where transformers repeats it
 
 
-def _read_rope(config: Json, _: Json, where: str) -> Json:
+def read_growing(config: Json, family: str, where: str) -> Json:
+    """Rotations and how queries grow. Raises UserError for what the family does not compute."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     growth = rope.get(GROWTH) if isinstance(rope, dict) else None
     if not isinstance(growth, int | float) or isinstance(growth, bool) or growth < 0:
@@ -22,11 +23,12 @@ def _read_rope(config: Json, _: Json, where: str) -> Json:
     plain = {name: value for name, value in rope.items() if name not in (GROWTH, CONTEXT)}
     fields = rope_fields(config | {"rope_parameters": plain, "rope_scaling": None}, where)
     if (fields["rope_scaling"] or {}).get("kind") != "yarn":
-        raise UserError(f"{where}: rope_parameters without YaRN are not computed for Ministral 3")
+        raise UserError(f"{where}: rope_parameters without YaRN are not computed for {family}")
     return fields | {"query_growth": float(growth)}
 
 
-def _write_rope(model: Any, *_: str) -> Json:
+def write_growing(model: Any, *_: str) -> Json:
+    """The keys that say both."""
     config = rope_config(model.rope_theta, model.rope_scaling, model.seq_len)
     del config["rope_scaling"]  # of which transformers would not read how queries grow
     return config | {"rope_parameters": {**config["rope_parameters"], GROWTH: model.query_growth}}
@@ -40,7 +42,7 @@ class Ministral3Hf(Table):
     pairs = (
         ACT,
         HEAD,
-        Derived(_read_rope, _write_rope),
+        Derived(lambda config, _, where: read_growing(config, "Ministral 3", where), write_growing),
         Fixed("sliding_window", None, "{key} = {said} is not computed for Ministral 3"),
         NO_IDS,
     )

@@ -26,6 +26,7 @@ NEW_BIAS_RATE = 0.001
 """DeepSeek-V3's, for going on with a model whose config.json does not say it."""
 ALIASES = {"num_local_experts": "num_experts"}
 """Keys by which transformers' releases write the same."""
+DENSE, TYPES = "mlp_layer_types", ("sparse", "dense")
 NO_PLAIN = {ours: theirs for ours, theirs in KEYS.items() if ours != "mlp_dim"}
 BLOCK, SPARSE = "model.layers.{i}.mlp", "model.layers.{i}.block_sparse_moe"
 EXPERTS = {
@@ -45,6 +46,22 @@ def _read_listed(config: Json, fields: Json, where: str) -> Json:
     step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     layers = range(fields["num_layers"])
     return {"dense_layers": [i for i in layers if i in plain or (i + 1) % step]}
+
+
+def dense_said(said: Any, num_layers: int, where: str) -> list[int]:
+    """Numbers of the plain layers by `mlp_layer_types`. Raises UserError where a type is unknown or
+    one is missing."""
+    if not isinstance(said, list) or len(said) != num_layers or not set(said) <= {*TYPES}:
+        raise UserError(
+            f"{where}: {DENSE} must have one of {' and '.join(TYPES)} for each of "
+            f"num_hidden_layers = {num_layers}; correct it"
+        )
+    return [i for i, kind in enumerate(said) if kind == TYPES[1]]
+
+
+def dense_config(model: Any) -> Json:
+    """The key that says which layers are plain."""
+    return {DENSE: [TYPES[i in model.dense_layers] for i in range(model.num_layers)]}
 
 
 def first_dense(key: str) -> Derived:
@@ -129,6 +146,7 @@ class MoeHf(Table):
     weights = WEIGHTS | EXPERTS
     null: ClassVar[tuple[str, ...]] = ("sliding_window",)
     """Keys whose null is not to be silent."""
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
 
     def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that
@@ -137,7 +155,7 @@ class MoeHf(Table):
         known = {k: v for k, v in config.items() if v is not None or k in null}
         if config.get("num_key_value_heads", ...) is None:
             known["num_key_value_heads"] = config.get("num_attention_heads")
-        return super().fields({ALIASES.get(k, k): v for k, v in known.items()}, where)
+        return super().fields({self.aliases.get(k, k): v for k, v in known.items()}, where)
 
 
 NUMBERED_EXPERTS = {
@@ -184,6 +202,24 @@ class Qwen3MoeHf(MoeHf):
         "intermediate_size": 6144, "router_aux_loss_coef": 0.001, "num_key_value_heads": 4,
         "sliding_window": 4096,
     }  # fmt: skip
+
+
+def _read_asked_balance(config: Json, fields: Json, _: str) -> Json:
+    """The weight of the loss that balances experts, which transformers does not use unless it is
+    asked for the router's logits."""
+    used = config.get("output_router_logits") or False
+    balance = {"balance_loss": config["router_aux_loss_coef"] if used else 0.0}
+    return {"experts": fields["experts"] | balance}
+
+
+def _write_asked_balance(model: Any, *_: str) -> Json:
+    """The keys that say it."""
+    weight = model.experts.balance_loss
+    return {"router_aux_loss_coef": weight, "output_router_logits": weight > 0}
+
+
+ASKED_BALANCE = Derived(_read_asked_balance, _write_asked_balance)
+UNBALANCED = {ours: theirs for ours, theirs in COMMON.items() if ours != "balance_loss"}
 
 
 def _refuse_uneven(model: Any, architecture: str, _: str) -> Json:

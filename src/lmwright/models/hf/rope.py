@@ -4,6 +4,7 @@
 "rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, ...}
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from lmwright.errors import UserError
 from lmwright.models.hf.pairs import Derived, Json, refuse_number
 from lmwright.models.hf.window import TYPES
 from lmwright.nn.rope import DynamicRope, LongRope, ProportionalRope, RopeScaling
+from lmwright.nn.rope_scaling import yarn_length
 
 SAME = ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
         "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
@@ -81,7 +83,17 @@ def _scaling(rope: Json, config: Json, where: str) -> Json | None:
         fields.setdefault("factor", max(1.0, context / max(1, fields["original_seq_len"])))
     if kind == "yarn" and not rope.get("truncate", True):
         fields["borders"] = "exact"
+    if kind == "yarn" and _is_usual(fields):
+        del fields["attention_factor"]
     return fields
+
+
+def _is_usual(yarn: Json) -> bool:
+    """True for an attention factor that YaRN has anyway."""
+    said, factor = yarn.get("attention_factor"), yarn["factor"]
+    if not (isinstance(said, int | float) and isinstance(factor, int | float) and factor > 0):
+        return False
+    return not yarn.get("mscale") and math.isclose(said, yarn_length(factor, 1.0))
 
 
 def rope_config(

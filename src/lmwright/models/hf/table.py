@@ -96,6 +96,8 @@ class Table:
     """Ends of the names of matrices that files hold as [in, out] (transformers' Conv1D)."""
     convs: ClassVar[tuple[str, ...]] = ()
     """Paths of filters, which are [numbers, 1, tokens] there."""
+    rows: ClassVar[tuple[str, ...]] = ()
+    """Paths of vectors, which are [1, numbers] there."""
     classifier: ClassVar[ClassifierForm | None] = None
     answers: ClassVar[str | None] = None
     """The layer of scores in its class for question answering."""
