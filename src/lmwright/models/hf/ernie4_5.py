@@ -56,8 +56,7 @@ class Ernie45Hf(Table):
 
 def dense_layers(first: int, last: int, every: int, num_layers: int) -> list[int]:
     """Numbers of the plain layers."""
-    with_experts = [i for i in range(first, last + 1) if (i + 1) % every == 0]
-    return [i for i in range(num_layers) if i not in with_experts]
+    return [i for i in range(num_layers) if not first <= i <= last or (i + 1) % every]
 
 
 def _read_layers(config: Json, fields: Json, where: str) -> Json:
