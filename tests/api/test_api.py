@@ -106,6 +106,22 @@ def test_a_run_that_was_changed_is_read_again(trained, tmp_path):
     assert lm.train(moved).step == 6 and lm.load_model(moved).step == 6
 
 
+def test_a_recipes_warm_up_is_fitted_when_the_data_or_the_length_is_known(tmp_path, capsys):
+    given = tables(tmp_path)
+    del given["train"]["steps"]
+    run = lm.load_run(given, "train.epochs=1")
+    assert run.optim.schedule.warmup_steps == 500  # nothing is prepared
+    lm.prepare(run)
+    renamed = replace(run, name="other")
+    assert lm.load_run(renamed) == lm.load_run(given | {"name": "other"}, "train.epochs=1")
+    assert "the 500 of recipe pretrain do not fit into the" in capsys.readouterr().err
+    short = replace(run, train=replace(run.train, epochs=None, steps=20))
+    assert lm.load_run(lm.load_run(short), "train.steps=10").optim.schedule.warmup_steps == 1
+    own = replace(run.optim, schedule=replace(run.optim.schedule, warmup_steps=300))
+    with pytest.raises(lm.UserError, match="warmup_steps: 300 steps do not fit"):
+        lm.load_run(replace(short, optim=own))
+
+
 def test_a_plan_is_that_of_the_command(trained, capsys):
     answer = lm.plan(trained, on="v5e-8", quick=True)
     told = shown(capsys, "plan", trained.dir, "--on", "v5e-8", "--quick", "--json")

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
+import tomli_w
 
 from lmwright.cli.main import main
 from lmwright.config.load import dump_toml
@@ -212,6 +214,23 @@ def test_runs_whose_rows_differ_do_not_share_a_folder_of_data(file, tmp_path, ca
     file.write_text(file.read_text().replace('"model.num_kv_heads" = [4, 1]', lengths))
     assert main(["sweep", str(file), "--dry-run", f"data.dir={tmp_path}/none"]) == 2
     assert "none is for rows of 32 tokens in an earlier run of the" in capsys.readouterr().err
+
+
+def test_data_that_is_missing_is_prepared_and_schedules_are_fitted_to_it(
+    file, tmp_path, monkeypatch
+):
+    """As `train` does for a run of `train.epochs`, whose steps the data tells."""
+    trained = []
+    monkeypatch.setattr(Children, "run", lambda _, words: trained.append(load_run(words[-1])) or 0)
+    monkeypatch.setattr(sweep, "_compare", lambda *_: None)
+    said = tomllib.loads(file.read_text())
+    del said["optim"]["schedule"], said["train"]["steps"]
+    said["data"]["dir"] = str(tmp_path / "data")
+    said["train"]["epochs"] = 1.0
+    file.write_text(tomli_w.dumps({"recipe": "pretrain"} | said))
+    assert {m.run.optim.schedule.warmup_steps for m in members(file)} == {500}
+    assert sweep_command(str(file)) == 0
+    assert [run.optim.schedule.warmup_steps < 100 for run in trained] == [True] * 3
 
 
 def test_a_field_that_every_run_sets_is_not_overridden(file):

@@ -295,6 +295,7 @@ def test_a_recipes_warm_up_is_fitted_to_data_that_train_prepares(base, tmp_path,
     file = tuned(base, tmp_path, base / "hf")
     said = tomllib.loads(file.read_text())
     del said["optim"]
+    said["data"]["dir"] = str(tmp_path / "data")
     file.write_text(tomli_w.dumps(said | {"recipe": "pretrain"}))
     assert main(["train", str(file), "train.precision=fp32", "train.global_batch_size=8"]) == 0
     assert "warmup_steps: the 500 of recipe pretrain do not fit" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmwright.api.arguments import Count, Place, checked, path_of, refuse_unknown
-from lmwright.config.fields import to_plain
 from lmwright.config.run import Run
 
 if TYPE_CHECKING:
@@ -37,9 +36,7 @@ def _load(source: Any, overrides: Sequence[str] = (), *left_out: str) -> Run:
     """The run of any of `AnyRun`, without the tables `left_out`."""
     from lmwright.formats.open import load_noted
 
-    if isinstance(source, Run):  # as `dataclasses.replace` may have left it
-        source = to_plain(source)
-    given = source if isinstance(source, Mapping) else path_of(source)
+    given = source if isinstance(source, Mapping | Run) else path_of(source)
     run, notes = load_noted(given, overrides, *left_out)
     for note in notes:
         print(note, file=sys.stderr)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lmwright.config.fields import UNSET
 from lmwright.config.merge import RECIPE, Merged
+from lmwright.config.run import Run
 from lmwright.config.text import Keys
 
 GIVEN = (f"{RECIPE} ", "preset ", "depth ")
@@ -21,8 +22,11 @@ FALLING = ("linear", "cosine", "exponential")
 FITTED = "fitted to the run's length", "the {old} of {origin} do not fit into {of}; using {new}"
 BEGUN = "as the run has begun", "{new} instead of the {old} of {origin}, as {of} began"
 SCHEDULE: Keys = ("optim", "schedule")
+MARK = "_given"
 
 
+Given = dict[Any, tuple[Any, str]]
+"""Values by the names of their fields, each with its origin."""
 EpochRows = Callable[[str], int | None]
 """Rows of an epoch of a folder of prepared data, or None where there is none."""
 
@@ -47,6 +51,30 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
         left = max(steps - falls - schedule.get("warmup_steps", 0), least)
         lines += _put(merged, end, min(decay, left), *FITTED, length)
     return lines + _as_begun(merged, ("warmup_steps", end))
+
+
+def given_schedule(merged: Merged) -> Given:
+    """Values of the schedule that a recipe or preset gives, each with its origin."""
+    schedule = _at(merged.values, SCHEDULE)
+    return {
+        keys[-1]: (schedule[keys[-1]], origin)
+        for keys, origin in merged.origin.items()
+        if keys[:-1] == SCHEDULE and origin.startswith(GIVEN)
+    }
+
+
+def mark_given(run: Run, given: Given) -> None:
+    """Notes in a run's schedule what a recipe or preset gave, so that it is fitted anew when the
+    run is loaded again, be its data prepared since then or its length another. A schedule that
+    `dataclasses.replace` has made has no such note."""
+    if given:
+        vars(run.optim.schedule)[MARK] = given
+
+
+def put_given(merged: Merged, run: Run) -> None:
+    """Puts what a recipe or preset gave to the schedule of a run in place of what was fitted."""
+    for name, (value, origin) in vars(run.optim.schedule).get(MARK, {}).items():
+        merged.merge({"optim": {"schedule": {name: value}}}, origin)
 
 
 def count_steps(epochs: float, epoch_rows: int, global_batch_size: int) -> int:

@@ -22,7 +22,8 @@ from lmwright.config.check import check_run
 from lmwright.config.check_data import ONLY_TRAINED
 from lmwright.config.errors import LIST_PRESETS, explain, nearest
 from lmwright.config.fields import UNSET, changed, homed, names_in, to_plain, to_values, with_unset
-from lmwright.config.fit import EpochRows, fit_schedule
+from lmwright.config.fit import EpochRows, fit_schedule, given_schedule, mark_given, put_given
+from lmwright.config.kept import find_moved, is_kept, made_in
 from lmwright.config.merge import COMMAND_LINE, DEFAULT, RECIPE, Merged, Provenance
 from lmwright.config.registry import OFFERED, Kinds
 from lmwright.config.run import FREE, PLACE, SETTINGS, Run
@@ -30,17 +31,15 @@ from lmwright.config.schema import schema_of
 from lmwright.config.text import Keys, leaves, parse_override, read_toml
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
-from lmwright.storage.bucket import is_bucket
-from lmwright.storage.mirror import fetched, shown
+from lmwright.storage.mirror import fetched
 
-# Beside a run.toml, these tell a run directory from a folder with a user's run file.
-OF_RUN_DIRECTORY = ("env.json", "metrics.jsonl")
 DIALED = ("vocab_size", "seq_len")  # sizes of the model that `depth` takes into account
 
 Layer = dict[str, Any]
 
-RunFile = str | Path | Mapping[str, Any]
-"""Path of a run file or a run directory, or the tables of a run file."""
+RunFile = str | Path | Mapping[str, Any] | Run
+"""Path of a run file or a run directory, the tables of a run file, or a run, as
+`dataclasses.replace` may have left it."""
 IN_PYTHON = Path("the run")
 """Name of tables in messages."""
 
@@ -106,7 +105,7 @@ class RunFiles:
     ) -> tuple[Run, Provenance, list[str]]:
         path, values, lines = _read(source)
         values = {key: value for key, value in values.items() if key not in left_out}
-        moved = _find_moved(path, values.get("dir"))
+        moved = find_moved(path, values.get("dir"))
         values = self._found_again(path, values)
         if is_kept(path) and isinstance(values.get("seed"), int):
             values["seed"] %= 2**32  # earlier versions took larger ones, for the same run
@@ -130,6 +129,8 @@ class RunFiles:
             layer = self._dialed(depth, _sizes(values, parsed), where)
             self._put_layer(merged, layer, f"depth {depth}", {})
         self._put_layer(merged, values, None, chosen)
+        if isinstance(source, Run):
+            put_given(merged, source)
         if moved is not None:
             merged.merge({"dir": moved}, "where it is now")
         for keys, value in parsed:
@@ -139,20 +140,22 @@ class RunFiles:
         _forget_training(merged)
         self._put_origin(merged)
         self._put_teacher(merged)
+        given = given_schedule(merged)
         notes = fit_schedule(merged, self.epoch_rows)
         run = self._validated(merged)
+        mark_given(run, given)
         check_run(run)
         return run, _provenance(run, path, merged.origin), notes
 
     def _found_again(self, path: Path, values: Layer) -> Layer:
         """Values of a run directory's run file, with the relative places that are not below this
         folder seen from the one in which the run was made."""
-        made_in = _made_in(path, values.get("dir"))
-        if made_in is None:
+        origin = made_in(path, values.get("dir"))
+        if origin is None:
             return values
 
         def find(place: str) -> str:
-            there = made_in / place
+            there = origin / place
             lost = "://" not in place and not os.path.lexists(place) and there.exists()
             return str(there) if lost else place
 
@@ -265,6 +268,8 @@ class RunFiles:
 
 def _read(source: RunFile) -> tuple[Path, Layer, dict[Keys, int]]:
     """Path of a run file, its values, and their lines; tables of Python have neither."""
+    if isinstance(source, Run):
+        source = to_plain(source)
     if isinstance(source, Mapping):
         return IN_PYTHON, to_values(source, str(IN_PYTHON)), {}
     path = fetched(source)
@@ -317,45 +322,6 @@ def _adapter(kinds: Frozen, *, described: bool = False) -> TypeAdapter:
     finally:
         SETTINGS["use_attribute_docstrings"] = False
         OFFERED.reset(token)
-
-
-def _find_moved(path: Path, written: Any) -> str | None:
-    """Run directory that contains a run file, if it was moved or copied since the file was written;
-    None for any other run file."""
-    if not is_kept(path) or not isinstance(written, str):
-        return None
-    folder = path.parent
-    here = shown(folder)
-    return None if same_folder(here, written) else here
-
-
-def _made_in(path: Path, written: Any) -> Path | None:
-    """Folder to which the paths in a run directory's run file are relative, told by the end that
-    its own path has; None where it is not known."""
-    if not is_kept(path) or not isinstance(written, str) or "://" in written:
-        return None
-    own, here = Path(os.path.normpath(written)).parts, Path(os.path.abspath(path.parent)).parts
-    if os.path.isabs(written) or here[-len(own) :] != own:
-        return None
-    folder = Path(*here[: -len(own)])
-    return folder if path.is_absolute() else Path(os.path.relpath(folder))
-
-
-def is_kept(path: Path) -> bool:
-    """True for the run file in a run directory."""
-    beside = any((path.parent / name).exists() for name in OF_RUN_DIRECTORY)
-    return path.name == "run.toml" and beside
-
-
-def same_folder(folder: str | Path, written: str) -> bool:
-    """True if a `dir` that was written down, perhaps elsewhere or long ago, is this folder."""
-    if is_bucket(folder) or is_bucket(written):
-        return str(folder).rstrip("/") == written.rstrip("/")
-    folder = Path(folder)
-    try:
-        return folder.samefile(written)
-    except (OSError, ValueError):
-        return False
 
 
 def _forget_training(merged: Merged) -> None:

@@ -25,7 +25,8 @@ from lmwright.checkpoint.files import StepFiles, root_of
 from lmwright.checkpoint.hashes import Unusable, read_meta
 from lmwright.config.check import refuse_own_data
 from lmwright.config.fields import without
-from lmwright.config.load import dump_toml, is_kept, same_folder
+from lmwright.config.kept import is_kept, same_folder
+from lmwright.config.load import dump_toml
 from lmwright.config.run import FREE, UNCHOSEN, Run
 from lmwright.config.text import read_toml
 from lmwright.core.param import walk

@@ -28,7 +28,7 @@ from lmwright.config.merge import COMMAND_LINE
 from lmwright.config.run import Run
 from lmwright.config.text import Keys, join_keys, line_of, literal, read_toml
 from lmwright.errors import EXIT_INTERRUPTED, UserError
-from lmwright.formats.open import load_base
+from lmwright.formats.open import load_base, load_run
 from lmwright.guard.files import write_whole
 from lmwright.guard.parent import with_parent
 from lmwright.guard.unread import EXIT_UNREAD
@@ -179,6 +179,7 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
     _print_members(runs)
     if dry_run:
         return 0
+    runs = [_with_data(member) for member in runs]
     failed: list[str] = []
     spent: list[str] = []
     began = time.monotonic()
@@ -213,7 +214,21 @@ def _print_members(runs: list[Member]) -> None:
     width = max(len(member.label) for member in runs)
     for member in runs:
         train, count = member.run.train, count_params(spec_of(member.run))
-        print(f"{member.label:<{width}}  {count:>14,} parameters  {train.steps:>7,} steps")
+        length = f"{train.epochs:>7g} epochs" if train.steps is None else f"{train.steps:>7,} steps"
+        print(f"{member.label:<{width}}  {count:>14,} parameters  {length}")
+
+
+def _with_data(member: Member) -> Member:
+    """A member of `train.epochs` whose data is prepared, and whose schedule is fitted to it."""
+    from lmwright.train.prepared import prepare_first
+
+    if member.run.train.epochs is None:
+        return member
+    try:
+        prepare_first(member.run, lambda: member.run, pod=False)
+    except UserError as error:
+        raise error.at(member.where) from error
+    return replace(member, run=load_run(member.run))  # which an earlier member may have prepared
 
 
 def _train(member: Member, children: "Children", used_s: float) -> int:
