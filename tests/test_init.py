@@ -117,12 +117,13 @@ def test_the_kind_of_rows_is_found(kind, models, here, capsys):
             {"tokens": ["Ada", "ran"], "pos_tags": [1, 2], "ner_tags": [3, 0]}, "tag",
             {"tags": "ner_tags"},
         ),
+        ({"tokens": ["Ada", "ran"], "pos": [1, 2], "upos": ["N", "V"]}, "tag", {"tags": "upos"}),
         ({"text": "fine", "label": ["a", "b"]}, "multilabel", {}),
         ({"text": "fine", "label": 2.5}, "regress", {}),
     ],
     ids=(
         "answer", "sharegpt", "dolly", "orca", "conversation", "trl", "hh", "query", "liked",
-        "capital", "pair", "conll", "several", "number",
+        "capital", "pair", "conll", "upos", "several", "number",
     ),
 )  # fmt: skip
 def test_other_names_and_labels(row, objective, columns, models, here):

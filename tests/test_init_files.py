@@ -71,3 +71,14 @@ def test_quickstart_in_a_folder_of_any_name(tmp_path):
     run = load_run(folder / "run.toml")
     assert run.dir == str(folder / "run") and run.data.dir == str(folder / "data")
     assert run.data.sources[0].path == str(folder / "text" / "code.jsonl")
+
+
+def test_columns_are_named_by_an_example_and_a_cut_line_by_its_place(here, capsys):
+    (here / "gold.jsonl").write_text('{"id": 1, "form": ["Ada", "ran"], "gold": ["N", "V"]}\n')
+    assert main(["init", "my.toml", "gold.jsonl", "--rows", "tagged"]) == 2
+    example = 'such as rows = "tagged" and columns = {tokens = "COLUMN", tags = "COLUMN"}. Read as'
+    assert example in capsys.readouterr().err
+    (here / "cut.jsonl").write_text('{"text": "a te')
+    assert main(["init", "my.toml", "cut.jsonl"]) == 2
+    told = "lmwright: error: cut.jsonl:1: invalid JSON: the line ends within it\n"
+    assert capsys.readouterr().err == told

@@ -242,6 +242,23 @@ def test_large_files_are_cut_and_small_ones_put_together(tmp_path):
     assert len(read(source, part_bytes=1000)) == 130
 
 
+def test_every_beginning_of_a_line_of_json_is_one_that_ends_within_it(tmp_path):
+    line = json.dumps(
+        {"text": 'a "b" \u00e9\n', "n": [-1.5, 2e-3, True, False, None], "o": {"p": 1}}
+    )
+    path = tmp_path / "a.jsonl"
+    for end in ("\n", "\r\n"):
+        path.write_text("".join(line[:n] + end for n in range(1, len(line))), newline="")
+        told = {row.reason for row in read(Source(path=str(path)))}
+        assert told == {"invalid JSON: the line ends within it"}
+    path.write_text('{"text" "a"}\n{"text": "a"} {\n{"text": a"}\n{"text": "a\tb"}\n')
+    told = [row.reason for row in read(Source(path=str(path)))]
+    assert len(told) == 4 and not any("ends within" in reason for reason in told)
+    (tmp_path / "a.json").write_text('[{"text": "a"},\n {"te')
+    with pytest.raises(UserError, match=r"not valid JSON \(the file ends within it\)"):
+        read(Source(path=str(tmp_path / "a.json"), format="json"))
+
+
 def test_bad_rows_are_told_with_line_and_reason(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(
@@ -252,7 +269,7 @@ def test_bad_rows_are_told_with_line_and_reason(tmp_path):
     assert [(r.number, r.text) for r in rows if isinstance(r, Row)] == [(1, "good"), (10, "good")]
     reasons = {r.number: r.reason for r in rows if isinstance(r, Bad)}
     expected = {
-        2: "invalid JSON",
+        2: "invalid JSON: the line ends within it",
         3: "invalid UTF-8 at byte 11",
         4: "a list, not an object",
         5: "no 'text', only 'other'",

@@ -131,12 +131,24 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
             if tried.rows in ASKED:
                 return Found(tried, of_prompts(tried, there))
             return _with_labels(tried, files)
-        why = why or f"Read as {tried.rows}: {_first_bad(tried, files) or f'{path}: holds no row'}"
+        bad = _first_bad(tried, files)
+        if bad and not there:  # whatever their kind
+            raise UserError(bad)
+        why = why or f"Read as {tried.rows}: {bad or f'{path}: holds no row'}"
     raise UserError(
         f"{path}: its rows are of no kind that is known; name their columns in a run file: a "
         "column of texts as text_column (docs/prepare.md), others as columns "
-        f"(docs/conversations.md). {why}"
+        f"(docs/conversations.md){_columns_as(rows, there)}. {why}"
     )
+
+
+def _columns_as(rows: Any, there: Sequence[str]) -> str:
+    """An example of the settings that name the columns of a kind of rows which are not `there`."""
+    needed = () if rows in (None, "text") else ROW_PARTS[rows][0]
+    lacking = {part: "COLUMN" for part in needed if part not in there}
+    if not lacking:
+        return ""
+    return f", such as rows = {literal(rows)} and columns = {literal(lacking)}"
 
 
 def _first_bad(source: Source, files: list[File]) -> str | None:

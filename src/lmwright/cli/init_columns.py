@@ -44,7 +44,7 @@ KINDS: dict[str, list[dict[str, str]]] = {
     TAGGED: [
         {"tokens": words, "tags": tags}
         for words in ("tokens", "words")
-        for tags in ("tags", "ner_tags", "ner", "labels", "pos_tags")
+        for tags in ("tags", "ner_tags", "ner", "labels", "pos_tags", "upos", "pos")
     ],
     RELATED: [{}, {"anchor": "query"}, {"anchor": "question"}],
     LABELED: [

@@ -3,11 +3,15 @@ our own written."""
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+
+BEGUN = re.compile(r"\\?(u[0-9a-f]{0,3})?|[-.]|e[+-]?|t|tru?|f|fa|fals?|n|nul?", re.IGNORECASE)
+"""Nothing, or the beginning of an escape, a number or a word."""
 
 
 def parse_json(path: Path) -> Any:
@@ -29,6 +33,16 @@ def parse_text(text: str) -> Any:
         except UnicodeEncodeError:
             raise ValueError("contains half of a surrogate pair") from None
     return value
+
+
+def json_reason(error: ValueError, of: str) -> str:
+    """Reason why the text of a line or file `of` is not JSON. Where it is cut off, `json` names
+    what it lacks there, or the newline behind it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    rest = error.doc[error.pos :].strip()
+    cut = error.msg.startswith("Unterminated string") or BEGUN.fullmatch(rest)
+    return f"the {of} ends within it" if cut else str(error)
 
 
 def read_downloaded(path: Path, source: str) -> dict[str, Any]:

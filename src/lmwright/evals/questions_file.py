@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lmwright.data.json_text import json_reason
 from lmwright.errors import UserError
 
 CHOICES, FOLLOWS = ("query", "choices", "gold"), ("context", "continuation")
@@ -98,7 +99,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{where}: is no JSON ({error})") from None
+        raise UserError(f"{where}: is no JSON ({json_reason(error, 'line')})") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: is no object with fields")
     return row

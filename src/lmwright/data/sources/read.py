@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lmwright.config.rows import ANSWERED
 from lmwright.config.run import Source
+from lmwright.data.json_text import json_reason
 from lmwright.data.sources.columns import (
     LOOK_ROWS,
     Bad,
@@ -205,7 +206,7 @@ def _jsonl(piece: Slice, source: Source) -> Iterator[Row | Bad]:
         except RecursionError:
             row = Bad(number, "invalid JSON: nested too deeply")
         except ValueError as e:
-            row = Bad(number, f"invalid JSON: {e}")
+            row = Bad(number, f"invalid JSON: {json_reason(e, 'line')}")
         yield _whole_characters(row) if b"\\u" in line else row
     if chosen:
         chosen.end()
@@ -217,8 +218,9 @@ def _json_list(file: File, source: Source) -> Iterator[Row | Bad]:
     try:
         value = json.loads(_whole(file, too_long).decode())
     except (ValueError, RecursionError) as e:
+        reason = json_reason(e, "file") if isinstance(e, ValueError) else e
         raise UserError(
-            f"{file.path} is not valid JSON ({e}); if it has one object a line, set "
+            f"{file.path} is not valid JSON ({reason}); if it has one object a line, set "
             "data.sources.format = 'jsonl'"
         ) from None
     squad = source.rows == ANSWERED
