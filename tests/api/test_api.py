@@ -115,6 +115,8 @@ def test_a_recipes_warm_up_is_fitted_when_the_data_or_the_length_is_known(tmp_pa
     renamed = replace(run, name="other")
     assert lm.load_run(renamed) == lm.load_run(given | {"name": "other"}, "train.epochs=1")
     assert "the 500 of recipe pretrain do not fit into the" in capsys.readouterr().err
+    lm.load_run(lm.load_run(renamed))
+    assert capsys.readouterr().err.count("do not fit") == 1  # of the same run, it is told once
     short = replace(run, train=replace(run.train, epochs=None, steps=20))
     assert lm.load_run(lm.load_run(short), "train.steps=10").optim.schedule.warmup_steps == 1
     own = replace(run.optim, schedule=replace(run.optim.schedule, warmup_steps=300))

@@ -145,6 +145,8 @@ class RunFiles:
         run = self._validated(merged)
         mark_given(run, given)
         check_run(run)
+        if isinstance(source, Run) and run.optim.schedule == source.optim.schedule:
+            notes = []  # told when it was loaded
         return run, _provenance(run, path, merged.origin), notes
 
     def _found_again(self, path: Path, values: Layer) -> Layer:
