@@ -141,6 +141,25 @@ def test_held_out_by_content_alone(tmp_path):
     assert abs(len(held[0]) - 400) < 4 * (2000 * 0.2 * 0.8) ** 0.5
 
 
+@pytest.mark.parametrize("dedup", ["exact", "none"])
+def test_a_source_of_which_chance_holds_out_all_is_learned_too(tmp_path, dedup):
+    """As if chance had held out nothing, but for the length of an end."""
+    several = [f"text {i} " * 40 for i in range(3)]
+    for name, docs in {"few": several, "short": ["one"], "twice": ["same", "same"]}.items():
+        source = Source(path=write_jsonl(tmp_path / f"{name}.jsonl", docs))
+        of = {"part_bytes": 400, "dedup": dedup}
+        found = run(tmp_path, source, holdout=1 - 1e-9, name=f"{name}-all", **of)
+        expected = run(tmp_path, source, holdout=1e-9, name=f"{name}-none", **of)
+        assert table(found) == table(expected)
+        assert found.counts["sources"] == expected.counts["sources"]
+        assert "train" in found.counts["sources"]
+    text = "one two three. " * 500
+    (tmp_path / "long.txt").write_text(text)
+    found = run(tmp_path, Source(path=str(tmp_path / "long.txt")), holdout=1 - 1e-2, dedup=dedup)
+    assert [r["split"] for r in table(found)] == ["train", "eval"]
+    assert "".join(r["text"] for r in table(found)).strip() == text.strip()
+
+
 def test_bad_rows_are_quarantined_with_their_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": f"text {i}" * 10}) for i in range(300)]

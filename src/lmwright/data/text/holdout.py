@@ -1,9 +1,11 @@
-"""Holdout: holds out one document of a source if chance holds out none of its few documents.
+"""Holdout: holds out one document of a source if chance holds out none, or all, of its few
+documents.
 
     documents   hash < fraction --> eval       else the one of the lowest hash, and its equals
     a single one                               its end, at a line or a blank where there is one
 
-A run that asks for held-out text thus has some, whatever the size of its text.
+A run that asks for held-out text thus has some, whatever the size of its text, and of each source
+some that is learned.
 """
 
 import math
@@ -25,7 +27,7 @@ Counts = dict[str, Any]
 
 def hold_out(parts: Sequence[Part], counts: Sequence[Counts], folder: Path, temp: Path) -> None:
     """Moves a document, or the end of one, into the eval split of each training source without
-    any, if held-out text is asked for.
+    any, if held-out text is asked for; and all else of a source out of it that has nothing else.
 
     counts: of each part, changed in place. folder: has the parts' rows; temp: where parts are
     written that replace theirs.
@@ -34,23 +36,37 @@ def hold_out(parts: Sequence[Part], counts: Sequence[Counts], folder: Path, temp
     for name in dict.fromkeys(parts[i].name for i in asked):
         mine = [i for i in asked if parts[i].name == name]
         docs = {s: sum(_entry(counts[i], s, name)["docs"] for i in mine) for s in ("train", "eval")}
-        if docs["eval"] or not docs["train"]:
+        if bool(docs["eval"]) == bool(docs["train"]):
             continue
+        returned = mine if docs["eval"] else []
+        for i in returned:
+            _return(counts[i], name)
         paths = {i: folder / part_file(parts[i].number) for i in mine}
-        lowest, others = _lowest(paths)
-        if others:  # equal texts go together, as with any hash
-            for i, rows in lowest.items():
-                size = _rewrite(paths[i], temp / paths[i].name, rows, None)
-                _move(counts[i], name, len(rows), len(rows), size)
-        elif docs["train"] == 1:
-            (i,) = lowest
-            if (cut := _cut(paths[i], parts[i].holdout_fraction)) is not None:
-                size = _rewrite(paths[i], temp / paths[i].name, (0,), cut)
-                _move(counts[i], name, 0, 1, size)
+        held, others = _lowest(paths)  # equal texts go together, as with any hash
+        cut = None
+        if not others:
+            one = paths[min(held)] if sum(docs.values()) == 1 else None
+            cut = _cut(one, parts[min(held)].holdout_fraction) if one else None
+            held = held if cut is not None else {}
+        for i in sorted({*returned, *held}):
+            if paths[i].exists():
+                rows = held.get(i, [])
+                size = _rewrite(paths[i], temp / paths[i].name, rows, cut)
+                if rows:
+                    _move(counts[i], name, len(rows) if cut is None else 0, len(rows), size)
 
 
 def _entry(counts: Counts, split: str, name: str) -> Counts:
     return counts["sources"].get(split, {}).get(name, {"docs": 0, "bytes": 0})
+
+
+def _return(counts: Counts, name: str) -> None:
+    """Counts documents in train that were in eval."""
+    sources = counts["sources"]
+    if name in sources.get("eval", {}):
+        sources.setdefault("train", {})[name] = sources["eval"].pop(name)
+        if not sources["eval"]:
+            del sources["eval"]
 
 
 def _move(counts: Counts, name: str, fewer: int, more: int, size: int) -> None:
@@ -103,14 +119,15 @@ def _cut(path: Path, fraction: float) -> int | None:
 
 
 def _rewrite(source: Path, target: Path, held: Sequence[int], cut: int | None) -> int:
-    """Writes the rows with some of them in eval, or the text of one from `cut` on; returns the
-    bytes that are held out."""
+    """Writes the rows with some of them in eval, or the text of one from `cut` on, and the others
+    in train; returns the bytes that are held out."""
     size, row, wanted = 0, -1, set(held)
     with TableWriter(target) as writer:
         for table in _groups(source):
             rows = []
             for document in table.to_pylist():
                 row += 1
+                document["split"] = "train"
                 if row in wanted:
                     if cut is not None:
                         text = document["text"]
