@@ -155,7 +155,7 @@ def test_a_batch_that_does_not_divide_into_microbatches(tmp_path, capsys):
     assert load_run(RUN, ["train.num_microbatches=2", adapters]).lora.rows_of(8) == {"a": 6, "b": 2}
 
 
-def test_a_longer_run_keeps_the_warm_up_with_which_it_began(tmp_path):
+def test_a_longer_or_shorter_run_keeps_the_warm_up_with_which_it_began(tmp_path):
     """Which a short trial had fitted to its steps; one that is said stays as it is said."""
     run = RUN | {"recipe": "pretrain", "dir": str(tmp_path), "model": {"preset": "llama-5m"}}
     run = {name: table for name, table in run.items() if name != "optim"}
@@ -168,6 +168,9 @@ def test_a_longer_run_keeps_the_warm_up_with_which_it_began(tmp_path):
         "optim.schedule.warmup_steps: 10 instead of the 500 of recipe pretrain, as "
         f"{tmp_path} began"
     ]
+    shorter = load_run(run, ["train.steps=60"])
+    assert shorter.optim.schedule == short.optim.schedule
+    assert load_run(run, ["train.steps=10"]).optim.schedule.warmup_steps == 1  # 10 do not fit
     said = load_run(run, ["train.steps=2000", "optim.schedule.warmup_steps=300"])
     assert said.optim.schedule.warmup_steps == 300
     other = load_run(run | {"dir": f"{tmp_path}/other"}, ["train.steps=2000"])

@@ -328,6 +328,8 @@ def test_the_environment_is_set_before_jax_is_imported():
         (lambda run: lm.prepare(run, keep="none"), "keep: 'none' is not one of 'all', 'store'"),
         (lambda run: lm.train(run, rehearse=True), "rehearse: True is not one of"),
         (lambda run: lm.train(run, hooks=Seen()), "hooks: .* must be a list"),
+        (lambda run: lm.train(run, hooks=[Seen]), "hooks: .* is no hook; give one of a class"),
+        (lambda run: lm.train(run, hooks=[print]), r"hooks: .* as in hooks=\[Mine\(\)\]"),
         (lambda run: lm.load_run(run, ["a=1"]), "overrides: .* each on its own"),
         (lambda run: lm.load_model(None), "NoneType: is no place"),
         (lambda run: lm.generate(None, "a"), "NoneType: is no place"),

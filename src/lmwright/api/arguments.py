@@ -50,6 +50,18 @@ def refuse_unknown(options: Mapping[str, Any], names: Iterable[str]) -> None:
         raise UserError(f"{other}: is no option; {nearest(other, known, what='there are')}")
 
 
+def refuse_no_hooks(hooks: Iterable[Any]) -> None:
+    """Raises UserError for the first of the hooks that is none, be it the class of one."""
+    from lmwright.train.hooks import Hook
+
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise UserError(
+                f"hooks: {hook!r} is no hook; give one of a class that extends "
+                "lmwright.train.hooks.Hook, as in hooks=[Mine()]"
+            )
+
+
 def _made(kind: Any, value: Any, name: str) -> Any:
     """A value of the kind that an annotation says, where it says one."""
     origin, parts = get_origin(kind), get_args(kind)

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmwright.api.arguments import Count, Place, checked, path_of, refuse_unknown
+from lmwright.api.arguments import Count, Place, checked, path_of, refuse_no_hooks, refuse_unknown
 from lmwright.config.run import Run
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def train(
     from lmwright.train.signals import StopRequest
 
     began = time.monotonic()
+    refuse_no_hooks(hooks)
     with StopRequest() as stop:
         loaded = prepare_first(_load(run), lambda: _load(run), pod=pod)
         return train_and_tell(

@@ -1,5 +1,5 @@
 """Fit: warm-up, decay and cool-down of a recipe or preset, shortened for a short run. A run that
-has begun with shorter ones keeps them when it becomes longer.
+has begun keeps its own when it becomes longer, and when it becomes shorter, if they still fit.
 
 Only such values: what the run file or the command line says is refused where it does not fit.
 """
@@ -50,7 +50,7 @@ def fit_schedule(merged: Merged, epoch_rows: EpochRows) -> list[str]:
         lines += _put(merged, "warmup_steps", min(warmup, most), *FITTED, length)
         left = max(steps - falls - schedule.get("warmup_steps", 0), least)
         lines += _put(merged, end, min(decay, left), *FITTED, length)
-    return lines + _as_begun(merged, ("warmup_steps", end))
+    return lines + _as_begun(merged, ("warmup_steps", end), steps - falls)
 
 
 def given_schedule(merged: Merged) -> Given:
@@ -97,18 +97,23 @@ def _length(values: Any, epoch_rows: EpochRows) -> tuple[Any, str]:
     return steps, f"the {steps} steps of train.epochs = {epochs:g}"
 
 
-def _as_begun(merged: Merged, names: tuple[str, ...]) -> list[str]:
-    """Keeps the shorter values with which the run in `dir` has begun."""
+def _as_begun(merged: Merged, names: tuple[str, ...], room: int) -> list[str]:
+    """Keeps the values with which the run in `dir` has begun: shorter ones, and where others were
+    fitted, those that fit into `room` steps."""
     folder, schedule = merged.values.get("dir"), _at(merged.values, SCHEDULE)
     begun: Any = {}
     if isinstance(folder, str) and "://" not in folder:
         with suppress(OSError, ValueError):  # there is none, or loading it says what is wrong
             begun = _at(tomllib.loads(Path(folder, "run.toml").read_text("utf-8")), SCHEDULE)
+    there = [(begun or {}).get(name, 0) for name in names]
+    fits = all(type(before) is int for before in there) and sum(there) <= room
     lines = []
-    for name in names:
-        value, before = schedule.get(name), (begun or {}).get(name)
-        if type(value) is type(before) is int and 0 < before < value:
-            lines += _put(merged, name, before, *BEGUN, folder)
+    for name, before in zip(names, there, strict=True):
+        value = schedule.get(name)
+        fitted = merged.origin.get((*SCHEDULE, name), "").endswith(FITTED[0])
+        if type(value) is type(before) is int and 0 < before != value:
+            if before < value or (fitted and fits):
+                lines += _put(merged, name, before, *BEGUN, folder)
     return lines
 
 
