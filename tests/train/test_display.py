@@ -125,6 +125,15 @@ def test_other_processes_are_silent():
     assert out.getvalue() == ""
 
 
+def test_nothing_is_redrawn_in_a_pipe_that_is_to_have_colors(monkeypatch, capfd):
+    """As a notebook asks of all that it starts, and servers that build."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Display(make_run(), 10, 0, process_index=0) as display:
+        display.note("compiled")
+    told = capfd.readouterr().out
+    assert "compiled" in told and "\x1b[?25l" not in told and "\u2500" not in told
+
+
 def test_terminal_is_restored_after_an_error():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True)

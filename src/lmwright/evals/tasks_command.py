@@ -53,7 +53,7 @@ def eval_tasks_command(
         refuse_no_folder(Path(out))
     loaded = load_model(path, adapter, num_devices=devices, copies=True)
     shown = Console(file=sys.stderr)
-    with Progress(transient=True, console=shown, disable=not shown.is_terminal) as progress:
+    with Progress(transient=True, console=shown, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("questions", total=None)
         found = task_scores(
             loaded, names, on_progress=lambda **now: progress.update(bar, **now), **options

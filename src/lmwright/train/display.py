@@ -71,7 +71,8 @@ class Display:
         # steps between two plain lines may be hours: how long it takes is said as soon as known
         self._told_early = start_step + 2 if run.metrics.log_every_steps > 2 else None
         self._active = process_index == 0
-        self._console = console or Console()
+        # a pipe is none where FORCE_COLOR says so, as in what a notebook starts: nothing is redrawn
+        self._console = console or Console(force_terminal=None if sys.stdout.isatty() else False)
         self._stop = stop
         self._clock = clock
         self._values: dict[str, float] = {}
