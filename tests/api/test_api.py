@@ -349,6 +349,11 @@ def test_a_wrong_argument_says_which(call, told, trained):
         call(trained)
 
 
+def test_a_parameter_that_is_not_there_names_the_function(trained):
+    with pytest.raises(TypeError, match=r"^load_run\(\) got an unexpected .* 'steps'"):
+        lm.load_run(trained, steps=3)
+
+
 def test_one_text_is_a_list_of_one_and_any_iterable_a_list(trained):
     loaded = lm.load_model(trained)
     two = lm.generate(loaded, (text for text in ("the", "a")), max_new_tokens=np.int64(3))
