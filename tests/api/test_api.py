@@ -270,6 +270,15 @@ def test_none_unsets_what_a_default_or_a_recipe_sets(tmp_path):
         lm.load_run(run | {"optim": run["optim"] | {"learning_rate": None}})
 
 
+@pytest.mark.parametrize("wrap", [lambda inner: {"a": inner}, lambda inner: [inner]])
+def test_tables_nested_too_deeply_are_refused(wrap, tmp_path):
+    deep = 1
+    for _ in range(3000):
+        deep = wrap(deep)
+    with pytest.raises(lm.UserError, match=r"^the run: x.*: .* nested too deeply"):
+        lm.load_run(tables(tmp_path) | {"x": deep})
+
+
 def test_numbers_of_numpy_and_paths_are_values(tmp_path):
     plain, other = tables(tmp_path), tables(tmp_path)
     plain["train"]["steps"] = 7

@@ -205,7 +205,12 @@ def test_a_text_ends_where_its_end_is_filled_in(weights, tokenizer):
         ({"block_tokens": 13}, {}, "block_tokens: 13 is more than max_new_tokens 12"),
         ({"sees": "prefix"}, {}, "sees: 'prefix' has no effect with a single block"),
         ({"sees": "blocks"}, {}, "sees: 'blocks' needs block_tokens"),
-        ({}, {"temperature": 1.0, "top_k": 3}, "top_k, top_p: have no effect"),
+        (
+            {},
+            {"temperature": 1.0, "top_k": 3},
+            "top_k, top_p: have no effect on a model that fills",
+        ),
+        ({}, {"top_p": 0.5}, "top_k, top_p: have no effect on a model that fills"),  # at 0
         ({"threshold": 1.5}, {}, "threshold: 1.5 must be"),
         ({"threshold": 0.5, "first": "random"}, {}, "threshold: has no effect"),
         ({"guidance": -1.0}, {}, "guidance: -1.0 must be"),

@@ -192,7 +192,8 @@ def test_half_a_checkpoint_that_cannot_be_removed_is_told_as_that(truth, tmp_pat
     older = folder / "checkpoints" / str(BEFORE - 3)
     shutil.copytree(folder / "checkpoints" / str(BEFORE), older)
     (older / "_CHECKPOINT_METADATA").unlink()
-    with pytest.raises(UserError, match=r"cannot be removed \(Permission denied\); remove it"):
+    told = r"cannot be removed \(Permission denied\); remove it\); run again to continue$"
+    with pytest.raises(UserError, match=told):
         truth.resume(folder)
 
 

@@ -175,6 +175,7 @@ def test_a_teacher_of_another_tokenizer_is_refused(home, tmp_path, capsys):
     "objective, top, told",
     [
         ('kind = "distill"', "", "objective.teacher: is missing; name a model"),
+        ('kind = "distill"\nteacher = "none"', "", "objective.teacher: is missing; name a model"),
         ('kind = "distill"', OWN, "there is no train.init_from to learn from"),
         ('kind = "distill"\nteacher = "/nowhere/x"', "", "objective.teacher: /nowhere/x: is not"),
         ('kind = "distill"\nteacher = "{small}"', "", "predicts 64 tokens and the student 320"),

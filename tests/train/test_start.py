@@ -6,6 +6,7 @@ import shutil
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -41,10 +42,19 @@ from lmwright.program.length import of_rows
 from lmwright.program.plan import resolve
 from lmwright.program.stores import open_stores
 from lmwright.program.trainee import Frozen
-from lmwright.train.session import train
+from lmwright.train.session import _note_no_evals, train
 from lmwright.train.start import first_state
 
 ONE = slice(0, 1)
+
+
+def test_evaluations_without_rows_are_told(base):
+    stores = {"model": SimpleNamespace(eval_sources=())}
+    run = load_run(base / "run")
+    assert not _note_no_evals(replace(run, eval=Eval()), stores)
+    run = replace(run, eval=Eval(every_steps=2))
+    assert _note_no_evals(run, stores).startswith("nothing is held out, so eval.every_steps")
+    assert not _note_no_evals(run, stores | {"b": SimpleNamespace(eval_sources=("x",))})
 
 
 @pytest.fixture(scope="module")

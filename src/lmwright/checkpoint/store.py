@@ -303,11 +303,12 @@ def _hash(files: StepFiles) -> None:
 
 
 def _save_error(root: Any, error: BaseException) -> StorageError:
-    return StorageError(
-        f"{_unwritten(root, error)}; free some space or correct the folder's permissions and run "
-        "again to continue"
-    )
+    cure = "free some space or correct the folder's permissions and "
+    if isinstance(error, UserError):  # which names its own
+        cure = ""
+    return StorageError(f"{_unwritten(root, error)}; {cure}run again to continue")
 
 
 def _unwritten(root: Any, error: BaseException) -> str:
-    return f"{root}: the checkpoint could not be written ({first_line(error):.200})"
+    why = str(error) if isinstance(error, UserError) else f"{first_line(error):.200}"
+    return f"{root}: the checkpoint could not be written ({why})"

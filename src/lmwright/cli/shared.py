@@ -167,7 +167,8 @@ def computed(command: Any) -> Any:
     precision = click.option(
         "--precision",
         type=click.Choice(["fp32", "bf16"]),
-        help="Precision of activations and matmuls; default: the fastest here, or the run's.",
+        help="Precision of activations and matmuls; default: the fastest here, or on a run's "
+        "held-out data the run's.",
     )
     kernels = click.option(
         "--kernels",

@@ -12,8 +12,8 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from lmwright.config.registry import Kind, Kinds
-from lmwright.config.run import Run
-from lmwright.config.text import Keys, join_keys, refuse_bytes
+from lmwright.config.run import PLACE, Run
+from lmwright.config.text import DEEPEST, Keys, join_keys, refuse_bytes
 from lmwright.errors import UserError
 
 UNSET = "none"
@@ -89,11 +89,11 @@ def all_sections(kinds: Kinds, annotation: Any = Run) -> Iterator[type]:
 
 def _can_be_unset(field: Field, annotation: Any) -> bool:
     """True if the word "none" unsets a field. A field that is unset by default may have been set by
-    a preset; then the word must not be a valid text for it."""
+    a preset; then the word must not be a valid text for it, which at a place is written ./none."""
     branches, default = _branches(annotation), default_of(field)
     if NoneType not in branches or default is MISSING:
         return False
-    return default is not None or str not in branches
+    return default is not None or str not in branches or _has(PLACE, annotation)
 
 
 def _branches(annotation: Any) -> Sequence[Any]:
@@ -128,6 +128,11 @@ def to_plain(value: Any, *, defaults: str = "keep") -> Any:
 def to_values(value: Any, where: str, keys: Keys = ()) -> Any:
     """Tables of Python, such as `{"train": {"steps": np.int64(10)}}`, as `to_plain`, with numpy's
     scalars and paths as numbers and text. Raises UserError for what no run file can hold."""
+    if len(keys) > DEEPEST:
+        raise UserError(
+            f"{where}: {join_keys(keys[:3])}: lists or tables are nested too deeply; take some "
+            "levels out"
+        )
     if is_dataclass(value) and not isinstance(value, type):
         value = to_plain(value)
     if isinstance(value, Mapping):

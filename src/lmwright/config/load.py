@@ -332,7 +332,7 @@ def _forget_training(merged: Merged) -> None:
     table = data.get("tokenizer") if isinstance(data, dict) else None
     train = train if isinstance(train, dict) else {}
     origin = None if train.get("init_parts") else train.get("init_from")
-    if isinstance(table, dict) and ("path" in table or origin not in (None, UNSET)):
+    if isinstance(table, dict) and any(p not in (None, UNSET) for p in (table.get("path"), origin)):
         for name in ONLY_TRAINED:
             merged.drop_recipe(("data", "tokenizer", name))
 

@@ -165,6 +165,8 @@ def filling_for(model: Any, filling: Filling | None, settings: Sampling) -> Fill
             f"{', '.join(given)}: for models that fill in masks, which {model.kind!r} does not; "
             "leave it out"
         )
+    else:
+        settings.refuse_idle()
     return filling
 
 

@@ -27,7 +27,7 @@ from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Columns, Reader, of_documents
 from lmwright.evals.questions import Questions
 from lmwright.evals.set_tally import SetTally
-from lmwright.evals.streamed import new_file, open_texts, refuse_columns, write_lines
+from lmwright.evals.streamed import new_lines, open_texts, refuse_columns, write_lines
 from lmwright.evals.tallies import ClassTally, NumberTally, Tally, refuse_threshold
 from lmwright.evals.word_tags import WordTags
 from lmwright.formats.load import load_model
@@ -173,7 +173,7 @@ def predict_command(
     tsv, jsonl or parquet file, or of each line of a txt file, as JSON lines to `out` or the
     terminal; returns 0. `devices` are those of `embed_command`.
     Raises UserError where the model does none of it, the file cannot be read, or `out` exists."""
-    target = new_file(out, overwrite)
+    target = new_lines(out, overwrite)
     open_texts(file, text_column or "text", id_column)  # refuses what is not there at once
     compute = row_compute(precision, kernels)
     loaded = load_model(path, adapter, num_devices=devices, copies=True)

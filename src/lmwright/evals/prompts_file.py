@@ -27,7 +27,7 @@ from lmwright.evals.generate import continued
 from lmwright.evals.prompt_rows import ContextFullError, PromptRow
 from lmwright.evals.prompted import Asking
 from lmwright.evals.sampling import Sampling
-from lmwright.evals.streamed import Texts, new_file, open_texts, refuse_columns, write_lines
+from lmwright.evals.streamed import Texts, new_lines, open_texts, refuse_columns, write_lines
 from lmwright.formats.load import load_model
 from lmwright.formats.tensor_hash import weights_hash
 from lmwright.guard.terminal import visible
@@ -185,7 +185,7 @@ def write_texts_command(
     is room, else they share them: with None all. Raises UserError where the file cannot be read,
     settings do not fit the model, or `out` exists."""
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
-    target = new_file(out, overwrite)
+    target = new_lines(out, overwrite)
     texts = _open_prompts(file, prompt_column, id_column, chat)
     refuse_lost_card()  # before the weights are read
     loaded = load_model(path, adapter, num_devices=devices, copies=True)

@@ -52,10 +52,15 @@ class Sampling:
             ),
             "top_k": (self.top_k is not None and self.top_k < 1, "at least 1"),
             "top_p": (self.top_p is not None and not 0 < self.top_p <= 1, "above 0, at most 1"),
-            "stop": ("" in self.stop, "strings with at least one character"),
             "seed": (not 0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
         }
         refuse_wrong(self, wrong)
+        if "" in self.stop:
+            raise UserError("stop: an empty string ends no text; leave it out")
+
+    def refuse_idle(self) -> None:
+        """Raises UserError for filters of a model that samples token after token, at temperature
+        0."""
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise UserError("top_k, top_p: have no effect at temperature 0; raise temperature")
 

@@ -31,6 +31,7 @@ from lmwright.guard.urls import without_secrets
 from lmwright.storage.mirror import refuse_url
 
 TELL_EVERY_S = 10.0
+JSONL = ".jsonl"
 
 Lines = Callable[[Iterator[Row | Bad]], Iterator[list[str]]]
 """JSON lines of rows, some at a time, in their order."""
@@ -164,6 +165,14 @@ def new_file(out: str | Path | None, overwrite: bool) -> Path | None:
     refuse_url(out)
     refuse_existing(Path(out), overwrite)
     return Path(out)
+
+
+def new_lines(out: str | Path | None, overwrite: bool) -> Path | None:
+    """As `new_file`, of JSON lines. Raises UserError for another ending than theirs."""
+    target = new_file(out, overwrite)
+    if target is not None and target.suffix != JSONL:
+        raise UserError(f"--out: {out} has not the ending {JSONL}, and gets JSON lines; add it")
+    return target
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:

@@ -184,6 +184,13 @@ def _early_stops(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str,
     return stops
 
 
+def _note_no_evals(run: Run, stores: dict[str, TokenStore]) -> str:
+    """A sentence for a run that is to compute held-out losses and has no rows for them."""
+    if run.eval.every_steps is None or any(store.eval_sources for store in stores.values()):
+        return ""
+    return "nothing is held out, so eval.every_steps computes no held-out loss"
+
+
 def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str, Any]:
     """Facts that go with every saved state."""
     teacher = {"teacher": frozen.teacher} if frozen.teacher else {}
@@ -198,7 +205,7 @@ def _describe(plan: Plan, stores: dict[str, TokenStore], display: Display, *note
     """Prints what is trained, notes on what was chosen and where it starts, and what of it no token
     uses."""
     run, store = plan.run, stores[plan.training.trainees[0].name]
-    for line in filter(None, (headline(plan), *notes)):
+    for line in filter(None, (headline(plan), *notes, _note_no_evals(run, stores))):
         display.note(line)
     if run.train.init_from is None and not plan.training.freezes:
         unused = note_unused(run.model, run.data.dir, store.vocab_size)
