@@ -232,6 +232,13 @@ def test_adapters_are_offered_beside_what_fits(tmp_path):
     assert command.Quick.of(load_run(tmp_path / "run.toml", words), machine).fits
 
 
+def test_nothing_fits_by_less_than_the_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.Quick, "is_close", property(lambda self: True))
+    run = run_of(tmp_path, preset="600b", batch=1024)
+    (told,) = [x for x in suggest(run, parse_machine("v4-32")).lines if "nothing does" in x]
+    assert told.endswith(" GiB; close, ask the compiler")
+
+
 def test_the_smallest_slice_that_trains_it(tmp_path):
     run = run_of(tmp_path, preset="600b", batch=1024)
     text = "\n".join(suggest(run, parse_machine("v4-32"), 720).lines)

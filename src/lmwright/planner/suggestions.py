@@ -78,7 +78,7 @@ def suggest(
         lines.append(
             f"  on {machine.name} nothing does: even the smallest configuration, {best.label}, is "
             f"{best.quick.over_bytes / GIB:,.2f} GiB too large; its largest part, {largest}, "
-            f"takes {parts[largest] / GIB:,.2f} GiB"
+            f"takes {parts[largest] / GIB:,.2f} GiB{_close(best.quick)}"
         )
     if single:
         more = _adapter_lines(adapters(run, machine))
@@ -142,14 +142,17 @@ def _adapter_lines(tuned: Candidate | None) -> list[str]:
 def _line(candidate: Candidate) -> str:
     quick = candidate.quick
     parts = quick.memory
-    close = "; close, ask the compiler" if quick.is_close else ""
     return (
         f"  {' '.join(candidate.overrides)} ({candidate.harm_text}): {parts.peak / GIB:.2f} GiB = "
         f"{parts.state / GIB:.2f} state + {(parts.cast + parts.gradients) / GIB:.2f} cast weights "
         f"and gradients + "
         f"{parts.saved / GIB:.2f} saved + {parts.temporaries / GIB:.2f} temporaries, "
-        f"{short_duration(quick.step_s)} a step{close}"
+        f"{short_duration(quick.step_s)} a step{_close(quick)}"
     )
+
+
+def _close(quick: Quick) -> str:
+    return "; close, ask the compiler" if quick.is_close else ""
 
 
 def larger_way(
