@@ -192,6 +192,16 @@ def test_peft_finds_factors_of_mixtrals_routers(bases, tmp_path):
     assert_same_in_peft(bases("MixtralForCausalLM"), tmp_path / "made", **lora)
 
 
+def test_routers_with_a_module_in_the_class_are_merged(bases, tmp_path):
+    """Granite 4's, a product below the router in its files, and the router itself for PEFT."""
+    base = bases("GraniteMoeHybridForCausalLM")
+    model, _, adapter, weights = adapter_of(base, targets=("router", "expert_gate"), rank=2)
+    written(tmp_path / "made", to_peft(model, adapter, weights, str(base)))
+    proof = merge_command(base, tmp_path / "made", tmp_path / "merged", dtype="fp32")
+    assert proof.merged_to_peft.max_abs_diff < 1e-3
+    assert_close(theirs(tmp_path / "merged"), theirs(base, tmp_path / "made"))
+
+
 def test_what_peft_refuses_is_left_out_and_told(bases, tmp_path):
     """It takes no factors of Mamba's last products in this family."""
     base = bases("NemotronHForCausalLM")

@@ -123,10 +123,13 @@ def _is_of_experts(module: Module) -> bool:
 
 
 def _replaced(name: str, beginnings: Mapping[str, str]) -> str:
-    """The name with another beginning, if it has one of these; `{i}` is the number of a layer."""
+    """The name with another beginning, if it has one of these and not the longer one already; `{i}`
+    is the number of a layer."""
     for before, after in beginnings.items():
         if found := re.match(re.escape(before).replace(r"\{i\}", r"(\d+)"), name):
-            return after.replace("{i}", "".join(found.groups())) + name[found.end() :]
+            made = after.replace("{i}", "".join(found.groups()))
+            longer = made.startswith(found[0]) and name.startswith(made)
+            return name if longer else made + name[found.end() :]
     return name
 
 
