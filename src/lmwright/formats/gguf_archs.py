@@ -82,6 +82,9 @@ class Arch:
 DIFFUSION = "masked_diffusion"
 SILU = {"hidden_act": "silu", "attention_bias": False}
 UNTIED = {"tie_word_embeddings": False}
+OWN_HEAD = ("qwen2moe", "apertus", "minimax-m2", "dots1")
+"""Those of which llama.cpp refuses a file without a head, as earlier versions wrote, which are
+read."""
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ARCHS = {
     "llama": Arch(

@@ -28,7 +28,16 @@ from lmwright.formats import (
     gguf_mistral3,
     gguf_nemotron,
 )
-from lmwright.formats.gguf_archs import ARCHS, DIFFUSION, LARGEST_GEMMA, OLMO3, SAME, VARIANTS, Arch
+from lmwright.formats.gguf_archs import (
+    ARCHS,
+    DIFFUSION,
+    LARGEST_GEMMA,
+    OLMO3,
+    OWN_HEAD,
+    SAME,
+    VARIANTS,
+    Arch,
+)
 from lmwright.formats.gguf_gemma4 import PATTERN
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.table import head_dim
@@ -202,6 +211,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     for key, value in arch.fixed.items():
         if config.get(key, value) != value:
             raise UserError(f"{where}: GGUF cannot say {key} = {config[key]!r} for {name!r}")
+    _refuse_tied(config, name, where)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
     usual = head_dim(config) if arch.by_part else {}
@@ -273,6 +283,15 @@ def _scaling(rope: Mapping[str, Any], name: str, arch: Arch, where: str) -> dict
     if original := rope.get("original_max_position_embeddings"):
         meta["rope.scaling.original_context_length"] = int(original)
     return meta
+
+
+def _refuse_tied(config: Mapping[str, Any], name: str, where: str) -> None:
+    """Raises UserError for a table that is also the head, where llama.cpp asks for a head."""
+    if name in OWN_HEAD and config.get("tie_word_embeddings"):
+        raise UserError(
+            f"{where}: llama.cpp's {name} has no head that is the embedding table; export to a "
+            'folder instead, or train with model.head = "untied"'
+        )
 
 
 def _refuse_act(config: Mapping[str, Any], name: str, arch: Arch, where: str) -> None:
