@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lmwright.guard import folders
 from lmwright.guard.files import write_whole
 from lmwright.guard.folders import copy_folder
 from lmwright.guard.temporary import temporary_file, temporary_folder
@@ -86,6 +88,29 @@ def test_a_copied_folder_is_whole_or_not_there(tmp_path, monkeypatch):
     copied = {path.relative_to(target).as_posix() for path in target.rglob("*")}
     assert copied == {"x", "parts", "parts/y"}
     assert (target / "x").stat().st_mode & 0o777 == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_of_two_that_copy_to_one_place_one_is_told(tmp_path, monkeypatch):
+    """And neither takes away what the other has begun; what SIGTERM ends leaves nothing."""
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    (source / "x").write_text("x")
+    sync = folders.sync
+
+    def meanwhile(path):
+        monkeypatch.setattr(folders, "sync", sync)
+        code = "import sys; from lmwright.guard.folders import *\n"
+        code += "copy_folder(*map(Path, sys.argv[1:]))"
+        subprocess.run([sys.executable, "-c", code, str(source), str(target)], check=True)
+
+    monkeypatch.setattr(folders, "sync", meanwhile)
+    with pytest.raises(FileExistsError):
+        copy_folder(source, target)
+    assert (target / "x").read_text() == "x" and sorted(os.listdir(tmp_path)) == ["a", "b"]
+    monkeypatch.setattr(folders, "sync", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        copy_folder(source, tmp_path / "c")
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 

@@ -1,19 +1,28 @@
 """Folders that are whole or not there, also after a kill or a power loss."""
 
 import ctypes
+import errno
 import os
 import shutil
 from pathlib import Path
 
 from lmwright.guard.files import sync
+from lmwright.guard.temporary import temporary_file
+from lmwright.guard.terminated import terminated_by_exit
 
 
 def copy_folder(source: Path, target: Path) -> None:
     """Copies the files of a folder beside their place, and renames the copy: `target` must not be
-    there yet, and one process may make it at a time. Raises the OSError of the file that cannot be
-    read or written, and leaves nothing behind."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    there yet; of several processes that make it at once one does, and others get FileExistsError.
+    Raises the OSError of the file that cannot be read or written. Leaves nothing behind, also where
+    SIGTERM ends the process."""
+    shutil.rmtree(target.with_name(f".{target.name}.tmp"), ignore_errors=True)  # earlier versions'
+    temporary = temporary_file(target.parent, target.name)
+    with terminated_by_exit():
+        _copy(source, target, temporary)
+
+
+def _copy(source: Path, target: Path, temporary: Path) -> None:
     try:
         temporary.mkdir(parents=True)
         for path in sorted(source.rglob("*")):
@@ -23,10 +32,19 @@ def copy_folder(source: Path, target: Path) -> None:
             else:
                 shutil.copy2(path, copy)  # which keeps to its owner what is private
                 sync(copy)
-        os.replace(temporary, target)
+        _take(temporary, target)
         sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _take(temporary: Path, target: Path) -> None:
+    try:
+        os.replace(temporary, target)
+    except OSError as error:
+        if target.exists():  # which systems tell by several numbers
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
         raise
 
 

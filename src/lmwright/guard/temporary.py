@@ -29,9 +29,9 @@ def temporary_folder() -> tempfile.TemporaryDirectory:
 
 
 def temporary_file(folder: Path, name: str) -> Path:
-    """Path of a file that this process writes beside its place `name`. Removes those in the folder
-    that processes of this machine left which are gone, and those of earlier versions after a
-    day."""
+    """Path of a file or folder that this process writes beside its place `name`. Removes those in
+    the folder that processes of this machine left which are gone, and files of earlier versions
+    after a day."""
     mark = _mark()
     with suppress(OSError):
         for path in folder.iterdir():
@@ -40,7 +40,10 @@ def temporary_file(folder: Path, name: str) -> Path:
                 continue
             old = mark in path.name or time.time() - path.lstat().st_mtime > DAY
             if old and _is_abandoned(path, int(known[1])):
-                path.unlink(missing_ok=True)
+                if mark in path.name and path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
     return folder / f".{name}.{mark}{os.getpid()}.tmp"
 
 

@@ -305,7 +305,10 @@ def import_command(path: str | os.PathLike, out: str | os.PathLike) -> TextToken
         else:
             with temporary_folder() as whole:
                 save_tokenizer(tokenizer, whole)
-                copy_folder(Path(whole), folder)
+                try:
+                    copy_folder(Path(whole), folder)
+                except FileExistsError:
+                    return import_command(path, out)  # another command made it meanwhile
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written ({error.strerror}); choose another folder"
