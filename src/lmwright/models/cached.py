@@ -144,14 +144,14 @@ def extend_layers(
     ids = valid.astype(jnp.int32)
 
     def block(tables: Tree, kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
-        new: Tree = {}
+        new: list[Tree] = []
 
         def attend(q: Array, k: Array, v: Array, scoring: Scoring, *sinks: Array) -> Array:
             if state:
                 after = {"k": _put(state["k"], k, start)}
                 if "v" in state:  # not where keys are the values, too
                     after["v"] = _put(state["v"], v, start)
-                new.update(after)
+                new.append(after)
                 every = as_copied(after["k"]), as_copied(after.get("v", after["k"]))
             else:  # those of another layer, all of them
                 every = k, v
@@ -161,9 +161,11 @@ def extend_layers(
             mask = seen if scoring.window is None else seen & (back < scoring.window)
             return cached_attention(q, *every, mask, scoring, *sinks)
 
-        of_state = Attend(attend, ids, state=state, put=new.update)
+        of_state = Attend(attend, ids, state=state, put=new.append)
         x, _ = kind.run(layer, w, x, tables, of_state)
-        return x, new or state  # an mlp alone puts nothing
+        if len(new) > 1:  # of attention, and of a memory beside it
+            return x, {name: leaf for part in new for name, leaf in part.items()}
+        return x, new[0] if new else state  # an mlp alone puts nothing
 
     layers: Tree = {}
     for span in spans:

@@ -61,6 +61,7 @@ class OverTable:
         self.modules: Mapping[str, str] = table.modules
         self.inputs_first: tuple[str, ...] = table.inputs_first
         self.convs: tuple[str, ...] = table.convs
+        self.rows: tuple[str, ...] = table.rows
         self.stacked_experts: Stacked = table.stacked_experts
         self.peft_experts: Stacked = table.peft_experts
         self.peft_refuses: tuple[str, ...] = table.peft_refuses
