@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.granite4 import read_limits
 from lmwright.models.hf.llama import BIAS
+from lmwright.models.hf.mamba import CONVS, head_width, mamba_weights, read_limits
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair, refuse_number
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import KEYS, WEIGHTS, Table
@@ -52,15 +52,7 @@ def _read_heads(config: Json, fields: Json, where: str) -> Json:
         refuse_number("mamba_expand", config["mamba_expand"], where)
         inner = int(config["mamba_expand"] * fields["embed_dim"])
     refuse_number("mamba_d_ssm", inner, where, whole=True)
-    width = config["mamba_d_head"]
-    width = inner // heads if width == "auto" else width
-    refuse_number("mamba_d_head", width, where, whole=True)
-    if heads * width != inner:
-        raise UserError(
-            f"{where}: mamba_n_heads = {heads} times mamba_d_head = {width} is not mamba_d_ssm = "
-            f"{inner}; correct one of them"
-        )
-    return {"mamba_head_dim": width}
+    return head_width(config, heads, inner, "mamba_d_ssm = ", where)
 
 
 def _write_heads(model: Any, *_: str) -> Json:
@@ -87,16 +79,9 @@ class FalconH1Hf(Table):
     } | {
         "norm": "model.final_layernorm.weight",
         "layers.mlp_norm": f"{LAYER}.pre_ff_layernorm.weight",
-        "layers.mamba_in": f"{MIXER}.in_proj.weight",
-        "layers.conv": f"{MIXER}.conv1d.weight",
-        "layers.conv_bias": f"{MIXER}.conv1d.bias",
-        "layers.a_log": f"{MIXER}.A_log",
-        "layers.dt_bias": f"{MIXER}.dt_bias",
-        "layers.skip": f"{MIXER}.D",
-        "layers.memory_norm": f"{MIXER}.norm.weight",
-        "layers.mamba_out": f"{MIXER}.out_proj.weight",
+        **mamba_weights(MIXER),
     }
-    convs = ("layers.conv",)
+    convs = CONVS
     peft_refuses = ("mamba_out",)
     keys = KEYS | {
         "mamba_num_heads": "mamba_n_heads", "mamba_num_groups": "mamba_n_groups",

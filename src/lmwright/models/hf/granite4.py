@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from lmwright.config.fields import default_of
 from lmwright.errors import UserError
 from lmwright.models.hf.granite import SCALES, USUAL
+from lmwright.models.hf.mamba import CONVS, head_width, mamba_weights, read_limits
 from lmwright.models.hf.moe import COMMON, NO_PLAIN, SOFTMAX, Experts, MoeHf, stacked_experts
 from lmwright.models.hf.pairs import (
     BIAS,
@@ -17,7 +18,6 @@ from lmwright.models.hf.pairs import (
     Json,
     Pair,
     Words,
-    refuse_number,
 )
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import WEIGHTS, Fused, Table
@@ -30,7 +30,6 @@ LAYER = "model.layers.{i}"
 LINEAR, EXPERTS = f"{LAYER}.mamba", f"{LAYER}.block_sparse_moe"
 TYPES: dict[Mixer, str] = {"mamba": "mamba", "full": "attention"}  # as in the released files
 NEW_TYPES: dict[Mixer, str] = {"mamba": "linear_attention", "full": "full_attention"}
-LIMITS = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # none, as transformers writes it
 STEM = "block_sparse_moe.experts"
 
 
@@ -51,15 +50,7 @@ def _read_heads(config: Json, fields: Json, where: str) -> Json:
             each.name: default_of(each) for each in dataclass_fields(Mamba) if each.name in SIZES
         }
     heads, inner = fields["mamba_num_heads"], config["mamba_expand"] * fields["embed_dim"]
-    width = config["mamba_d_head"]
-    width = inner // heads if width == "auto" else width
-    refuse_number("mamba_d_head", width, where, whole=True)
-    if heads * width != inner:
-        raise UserError(
-            f"{where}: mamba_n_heads = {heads} times mamba_d_head = {width} is not mamba_expand "
-            f"times hidden_size, {inner}; correct one of them"
-        )
-    return {"mamba_head_dim": width}
+    return head_width(config, heads, inner, "mamba_expand times hidden_size, ", where)
 
 
 def _write_heads(model: Any, architecture: str, _: str) -> Json:
@@ -78,16 +69,6 @@ def _write_heads(model: Any, architecture: str, _: str) -> Json:
     }  # fmt: skip
 
 
-def read_limits(config: Json, _: Json, where: str) -> Json:
-    """No field. Raises UserError for limits of steps, which are not computed."""
-    said = config.get("time_step_limit") or LIMITS[0]
-    if list(said) not in LIMITS:
-        raise UserError(
-            f"{where}: time_step_limit = {said} is not supported; released models have none"
-        )
-    return {}
-
-
 class Granite4Hf(Table):
     """Both directions of the family's Hugging Face form."""
 
@@ -96,16 +77,9 @@ class Granite4Hf(Table):
     weights = WEIGHTS | {
         "layers.gate_up": f"{LAYER}.shared_mlp.input_linear.weight",
         "layers.down": f"{LAYER}.shared_mlp.output_linear.weight",
-        "layers.mamba_in": f"{LINEAR}.in_proj.weight",
-        "layers.conv": f"{LINEAR}.conv1d.weight",
-        "layers.conv_bias": f"{LINEAR}.conv1d.bias",
-        "layers.a_log": f"{LINEAR}.A_log",
-        "layers.dt_bias": f"{LINEAR}.dt_bias",
-        "layers.skip": f"{LINEAR}.D",
-        "layers.memory_norm": f"{LINEAR}.norm.weight",
-        "layers.mamba_out": f"{LINEAR}.out_proj.weight",
+        **mamba_weights(LINEAR),
     }
-    convs = ("layers.conv",)
+    convs = CONVS
     keys = NO_PLAIN | {
         "mlp_dim": "shared_intermediate_size", "mamba_num_heads": "mamba_n_heads",
         "mamba_num_groups": "mamba_n_groups", "mamba_state_dim": "mamba_d_state",

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.granite4 import read_limits
+from lmwright.models.hf.mamba import CONVS, mamba_weights, read_limits
 from lmwright.models.hf.moe import DOTS_KEYS, NEW_BIAS_RATE, NO_FURTHER, SIGMOID, Experts, MoeHf
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
 from lmwright.models.hf.table import KEYS, Table
@@ -66,21 +66,14 @@ class NemotronHHf(Table):
         "layers.attention_norm": f"{LAYER}.norm.weight",
         **{f"layers.{name}": f"{MIXER}.{name}_proj.weight" for name in ("q", "k", "v", "o")},
         **{f"layers.{name}": f"{MIXER}.{name}_proj.weight" for name in ("up", "down")},
-        "layers.mamba_in": f"{MIXER}.in_proj.weight",
-        "layers.conv": f"{MIXER}.conv1d.weight",
-        "layers.conv_bias": f"{MIXER}.conv1d.bias",
-        "layers.a_log": f"{MIXER}.A_log",
-        "layers.dt_bias": f"{MIXER}.dt_bias",
-        "layers.skip": f"{MIXER}.D",
-        "layers.memory_norm": f"{MIXER}.norm.weight",
-        "layers.mamba_out": f"{MIXER}.out_proj.weight",
+        **mamba_weights(MIXER),
     }
     modules: ClassVar = {
         module: module.replace("backbone", "model")
         for module in (MIXER, *(name.rpartition(".")[0] for name in weights.values()))
         if module.startswith("backbone")
     }
-    convs = ("layers.conv",)
+    convs = CONVS
     own_head = True
     peft_refuses = ("mamba_out",)
     keys = KEYS | {
