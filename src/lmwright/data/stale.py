@@ -12,7 +12,7 @@ from lmwright.config.run import Data, Run
 from lmwright.data.dropped import read_made
 from lmwright.data.manifest import DROPPED, MANIFEST, STAGES, Manifest, parse_manifest
 from lmwright.data.sources.files import find_files, source_names
-from lmwright.data.stored import read_small
+from lmwright.data.stored import read_small, size_of
 from lmwright.data.tokens.hub_tokenizer import on_hub
 from lmwright.errors import UserError
 from lmwright.guard.redact import redact_tree
@@ -92,7 +92,7 @@ def _unfinished(data: Data) -> str | None:
 def has_begun(run_dir: str) -> bool:
     """True for a run directory whose run has measured something, or that is not reached."""
     try:
-        return None not in (read_small(run_dir, "run.toml"), read_small(run_dir, METRICS) or None)
+        return read_small(run_dir, "run.toml") is not None and size_of(run_dir, METRICS) > 0
     except Exception:  # of any kind by the client of a bucket that only the hosts may read
         return True  # opening the run directory says what is wrong
 

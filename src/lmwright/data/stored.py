@@ -70,6 +70,17 @@ def _read_portions(url: str, raw: bytes) -> Stored:
     return Stored(url, manifests, files, raw)
 
 
+def size_of(url: str, name: str) -> int:
+    """Bytes that a file below a folder or the URL of a bucket has, unread; 0 if it is missing."""
+    if is_bucket(url):
+        there = Bucket(url).entry(name)
+        return there.size if there else 0
+    try:
+        return Path(url, name).stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
 def read_small(url: str, name: str) -> bytes | None:
     """Bytes of a file below a folder or the URL of a bucket; None if it is missing."""
     if is_bucket(url):
