@@ -24,8 +24,8 @@ from lmwright.data.sources.columns import Bad, Row
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, row_compute, spread
 from lmwright.evals.documents import Reader, of_documents
-from lmwright.evals.streamed import new_file, open_texts, refuse_columns, write_lines
-from lmwright.evals.vectors import JSONL, finisher, line_of
+from lmwright.evals.streamed import JSONL, new_file, open_texts, refuse_columns, write_lines
+from lmwright.evals.vectors import finisher, line_of
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.tensor_hash import weights_hash

@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lmwright.errors import UserError
-from lmwright.evals.streamed import take_name
+from lmwright.evals.streamed import JSONL, take_name
 
-JSONL = ".jsonl"
 BLOCK = 4096  # rows that are in memory at a time
 
 Finish = Callable[[int, Path, Path], None]

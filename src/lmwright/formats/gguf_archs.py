@@ -83,8 +83,8 @@ DIFFUSION = "masked_diffusion"
 SILU = {"hidden_act": "silu", "attention_bias": False}
 UNTIED = {"tie_word_embeddings": False}
 OWN_HEAD = ("qwen2moe", "apertus", "minimax-m2", "dots1")
-"""Those of which llama.cpp refuses a file without a head, as earlier versions wrote, which are
-read."""
+"""llama.cpp does not load their files without a head. Earlier versions wrote such files, which are
+still read."""
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ARCHS = {
     "llama": Arch(

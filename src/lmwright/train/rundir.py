@@ -50,7 +50,7 @@ from lmwright.train.hooks import Hook, Running
 from lmwright.train.log import errors_to_file
 from lmwright.train.metrics import METRICS_FILE
 from lmwright.train.publishing import check_publishing
-from lmwright.train.start import forget_start, has_trained
+from lmwright.train.start import forget_start, has_checkpoints, has_trained
 
 MOST_SHOWN = 6  # fields in a message
 LONGEST_SHOWN = 60
@@ -271,7 +271,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         ]
         more = len(changed) - MOST_SHOWN
         other = f" (train.init_from = {run.dir!r} starts it from these weights)"
-        if not _has_saved(folder):
+        if not has_checkpoints(folder) and not _saves(folder):
             other = ", or remove it, as it has saved nothing yet"
         raise UserError(
             f"dir: {run.dir} belongs to another run: {', '.join(fields)}"
@@ -280,12 +280,11 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         )
 
 
-def _has_saved(folder: Path) -> bool:
-    """True for a run directory that has checkpoints, or had some."""
-    metrics, root = folder / METRICS_FILE, root_of(folder)
-    if root.steps() or root.any_aside():
-        return True
-    return metrics.exists() and b'"kind": "checkpoint"' in metrics.read_bytes()
+def _saves(folder: Path) -> set[bytes]:
+    """The saves that a run directory's metrics tell of, each by its step."""
+    metrics = folder / METRICS_FILE
+    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
+    return {line.partition(b",")[0] for line in lines if b'"kind": "checkpoint"' in line}
 
 
 def _run_of(files: StepFiles, where: str) -> Run:
@@ -303,13 +302,11 @@ def refuse_lost_checkpoints(run: Run, folder: Path) -> None:
     """Raises UserError for a directory that had checkpoints and has none: the run would start over
     and drop what it has measured. Those that are damaged are in a folder of their own."""
     metrics, root = folder / METRICS_FILE, root_of(folder)
-    if not metrics.exists() or root.steps() or root.any_aside():
+    if not metrics.exists() or has_checkpoints(folder):
         return
-    lines = metrics.read_bytes().splitlines()
-    saves = {line.partition(b",")[0] for line in lines if b'"kind": "checkpoint"' in line}
     # the only save of a session that was killed may not have been whole
     ended = (each for each in read_sessions(folder) if each.get("end") != KILLED)
-    if len(saves) > 1 or any(each["last_step"] for each in ended):
+    if len(_saves(folder)) > 1 or any(each["last_step"] for each in ended):
         raise UserError(
             f"dir: {run.dir} had checkpoints and has none; put them back into {root.path}, or "
             f"remove {metrics} to start over"

@@ -227,8 +227,14 @@ def _fresh_weights(plan: Plan, names: Sequence[str]) -> Tree:
 
 def has_trained(folder: Path) -> bool:
     """True for a directory whose run has measured or saved something."""
-    root, metrics = root_of(folder), folder / METRICS_FILE
-    return bool((metrics.exists() and metrics.stat().st_size) or root.steps() or root.any_aside())
+    metrics = folder / METRICS_FILE
+    return bool(metrics.exists() and metrics.stat().st_size) or has_checkpoints(folder)
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """True for a directory with checkpoints, be they damaged and put aside."""
+    root = root_of(folder)
+    return bool(root.steps()) or root.any_aside()
 
 
 def forget_start(folder: Path) -> None:
