@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from tests.golden.curves import CASES, ROOT, differences, train_apart
+from tests.golden.cases import CASES
+from tests.golden.curves import ROOT, differences, train_apart
 from tests.golden.test_curves import GOLDEN
 
 pytestmark = pytest.mark.slow

@@ -16,6 +16,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.formats.weights import load_run_weights
 from tests.golden import curves
+from tests.golden.cases import CASES
 from tests.parity.compare import assert_near, make_batch
 from tests.saved_run import save_run
 
@@ -30,7 +31,7 @@ def prepared(tmp_path_factory):
     """The run file of a run whose data is prepared."""
     folder = tmp_path_factory.mktemp("rtd")
     curves.write_sources(folder)
-    case = curves.CASES["objective rtd"] | {
+    case = CASES["objective rtd"] | {
         "train": {"steps": 6, "global_batch_size": 8, "ema_decay": 0.5}
     }
     path = curves.run_file(folder, "rtd", case)
@@ -131,8 +132,8 @@ def test_a_classifier_starts_from_the_discriminator(from_export, run, tmp_path):
     if from_export:
         origin = tmp_path / "origin"
         assert main(["export", str(run), str(origin)]) == 0
-    case = curves.CASES["objective classify"] | {
-        "model": curves.CASES["objective rtd"]["model"],
+    case = CASES["objective classify"] | {
+        "model": CASES["objective rtd"]["model"],
         "train": {"steps": 6, "global_batch_size": 8, "init_from": str(origin)},
         "optim": {"learning_rate": 1e-9},
     }

@@ -9,6 +9,7 @@ from lmwright.cli.main import main
 from lmwright.core.compute import Compute
 from lmwright.formats.load import load_model
 from tests.golden import curves
+from tests.golden.cases import CASES
 from tests.parity.compare import make_batch
 
 transformers = pytest.importorskip("transformers")
@@ -19,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 def test_masks_are_filled_as_here(kind, tmp_path):
     curves.write_sources(tmp_path)
     train = {"train": {"steps": 6, "global_batch_size": 8}}
-    run = curves.run_file(tmp_path, kind, curves.CASES[f"family {kind}"] | train)
+    run = curves.run_file(tmp_path, kind, CASES[f"family {kind}"] | train)
     out = tmp_path / "out"
     for words in (["prepare", run], ["train", run], ["export", tmp_path / "runs" / kind, out]):
         assert main([str(word) for word in words]) == 0

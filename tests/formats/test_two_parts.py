@@ -22,6 +22,7 @@ from lmwright.formats.two_parts import two_parts
 from lmwright.formats.weights import load_run_weights
 from lmwright.program.plan import resolve
 from tests.golden import curves
+from tests.golden.cases import CASES
 from tests.objectives.test_rtd import Head
 from tests.parity.compare import assert_near, make_batch, randomize
 from tests.saved_run import save_run
@@ -62,7 +63,7 @@ def prepared(tmp_path_factory, theirs):
     """A folder with prepared data and folders of models in the forms that there are."""
     folder = tmp_path_factory.mktemp("parts")
     curves.write_sources(folder)
-    case = curves.CASES["objective rtd"] | {"train": {"steps": 6, "global_batch_size": 8}}
+    case = CASES["objective rtd"] | {"train": {"steps": 6, "global_batch_size": 8}}
     path = curves.run_file(folder, "rtd", case)
     assert main(["prepare", str(path)]) == 0
     text = re.sub(r"tokenizer = \{.*?\}", "tokenizer = {}", path.read_text())

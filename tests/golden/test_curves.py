@@ -11,7 +11,8 @@ import pytest
 
 from lmwright.models import KINDS as MODELS
 from lmwright.objectives import KINDS as OBJECTIVES
-from tests.golden.curves import CASES, QUICK, ROOT, differences, train_apart
+from tests.golden.cases import CASES, QUICK
+from tests.golden.curves import ROOT, differences, train_apart
 
 GOLDEN = json.loads(Path(__file__).with_name("curves.json").read_text())
 TOLERANCE = 1e-5  # of other machines' roundings
