@@ -95,11 +95,11 @@ class Gke:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cloud:
-    """Settings by which slices are made, and limits on their use."""
+class Terms:
+    """Terms on which slices are asked for, and limits on their use."""
 
     project: str = ""
-    """Project; empty on Kubernetes."""
+    """Google Cloud project; none on Kubernetes."""
     capacity: str = "on-demand"
     """Kind of capacity: on-demand, spot, reserved or guaranteed."""
     reservation: str = ""
@@ -107,9 +107,8 @@ class Cloud:
     """Service account of the hosts; empty for the project's default."""
     network: str = ""
     subnetwork: str = ""
-    external_ips: bool = True
     disks: tuple[str, ...] = ()
-    """Read-only disks, as projects/P/zones/Z/disks/NAME."""
+    """Read-only disks, as NAME or projects/P/zones/Z/disks/NAME."""
     secrets: tuple[str, ...] = ()
     """Secrets as VARIABLE=NAME of Secret Manager, on Kubernetes as VARIABLE=SECRET/KEY."""
     valid_hours: float = 0.0
@@ -119,6 +118,13 @@ class Cloud:
     max_chip_hours: float = 0.0
     max_cost: float = 0.0
     """Cost in USD, by the list price, that the job may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloud(Terms):
+    """Settings by which the slices of a job are made."""
+
+    external_ips: bool = True
     gke: Gke | None = None
     """Settings of Kubernetes; None for queued resources."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud.disk_names import is_on_disk
-from lmwright.cloud.spec import Cloud, Offer
+from lmwright.cloud.spec import Cloud, Offer, Terms
 from lmwright.cloud.vault import parse_pairs
 from lmwright.config.run import Run
 from lmwright.errors import UserError
@@ -33,25 +33,12 @@ JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Terms):
     """Options of `lmwright launch` for slices; also the fields of cloud.toml."""
 
-    project: str = ""
     zone: str = ""
     """Or several, with commas, in the order in which they are tried."""
-    capacity: str = "on-demand"
-    reservation: str = ""
-    service_account: str = ""
-    network: str = ""
-    subnetwork: str = ""
     internal_ips: bool = False
-    disks: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    """Secrets as VARIABLE=NAME, where NAME is one of Secret Manager."""
-    valid_hours: float = 0.0
-    max_hours: float = 0.0
-    max_chip_hours: float = 0.0
-    max_cost: float = 0.0
     bucket: str = ""
     """Folder of jobs, as in gs://BUCKET/lmwright."""
     notify: str = ""
@@ -125,19 +112,11 @@ def cloud_of(settings: Settings) -> Cloud:
             f"--project: missing; name the Google Cloud project, here or in {settings_path()}"
         )
     parse_pairs(settings.secrets)
-    same = {name: getattr(settings, name) for name in SAME}
-    return Cloud(
-        project=project,
-        capacity=settings.capacity,
-        reservation=settings.reservation,
-        external_ips=not settings.internal_ips,
-        **same,
-    )
+    terms = {each.name: getattr(settings, each.name) for each in fields(Terms)}
+    return Cloud(external_ips=not settings.internal_ips, **terms | {"project": project})
 
 
 ELSEWHERE = "processes here like local:2x1, other places are kaggle, ssh:HOSTS and gke:CLUSTER"
-SAME = ("service_account", "network", "subnetwork", "disks", "secrets", "valid_hours")
-SAME += ("max_hours", "max_chip_hours", "max_cost")
 
 
 def offers_of(target: str, settings: Settings) -> tuple[Offer, ...]:

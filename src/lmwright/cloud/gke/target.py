@@ -4,7 +4,7 @@ import re
 
 from lmwright.cloud.gke.context import find_context
 from lmwright.cloud.spec import Cloud, Gke, Offer
-from lmwright.cloud.target import SAME, Settings
+from lmwright.cloud.target import Settings
 from lmwright.cloud.vault import TOKEN
 from lmwright.errors import UserError
 from lmwright.hardware.slices import Slice, parse_slice
@@ -37,10 +37,13 @@ def cloud_of_gke(target: str, settings: Settings) -> Cloud:
     for option, name in (("--namespace", settings.namespace), ("--queue", settings.queue)):
         if name and not NAME.fullmatch(name):
             raise UserError(f"{option}: {name!r} cannot be a name in Kubernetes; correct it")
-    shared = {name: getattr(settings, name) for name in SAME if name.startswith(("max_", "secr"))}
     return Cloud(
         capacity=settings.capacity,
         reservation=settings.reservation.rpartition("/")[2],
+        secrets=settings.secrets,
+        max_hours=settings.max_hours,
+        max_chip_hours=settings.max_chip_hours,
+        max_cost=settings.max_cost,
         gke=Gke(
             context=find_context(target.removeprefix(PREFIX)),
             namespace=settings.namespace,
@@ -49,7 +52,6 @@ def cloud_of_gke(target: str, settings: Settings) -> Cloud:
             queue=settings.queue,
             labels=settings.labels,
         ),
-        **shared,
     )
 
 
