@@ -66,6 +66,7 @@ def test_help_shows_the_verbs_in_the_order_of_use(capsys):
         "predict",
         "embed",
         "export",
+        "quantize",
         "import",
         "verify",
         "vocab",

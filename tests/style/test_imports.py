@@ -26,6 +26,7 @@ ORDER = [
     {"formats"},
     {"planner"},
     {"evals", "publish"},
+    {"quantize"},
     {"train"},
     {"cloud"},
     {"api"},

@@ -28,6 +28,7 @@ from lmwright.api.models import (
     merge_adapter,
     predict,
     publish,
+    quantize,
     verify,
 )
 from lmwright.api.runs import launch, load_run, plan, prepare, read_run, report, sweep, train
@@ -52,6 +53,7 @@ __all__ = [
     "predict",
     "prepare",
     "publish",
+    "quantize",
     "read_run",
     "report",
     "sweep",

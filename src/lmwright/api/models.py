@@ -264,6 +264,36 @@ def export(
 
 
 @checked
+def quantize(
+    model: Place,
+    out: Place,
+    *,
+    to: Literal["int4", "int8", "q4_0"] | None = None,
+    group_size: Count | None = None,
+    text: Place | None = None,
+    text_column: str | None = None,
+    rows: Count = 32,
+    context: Count | None = None,
+    method: Literal["gptq", "nearest"] = "gptq",
+    adapter: str | None = None,
+    max_shard_bytes: Count | None = None,
+    overwrite: bool = False,
+) -> "Proof":
+    """Writes a model in 4 or 8 bits as a Hugging Face folder or a .gguf file, measured on `rows` of
+    `context` tokens of `text`, or of what a run was trained on, and returns the proof that the
+    files hold it. `group_size` inputs share a scale of int4. Raises UserError before anything is
+    measured where the model or the place does not allow it."""
+    from lmwright.quantize.command import quantize_command
+
+    return quantize_command(
+        path_of(model), path_of(out), to=to, group_size=group_size,
+        text=None if text is None else path_of(text), text_column=text_column, rows=rows,
+        context=context, method=method, adapter=adapter, max_shard_bytes=max_shard_bytes,
+        overwrite=overwrite,
+    )  # fmt: skip
+
+
+@checked
 def import_model(
     source: Place, out: Place, *overrides: str, dtype: str | None = None, overwrite: bool = False
 ) -> "Proof":

@@ -1,4 +1,5 @@
-"""The verbs on models: eval, generate, chat, predict, embed, export, import, verify, vocab, grow.
+"""The verbs on models: eval, generate, chat, predict, embed, export, quantize, import, verify,
+vocab, grow.
 
 MODEL is a run directory, a Hugging Face folder, a .gguf file or hf://owner/name throughout.
 """
@@ -176,6 +177,59 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
     export_command(model, out, overwrite=overwrite, **given(**options))
 
 
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out")
+@click.option(
+    "--to",
+    type=click.Choice(["int4", "int8", "q4_0"]),
+    help="Integers: int4 or int8 in a folder, q4_0 in a .gguf file; default: int4, or q4_0 for a "
+    "name that ends in .gguf.",
+)
+@click.option(
+    "--group-size",
+    type=click.IntRange(min=1),
+    help="Inputs that share a scale of int4; default: 32.",
+)
+@click.option(
+    "--text",
+    metavar="FILE",
+    help="Text like that which the model is for, to measure it on: txt, jsonl, csv, tsv or "
+    "parquet; default: what a run was trained on.",
+)
+@click.option("--text-column", help="Column of --text that holds the text; default: text.")
+@click.option("--rows", type=click.IntRange(min=1), help="Rows to measure on; default: 32.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=2),
+    help="Tokens in a row; default: 1024, or the model's context if shorter.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["gptq", "nearest"]),
+    help="gptq (default) makes up for each rounding by the weights that come after it; nearest "
+    "rounds each weight by itself.",
+)
+@click.option("--adapter", help="Adapter to use if the run has several.")
+@click.option("--max-shard-bytes", type=click.IntRange(min=1), help="Maximum size of one file.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+def quantize(model: str, out: str, overwrite: bool, **options: Any) -> None:
+    """Write a model in 4 or 8 bits as OUT, a folder or a .gguf file.
+
+    The matrices of its layers become integers by GPTQ, on text that is like what the model is
+    for. Prints how far the result is from the floats. MODEL is a run directory, a Hugging Face
+    folder, a .gguf file or hf://owner/name.
+
+    \b
+    Example:  lmwright quantize quickstart/run small.gguf
+              lmwright quantize my-model my-model-int4 --text texts.jsonl
+              lmwright quantize hf://owner/name int8 --to int8 --text chats.parquet --rows 128
+    """
+    from lmwright.quantize.command import quantize_command
+
+    quantize_command(model, out, overwrite=overwrite, **given(**options))
+
+
 @click.command("import")
 @click.argument("source")
 @click.argument("out")
@@ -306,4 +360,4 @@ def grow(model: str, out: str, overrides: Sequence[str], overwrite: bool, **opti
     grow_command(model, out, overrides, overwrite=overwrite, **given(**options))
 
 
-VERBS = (evaluate, *texts.VERBS, export, import_, verify, vocab, grow)
+VERBS = (evaluate, *texts.VERBS, export, quantize, import_, verify, vocab, grow)

@@ -8,6 +8,7 @@
     Ternary(latent)                trained, and computed with -1, 0 and 1 (`core.ternary`)
     Rounded(latent, scale, ...)    trained, and computed as its integers will be (`core.rounded`)
     Float8(latent)                 trained, and multiplied in 8 bits (`core.float8`)
+    Gauged(weight, moments)        sums up what its inputs are (`core.gauged`)
 
 All are pytrees of arrays with the weight's batch axes in front, so that scans, pipeline
 stages and shardings treat them like plain arrays. How many axes are inputs and outputs
@@ -120,8 +121,18 @@ class Float8:
     latent: Any
 
 
+@_leaf
+class Gauged:
+    """A `weight`, and zeros [*batch, I, I] whose gradient are the second moments of its inputs."""
+
+    weight: Any
+    moments: Any
+    inputs: int = field(metadata={"static": True})
+
+
 Quantized = Int8 | Int4
-TYPED = (Int8, Int4, Lora, Ternary, Rounded, Float8)
+Weight = Array | Int8 | Int4 | Lora | Ternary | Rounded | Float8 | Gauged
+TYPED = (Int8, Int4, Lora, Ternary, Rounded, Float8, Gauged)
 WIDENED = Registry(
     __package__,
     {
@@ -190,6 +201,8 @@ def dequantize(w: Any, dtype: jnp.dtype) -> Array:
             return WIDENED["Int4"](w, dtype)
         case Ternary() | Rounded() | Float8():
             return WIDENED[type(w).__name__](w).astype(dtype)
+        case Gauged():
+            w = w.weight
     return w.astype(dtype)
 
 

@@ -19,17 +19,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lmwright.config.registry import Registry
 from lmwright.core import cpu
 from lmwright.core.compute import EARLY, LANES
 from lmwright.core.frozen import dropped
 from lmwright.core.in_stack import InStack, as_copied
-from lmwright.core.leaves import Lora, Rounded, dequantize, merge
+from lmwright.core.leaves import Gauged, Lora, Rounded, dequantize, merge
 from lmwright.core.rounded import met, widened
 from lmwright.core.sharding import by_platform, device_kind
 from lmwright.core.weight import Weight, as_array, name_of, name_result
 
 TILE = 512  # rows of a TPU kernel's step, at most
 WIDEST = 1024  # inputs or outputs of it
+MEASURED = Registry(__package__, {"rows": "gauged.product_of_rows"})
 MOST_GRADIENTS = 1024 * 768  # of a step: three float32 copies must fit a TPU's 16 MB of VMEM
 
 Read = Callable[[Any], Array]
@@ -88,6 +90,8 @@ def dot_ragged(
         out = ragged_product(x, merge(w, constant_norm=True), sizes)
     elif isinstance(w, Rounded):
         out = jax.checkpoint(_rounded)(x, w, sizes)
+    elif isinstance(w, Gauged):
+        out = MEASURED["rows"](x, w, sizes)
     elif isinstance(w, InStack):
         out = _product(x, w, sizes, x.dtype)
     else:

@@ -19,21 +19,9 @@ from jax.sharding import PartitionSpec
 from lmwright.config.registry import Registry
 from lmwright.core import cpu
 from lmwright.core.compute import CAST, MATMUL, WIDE_MATMUL
-from lmwright.core.leaves import (
-    TYPED,
-    Float8,
-    Int4,
-    Int8,
-    Lora,
-    Rounded,
-    Ternary,
-    dequantize,
-    merge,
-)
+from lmwright.core.leaves import TYPED, Int4, Int8, Lora, Weight, dequantize, merge
 from lmwright.core.param import Tree, letters
 from lmwright.core.sharding import batch_ways, by_platform, device_kind, platform
-
-Weight = Array | Int8 | Int4 | Lora | Ternary | Rounded | Float8
 
 # where gradients are scattered by an all-to-all
 TORUS = ("TPU v4", "TPU v5", "TPU v5p")  # whose links run one by themselves
@@ -43,7 +31,7 @@ PRODUCTS = Registry(
     __package__,
     {
         "Int8": "frozen.product", "Int4": "frozen.product", "Lora": "frozen.low_rank",
-        "narrow": "frozen.narrow_products", "fan": "fan.fan",
+        "narrow": "frozen.narrow_products", "fan": "fan.fan", "Gauged": "gauged.product",
         "Ternary": "ternary.product", "Rounded": "rounded.product", "Float8": "float8.product",
     },
 )  # fmt: skip

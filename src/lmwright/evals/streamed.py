@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lmwright.config.run import Source
 from lmwright.data.manifest import hash_file
@@ -135,16 +135,16 @@ def _whole_characters(row: Row | Bad) -> Row | Bad:
 
 def open_texts(
     file: str, text_column: str, id_column: str | None, beside: Sequence[str] = (),
-    kind: type[Source] = Source,
+    kind: type[Source] = Source, documents: Literal["line", "file"] = "line",
 ) -> Texts:  # fmt: skip
-    """The texts of a csv, tsv, jsonl or parquet file, or the lines of a txt file, with the columns
-    `beside` them, as a `kind` of source. Raises UserError where there is no such file."""
+    """The texts of a csv, tsv, jsonl or parquet file, or the lines of a txt file (or all of it),
+    with the columns `beside` them, as a `kind` of source. Raises UserError where there is none."""
     columns = {"text_column": text_column, "id_column": id_column, "meta_columns": tuple(beside)}
-    source = kind(path=file, documents="line", **columns)
+    source = kind(path=file, documents=documents, **columns)
     try:
         return Texts(source, tuple(find_files(source)))
     except UserError as error:
-        raise _own_words(error, source) from None
+        raise own_words(error, source) from None
 
 
 def refuse_columns(texts: Texts, file: str, options: Mapping[str, str | None]) -> None:
@@ -225,7 +225,7 @@ def write_lines(
                 write("".join(each))
                 tell(len(each))
         except UserError as error:
-            raise _own_words(error, texts.source) from None
+            raise own_words(error, texts.source) from None
 
     if out is None:
         run(0, sys.stdout.write)
@@ -265,7 +265,7 @@ def _are_one(out: Path, path: str) -> bool:
     return out.exists() and os.path.exists(path) and os.path.samefile(out, path)
 
 
-def _own_words(error: UserError, source: Source) -> UserError:
+def own_words(error: UserError, source: Source) -> UserError:
     """The error of a reader, with the options of a command for the fields of a run, and without the
     cures that only a run has."""
     text = str(error).removeprefix("data.sources: ").replace(" or remove it from data.sources", "")

@@ -1,4 +1,4 @@
-"""compressed-tensors: integers of weights that were trained rounded, as `pack-quantized`.
+"""compressed-tensors: integers of rounded weights, as `pack-quantized`.
 
     X.weight_packed  int32 [out, in * bits / 32]   value + 2^(bits - 1), the first at the low bits
     X.weight_scale   float32 [out, in / group]
@@ -30,8 +30,8 @@ Q8_ROW = 32  # values of a row that share a scale in GGUF
 
 
 def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
-    """Raises UserError where the weights were not trained on the grid of the type; none is trained
-    on that of q8_0, which takes floats."""
+    """Raises UserError where the weights are not on the grid of the type; none are on that of q8_0,
+    which takes floats."""
     grid = getattr(tensors, "grid", "")
     if dtype == "q8_0":
         if grid:
@@ -40,7 +40,7 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
                 "type, or fp32, which holds the same values"
             )
         return
-    if _is_read_packed(tensors):
+    if is_packed(tensors):
         raise UserError(
             f"dtype: {dtype}: the integers of a packed folder are read as floats, which are not "
             "packed again; copy that folder, or export the run that trained it"
@@ -49,11 +49,11 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
         trained = f'they were trained with "{grid}"' if grid else "they were trained as floats"
         raise UserError(
             f"dtype: {dtype} holds weights of a run with qat.weights = {dtype!r}, and {trained}; "
-            "rounding them now would be another model, so export bf16 or train with [qat]"
+            "round them first with lmwright quantize, or train with [qat]"
         )
 
 
-def _is_read_packed(tensors: Any) -> bool:
+def is_packed(tensors: Any) -> bool:
     """True for the tensors of a packed folder, also under other names or in parts."""
     while tensors is not None and not isinstance(tensors, PackedIntegers):
         tensors = getattr(tensors, "_stored", None)

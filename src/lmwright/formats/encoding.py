@@ -126,7 +126,7 @@ class Ternary(Encoding):
 
 @dataclass(frozen=True)
 class Compressed(Encoding):
-    """Integers that were trained, as compressed-tensors packs them; the rest as floats."""
+    """Integers, as compressed-tensors packs them; the rest as floats."""
 
     group: int
     floats: tuple[str, ...]
@@ -183,7 +183,8 @@ def encoding_of(dtype: str, model: HfModel, tensors: Mapping[str, Any]) -> Encod
     if dtype in BITS:
         refuse_grid(dtype, tensors)
         group = group_of(dtype, model, tensors)
-        return Compressed(dtype, "fp32", group, tuple(left_as_floats(model)))
+        rest = getattr(tensors, "rest", "fp32")
+        return Compressed(dtype, rest, group, tuple(left_as_floats(model)))
     if not has_ternary(model):
         raise UserError(
             f"dtype: {dtype!r} packs ternary weights, and a {model.kind!r} model has none; use one "

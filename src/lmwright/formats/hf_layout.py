@@ -64,13 +64,14 @@ class Slot:
 
 class HfTensors(Tensors):
     """The weights of a model by Hugging Face name, each laid out when it is asked for; `codes` are
-    integers and scales of those that were trained rounded, by path."""
+    integers and scales on a `grid` of those that are rounded, by path, beside which a file holds
+    the others as `rest`."""
 
     def __init__(
         self, model: HfModel, weights: Tree, codes: Mapping[str, tuple[Any, Any]] | None = None,
-        grid: str = "",
+        grid: str = "", rest: str = "fp32",
     ):  # fmt: skip
-        self.weights, self.grid, self._model = weights, grid, model
+        self.weights, self.grid, self.rest, self._model = weights, grid, rest, model
         self._codes = codes or {}
         self._leaves = dict(walk(weights))
 
@@ -89,7 +90,7 @@ class HfTensors(Tensors):
         return slot.to_layout(self._leaves[slot.path])
 
     def codes(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """int8 codes [out, in] and float32 scales [out, groups] of a tensor, if it was trained
+        """int8 codes [out, in] and float32 scales [out, groups] of a tensor, if it is
         rounded."""
         slot = self._slots[name]
         if slot.path not in self._codes:

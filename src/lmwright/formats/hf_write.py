@@ -122,16 +122,18 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     if out.is_dir():
         out = out.resolve()
     with being_written(out, ".tmp") as temporary:
-        _refuse_existing(out, overwrite)
+        refuse_existing_folder(out, overwrite)
         temporary.mkdir()
         yield temporary
         for path in (*temporary.iterdir(), temporary):
             sync(path)
-        _refuse_existing(out, overwrite)  # another command may have made it meanwhile
+        refuse_existing_folder(out, overwrite)  # another command may have made it meanwhile
         _take_name(temporary, out)
 
 
-def _refuse_existing(out: Path, overwrite: bool) -> None:
+def refuse_existing_folder(out: Path, overwrite: bool) -> None:
+    """Raises UserError for a folder with something in it, unless it is an earlier export that may
+    be replaced."""
     if out.is_dir():
         exported = (out / CONVERT).exists()
         if not any(out.iterdir()):

@@ -37,25 +37,21 @@ class Qat:
     def refuse_model(self, model: Any) -> None:
         """Raises UserError for a model whose matrices do not allow it."""
         from lmwright.core.param import walk
-        from lmwright.models.counts import is_layer_matrix
 
-        for path, param in walk(model.spec()):
-            if param.ternary:
-                raise UserError(
-                    f"qat: the weights of a {model.kind!r} model are ternary already; remove [qat]"
-                )
-            if not is_layer_matrix(param) or not self.group:
-                continue
-            inputs = param.matrix_shape[0]
-            if inputs % self.group:
-                fits = next(n for n in range(self.group, 0, -1) if inputs % n == 0)
-                field, cure = "group_size", f"use {fits}"
-                if self.weights != "int4":
-                    field, cure = "weights", f'use "int4" with group_size = {fits}'
-                raise UserError(
-                    f"qat.{field}: groups of {self.group} do not divide the {inputs} inputs of "
-                    f"{path}; {cure}"
-                )
+        if any(param.ternary for _, param in walk(model.spec())):
+            raise UserError(
+                f"qat: the weights of a {model.kind!r} model are ternary already; remove [qat]"
+            )
+        if (found := uneven(model, self.group)) is None:
+            return
+        path, inputs, fits = found
+        field, cure = "group_size", f"use {fits}"
+        if self.weights != "int4":
+            field, cure = "weights", f'use "int4" with group_size = {fits}'
+        raise UserError(
+            f"qat.{field}: groups of {self.group} do not divide the {inputs} inputs of "
+            f"{path}; {cure}"
+        )
 
     def refuse(self, run: Run) -> None:
         """Raises UserError for a model or adapters that cannot be inside the rounding."""
@@ -68,6 +64,19 @@ class Qat:
                 'lora: with [qat] the adapter is inside the rounding: use variant = "lora", base = '
                 '"bf16" or "fp32" and no dropout'
             )
+
+
+def uneven(model: Any, group: int) -> tuple[str, int, int] | None:
+    """(path, number of inputs, a smaller group that divides them) of the first matrix whose inputs
+    cannot be cut into groups of this size; None without one, or if `group` is 0."""
+    from lmwright.core.param import walk
+    from lmwright.models.counts import is_layer_matrix
+
+    for path, param in walk(model.spec()):
+        inputs = param.matrix_shape[0]
+        if group and is_layer_matrix(param) and inputs % group:
+            return path, inputs, next(n for n in range(group, 0, -1) if inputs % n == 0)
+    return None
 
 
 KINDS = {"qat": Qat}

@@ -1,0 +1,275 @@
+"""quantize: a model in few bits, whose results stay near those of the floats on text like its own.
+
+model --moments of inputs on calibration rows--> integers (GPTQ) --export--> folder or GGUF file
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lmwright.core.compute import Compute
+from lmwright.core.param import Param, nest, walk
+from lmwright.data.progress import console_progress
+from lmwright.errors import UserError
+from lmwright.evals.compute import row_compute
+from lmwright.formats.compressed import is_packed
+from lmwright.formats.convert import export_loaded
+from lmwright.formats.encoding import refuse_packed, stored_dtype
+from lmwright.formats.gguf_read import refuse_q4_0
+from lmwright.formats.hf_layout import HfTensors, slots
+from lmwright.formats.hf_write import checked_tokenizer, refuse_existing_folder
+from lmwright.formats.load import load_model
+from lmwright.formats.loaded import LoadedModel
+from lmwright.formats.open import open_place
+from lmwright.formats.places import new_place, refuse_existing
+from lmwright.formats.proof import Proof
+from lmwright.formats.ternary import has_ternary
+from lmwright.models.counts import is_layer_matrix
+from lmwright.models.over import OverEncoder
+from lmwright.program.qat_section import uneven
+from lmwright.quantize.difference import Difference, compare
+from lmwright.quantize.gptq import gptq, nearest
+from lmwright.quantize.moments import measure
+from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
+from lmwright.storage.bucket import is_bucket
+
+Grid = Literal["int4", "int8", "q4_0"]
+Method = Literal["gptq", "nearest"]
+ROWS, CONTEXT, GROUP = 32, 1024, 32
+WORST = 3  # matrices that are named
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A model in few bits."""
+
+    loaded: LoadedModel
+    difference: Difference
+    errors: Mapping[str, float]
+    """Mean squared error of a matrix's results as a share of their mean square, by its name in
+    Hugging Face folders."""
+
+
+def quantize_command(
+    path: str | Path,
+    out: str | Path,
+    *,
+    to: Grid | None = None,
+    group_size: int | None = None,
+    text: str | None = None,
+    text_column: str | None = None,
+    rows: int = ROWS,
+    context: int | None = None,
+    method: Method = "gptq",
+    adapter: str | None = None,
+    max_shard_bytes: int | None = None,
+    overwrite: bool = False,
+) -> Proof:
+    """Writes the model at `path` in few bits as `out`, a Hugging Face folder (int4 or int8) or a
+    .gguf file (q4_0), and prints how far it is from the floats, and the proof of the files.
+
+    `group_size` inputs share a scale of int4. `rows` of `context` tokens are measured: of `text`, a
+    file as `prepare` reads them, or of those that a run trained on. Raises UserError, before
+    anything is measured, for a model or a place that does not allow it.
+    """
+    to = grid_of(out, to, group_size)
+    loaded = _opened(path, adapter)
+    _refuse_model(loaded, out, to, group_size, overwrite)
+    chosen = _rows(loaded, text, text_column, rows, context)
+    done = quantized(loaded, chosen, to, group_size=group_size, method=method)
+    _tell(done, chosen, to, text or str(loaded.path))
+    return export_loaded(
+        done.loaded, out, dtype=to, max_shard_bytes=max_shard_bytes, overwrite=overwrite
+    )
+
+
+def grid_of(out: str | Path, to: Grid | None, group_size: int | None) -> Grid:
+    """The grid that is meant: by the ending of `out` if none is given. Raises UserError for one
+    that is for other files, and for groups without effect."""
+    gguf = Path(out).suffix == ".gguf"
+    to = to or ("q4_0" if gguf else "int4")
+    if (to == "q4_0") != gguf:
+        what, cure = ("a .gguf file", "int4 or int8") if to == "q4_0" else ("a folder", "q4_0")
+        raise UserError(f"--to: {to} is for {what}, and OUT is {out}; use {cure}")
+    if group_size is not None and to != "int4":
+        raise UserError(f"--group-size: has no effect with --to {to}; leave it out")
+    return to
+
+
+def quantized(
+    loaded: LoadedModel,
+    rows: Rows,
+    to: Grid,
+    *,
+    group_size: int | None = None,
+    method: Method = "gptq",
+    compute: Compute | None = None,
+) -> Quantized:
+    """The model with the matrices of its layers as integers on the grid `to`, beside which the
+    others stay as they are stored."""
+    compute, model, w = compute or row_compute(), loaded.model, loaded.weights
+    group = group_of(to, group_size)
+    params = matrices_of(model, to)
+    batches = rows.batches()
+    progress = console_progress()
+    progress.start("measure", len(batches), 0, "tokens")
+    try:
+        tokens = {"tokens": int(batches[0].tokens.size)}
+        moments = measure(model, w, batches, params, compute, lambda: progress.advance(tokens))
+    finally:
+        progress.finish()
+    leaves, codes, errors = dict(walk(w)), {}, {}
+    names = {(slot.path, slot.at): slot.name.removesuffix(".weight") for slot in slots(model)}
+    progress.start("round", sum(_count(param) for param in params.values()), 0, "weights")
+    try:
+        with jax.default_matmul_precision("highest"):
+            for path, param in params.items():
+                codes[path], found = _rounded(
+                    leaves[path], moments.pop(path), param, to, group, method, progress.advance
+                )
+                errors |= {names[path, at]: error for at, error in found.items()}
+                leaves[path] = _values(*codes[path], param)
+    finally:
+        progress.finish()
+    rounded = nest(leaves.items())
+    rest = stored_dtype(model, loaded.tensors)
+    return Quantized(
+        replace(
+            loaded,
+            tensors=HfTensors(model, rounded, codes, to, rest),
+            reference=None,
+            origin=None,
+            facts=replace(loaded.facts, origin=_origin(loaded, to, method)),
+        ),
+        compare(model, w, rounded, rows.compared, compute),
+        errors,
+    )
+
+
+def group_of(to: Grid, group_size: int | None) -> int:
+    """Inputs that share a scale; 0 if all do."""
+    return 0 if to == "int8" else group_size or GROUP
+
+
+def matrices_of(model: Any, to: Grid) -> dict[str, Param]:
+    """The weights that are rounded, by path: the matrices of attention, mlps and experts; for q4_0
+    those whose inputs are whole groups, as GGUF files hold the others as floats."""
+    matrices = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
+    even = {path: param for path, param in matrices.items() if param.matrix_shape[0] % GROUP == 0}
+    return even if to == "q4_0" else matrices
+
+
+def _count(param: Param) -> int:
+    """Number of matrices that are stacked in a weight."""
+    return int(np.prod(param.shape[: len(param.batch)]))
+
+
+def _rounded(
+    leaf: Any, moments: Any, param: Param, to: Grid, group: int, method: Method, advance: Any
+) -> tuple[tuple[np.ndarray, np.ndarray], dict[tuple[int, ...], float]]:
+    """Codes like the weight and scales [*batch, groups, *outputs], and the error of each matrix."""
+    by, shape = {"gptq": gptq, "nearest": nearest}[method], param.matrix_shape
+    stacked, outputs = (
+        param.shape[: len(param.batch)],
+        param.shape[len(param.batch + param.inputs) :],
+    )
+    codes, scales, errors = [], [], {}
+    for at in np.ndindex(stacked):
+        one = by(jnp.asarray(leaf[at], jnp.float32).reshape(shape), moments[at], to, group)
+        codes.append(np.asarray(one.codes))
+        scales.append(np.asarray(one.scale))
+        errors[at] = float(one.error)
+        advance({"weights": shape[0] * shape[1]})
+    return (
+        np.stack(codes).reshape(param.shape),
+        np.stack(scales).reshape(*stacked, -1, *outputs),
+    ), errors
+
+
+def _values(codes: np.ndarray, scale: np.ndarray, param: Param) -> jax.Array:
+    """float32 values of integers, like the weight."""
+    stacked = param.shape[: len(param.batch)]
+    groups = scale.shape[len(stacked)]
+    parts = codes.reshape(*stacked, groups, -1, param.matrix_shape[1]).astype(np.float32)
+    scale = scale.reshape(*stacked, groups, 1, -1)
+    return jnp.asarray((parts * scale).reshape(param.shape))
+
+
+def _opened(path: str | Path, adapter: str | None) -> LoadedModel:
+    loaded = load_model(path, adapter)
+    loaded.check()
+    if grid := getattr(loaded.tensors, "grid", ""):
+        raise UserError(
+            f"{path}: was trained with qat.weights = {grid!r}, and holds its integers already; "
+            f"write them with lmwright export {path} OUT --dtype {grid}"
+        )
+    if is_packed(loaded.tensors):
+        raise UserError(f"{path}: holds integers already; start from the model in floats")
+    return loaded
+
+
+def _refuse_model(
+    loaded: LoadedModel, out: str | Path, to: Grid, group_size: int | None, overwrite: bool
+) -> None:
+    """Raises UserError for a model that cannot be written so, or an `out` that is there."""
+    model = loaded.model
+    if isinstance(model, OverEncoder):
+        raise UserError(
+            f"{loaded.path}: has an encoder's head for texts; only language models are quantized"
+        )
+    if has_ternary(model):
+        raise UserError(f"{loaded.path}: the weights of a {model.kind!r} model are ternary already")
+    found = uneven(model, group_of(to, group_size))
+    if found and (to != "q4_0" or not matrices_of(model, to)):
+        path, inputs, fits = found
+        cure = f"use {'' if to == 'int4' else '--to int4 and a folder with '}--group-size {fits}"
+        raise UserError(
+            f"--to: groups of {group_of(to, group_size)} do not divide the {inputs} inputs of "
+            f"{path}; {cure}"
+        )
+    if to == "q4_0":
+        refuse_q4_0(model, "--to")
+    else:
+        refuse_packed(to, model, "--to", "use q4_0 and a .gguf file")
+    checked_tokenizer(model, loaded.tokenizer_dir)
+    if not is_bucket(out):
+        refuse = refuse_existing if to == "q4_0" else refuse_existing_folder
+        refuse(new_place(out), overwrite)
+
+
+def _rows(
+    loaded: LoadedModel, text: str | None, column: str | None, count: int, context: int | None
+) -> Rows:
+    length = context or min(CONTEXT, loaded.model.seq_len)
+    if not 2 <= length <= loaded.model.seq_len:
+        raise UserError(f"--context: {length} must be from 2 to the model's {loaded.model.seq_len}")
+    if text is not None:
+        return rows_of_text(loaded, text, column, count, length)
+    if loaded.step is None:
+        raise UserError(
+            "--text: missing; give a file of text like that which the model is for (txt, jsonl, "
+            "csv, tsv or parquet), on which it is measured"
+        )
+    if column is not None:
+        raise UserError("--text-column: has no effect without --text; leave it out")
+    return rows_of_run(open_place(loaded.path).run, count, length)
+
+
+def _origin(loaded: LoadedModel, to: Grid, method: Method) -> str:
+    how = {"gptq": "with GPTQ", "nearest": "to the nearest"}[method]
+    return f"{loaded.facts.origin} Rounded to {to} {how} by lmwright.".strip()
+
+
+def _tell(done: Quantized, rows: Rows, to: Grid, where: str) -> None:
+    rounded = sum(param.size for param in matrices_of(done.loaded.model, to).values())
+    count, length = rows.measured.shape
+    print(f"measured on {count} rows of {length:,} tokens of {where}: {rounded:,} weights rounded")
+    print(f"on {len(rows.compared)} other rows: {done.difference.line()}")
+    worst = sorted(done.errors, key=lambda name: -done.errors[name])[:WORST]
+    each = ", ".join(f"{name} {done.errors[name]:.1%}" for name in worst)
+    print(f"largest errors of results: {each}", flush=True)

@@ -1,0 +1,147 @@
+"""GPTQ (https://arxiv.org/abs/2210.17323): a matrix as integers, whose results stay near those of
+the floats on the inputs that were measured.
+
+    scales   one for a group of inputs and an output: of some tried, the one with the least error
+    codes    input after input, those with the largest moments first; the error that one leaves is
+             made up for by the inputs that are still floats
+
+Scales are fixed before the codes, so the order of inputs leaves no trace in a file.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lmwright.core.rounding import GRIDS, Grid
+
+DAMPING = 0.01  # of the mean moment, so that inputs that never vary apart can be told apart
+BLOCK = 128  # inputs whose errors reach the later ones by one product
+TRIED = np.linspace(0.5, 1.1, 25)  # scales, by the grid's own
+BOTH_SIGNS = ("q4_0",)  # grids whose scales may be negative
+
+
+class Integers(NamedTuple):
+    """A matrix [I, O] as integers."""
+
+    codes: Array
+    """int8 [I, O]."""
+    scale: Array
+    """float32 [groups, O]; its products with the codes are what is computed with."""
+    error: Array
+    """float32, mean squared error of results as a share of their mean square."""
+
+
+@partial(jax.jit, static_argnames=("grid", "group"))
+def nearest(w: Array, moments: Array, grid: str, group: int) -> Integers:
+    """Every weight of w [I, O] at the integer next to it, by the grid's own scales; `group` inputs
+    share one, or all if it is 0."""
+    rule, blocks = GRIDS[grid], _blocks(w, group)
+    scale, inverse = rule.scale(blocks)
+    codes = jnp.clip(rule.whole(blocks * inverse), rule.low, rule.high)
+    return _integers(w, moments, codes.reshape(w.shape), scale[:, 0])
+
+
+@partial(jax.jit, static_argnames=("grid", "group"))
+def gptq(w: Array, moments: Array, grid: str, group: int) -> Integers:
+    """The integers of float32 w [I, O] for inputs of these moments [I, I]; `group` inputs share a
+    scale, or all if it is 0. Inputs that were never seen are rounded to the nearest."""
+    rule, size = GRIDS[grid], w.shape[0]
+    diagonal = jnp.diagonal(moments)
+    damping = DAMPING * jnp.mean(diagonal)
+    # without any moments: as if all inputs were alike
+    damping = jnp.where(damping > 0, damping, 1.0)
+    scale = _searched(_blocks(w, group), _blocks(diagonal + damping, group), rule, grid)
+    each = jnp.repeat(scale, group or size, axis=0)
+    order = jnp.argsort(-diagonal)
+    factor = _factor((moments + damping * jnp.eye(size))[order][:, order])
+    codes = _in_turn(w[order], each[order], factor, rule)
+    return _integers(w, moments, jnp.zeros_like(w).at[order].set(codes), scale)
+
+
+def _blocks(w: Array, group: int) -> Array:
+    """[groups, inputs, outputs] of w [I, O], or [groups, inputs] of [I]."""
+    return w.reshape(-1, group or w.shape[0], *w.shape[1:])
+
+
+def _codes(w: Array, scale: Array, rule: Grid) -> Array:
+    """The nearest integers of w for a scale, as floats; zero where that is zero."""
+    ratio = jnp.where(scale == 0, 0.0, w / jnp.where(scale == 0, 1.0, scale))
+    return jnp.clip(rule.whole(ratio), rule.low, rule.high)
+
+
+def _searched(blocks: Array, weights: Array, rule: Grid, grid: str) -> Array:
+    """Scales [groups, O] with the least squared error of `blocks` [groups, inputs, O], where inputs
+    count by `weights` [groups, inputs]."""
+    own = rule.scale(blocks)[0]
+    signs = (1.0, -1.0) if grid in BOTH_SIGNS else (1.0,)
+    tried = jnp.asarray([sign * ratio for sign in signs for ratio in (1.0, *TRIED)], jnp.float32)
+
+    def one(best: tuple[Array, Array], ratio: Array) -> tuple[tuple[Array, Array], None]:
+        scale = rule.stored(own * ratio)
+        errors = jnp.square(blocks - _codes(blocks, scale, rule) * scale)
+        error = jnp.sum(errors * weights[..., None], axis=1, keepdims=True)
+        better = error < best[0]
+        return (jnp.where(better, error, best[0]), jnp.where(better, scale, best[1])), None
+
+    start = jnp.full_like(own, jnp.inf), own
+    return lax.scan(one, start, tried)[0][1][:, 0]
+
+
+def _factor(moments: Array) -> Array:
+    """Upper triangular U with U'U the inverse of the moments: its row i says how the later inputs
+    make up for an error of input i."""
+    lower = jnp.linalg.cholesky(moments)
+    inverse = jax.scipy.linalg.cho_solve((lower, True), jnp.eye(len(moments)))
+    return jnp.linalg.cholesky(inverse).T
+
+
+def _in_turn(w: Array, scale: Array, factor: Array, rule: Grid) -> Array:
+    """Integers of w [I, O], as floats, chosen from the first input to the last."""
+    size, outputs = w.shape
+    block = min(BLOCK, size)
+    more = -size % block
+    w, scale = (jnp.pad(a, ((0, more), (0, 0))) for a in (w, scale))
+    factor = jnp.pad(factor, ((0, more), (0, more))) + jnp.diag(
+        jnp.where(jnp.arange(size + more) < size, 0.0, 1.0)
+    )
+    places = jnp.arange(size + more)
+
+    def one_block(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        w, codes = state
+        start = number * block
+        rows = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
+        own, scales, factors = rows(w), rows(scale), rows(factor)
+        inside = lax.dynamic_slice_in_dim(factors, start, block, axis=1)
+
+        def one(i: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            own, found, errors = parts
+            code = _codes(own[i], scales[i], rule)
+            error = (own[i] - code * scales[i]) / inside[i, i]
+            later = jnp.where(jnp.arange(block) > i, inside[i], 0.0)
+            own = own - later[:, None] * error
+            return own, found.at[i].set(code), errors.at[i].set(error)
+
+        empty = jnp.zeros((block, outputs), w.dtype)
+        _, found, errors = lax.fori_loop(0, block, one, (own, empty, empty))
+        behind = jnp.where(places >= start + block, factors, 0.0)
+        w = w - jnp.matmul(behind.T, errors, precision=lax.Precision.HIGHEST)
+        return w, lax.dynamic_update_slice_in_dim(codes, found, start, axis=0)
+
+    steps = (size + more) // block
+    return lax.fori_loop(0, steps, one_block, (w, jnp.zeros_like(w)))[1][:size]
+
+
+def _integers(w: Array, moments: Array, codes: Array, scale: Array) -> Integers:
+    values = codes * jnp.repeat(scale, len(w) // len(scale), axis=0)
+    error, whole = (_squares(a, moments) for a in (w - values, w))
+    share = jnp.where(whole > 0, error / jnp.where(whole > 0, whole, 1.0), 0.0)
+    return Integers(codes.astype(jnp.int8), scale, share)
+
+
+def _squares(w: Array, moments: Array) -> Array:
+    """Sum of the squared results of w [I, O] over the tokens of the moments."""
+    return jnp.sum(w * jnp.matmul(moments, w, precision=lax.Precision.HIGHEST))
