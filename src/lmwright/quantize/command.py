@@ -34,7 +34,7 @@ from lmwright.models.over import OverEncoder
 from lmwright.program.qat_section import uneven
 from lmwright.quantize.difference import Difference, compare
 from lmwright.quantize.gptq import gptq, nearest
-from lmwright.quantize.moments import measure
+from lmwright.quantize.moments import Moments, measure
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
 from lmwright.storage.bucket import is_bucket
 
@@ -81,7 +81,9 @@ def quantize_command(
     loaded = _opened(path, adapter)
     _refuse_model(loaded, out, to, group_size, overwrite)
     chosen = _rows(loaded, text, text_column, rows, context)
-    done = quantized(loaded, chosen, to, group_size=group_size, method=method)
+    compute = row_compute()
+    moments = measured(loaded, chosen, to, compute)
+    done = quantized(loaded, chosen, moments, to, compute, group_size=group_size, method=method)
     _tell(done, chosen, to, text or str(loaded.path))
     return export_loaded(
         done.loaded, out, dtype=to, max_shard_bytes=max_shard_bytes, overwrite=overwrite
@@ -101,30 +103,37 @@ def grid_of(out: str | Path, to: Grid | None, group_size: int | None) -> Grid:
     return to
 
 
+def measured(loaded: LoadedModel, rows: Rows, to: Grid, compute: Compute) -> Moments:
+    """The moments of all matrices that the grid `to` rounds."""
+    batches, progress = rows.batches(), console_progress()
+    progress.start("measure", len(batches), 0, "tokens")
+    tokens = {"tokens": int(batches[0].tokens.size)}
+    try:
+        return measure(
+            loaded.model, loaded.weights, batches, matrices_of(loaded.model, to), compute,
+            lambda: progress.advance(tokens),
+        )  # fmt: skip
+    finally:
+        progress.finish()
+
+
 def quantized(
     loaded: LoadedModel,
     rows: Rows,
+    moments: Moments,
     to: Grid,
+    compute: Compute,
     *,
     group_size: int | None = None,
     method: Method = "gptq",
-    compute: Compute | None = None,
 ) -> Quantized:
     """The model with the matrices of its layers as integers on the grid `to`, beside which the
-    others stay as they are stored."""
-    compute, model, w = compute or row_compute(), loaded.model, loaded.weights
-    group = group_of(to, group_size)
+    others stay as they are stored; `moments` are emptied on the way."""
+    model, w, group = loaded.model, loaded.weights, group_of(to, group_size)
     params = matrices_of(model, to)
-    batches = rows.batches()
-    progress = console_progress()
-    progress.start("measure", len(batches), 0, "tokens")
-    try:
-        tokens = {"tokens": int(batches[0].tokens.size)}
-        moments = measure(model, w, batches, params, compute, lambda: progress.advance(tokens))
-    finally:
-        progress.finish()
-    leaves, codes, errors = dict(walk(w)), {}, {}
     names = {(slot.path, slot.at): slot.name.removesuffix(".weight") for slot in slots(model)}
+    leaves, codes, errors = dict(walk(w)), {}, {}
+    progress = console_progress()
     progress.start("round", sum(_count(param) for param in params.values()), 0, "weights")
     try:
         with jax.default_matmul_precision("highest"):

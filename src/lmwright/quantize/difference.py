@@ -1,5 +1,6 @@
 """How far a rounded model is from the floats that it was made of, on rows of text."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,16 +26,16 @@ class Difference:
     nats a token."""
     greedy: float
     """Share of tokens of which both predict the same as the likeliest."""
-    losses: tuple[float, float] | None
-    """Loss of the floats and of the rounded model, nats a token; None for a model that predicts no
-    next tokens."""
+    perplexities: tuple[float, float] | None
+    """Perplexity of the floats and of the rounded model; None for a model that predicts no next
+    tokens."""
 
     def line(self) -> str:
         """The figures as a sentence."""
         text = f"KL {self.kl:.4f} nats a token, greedy choice equal at {self.greedy:.1%}"
-        if self.losses is None:
+        if self.perplexities is None:
             return text
-        before, after = np.exp(self.losses)
+        before, after = self.perplexities
         return f"perplexity {before:.2f} before, {after:.2f} after; {text}"
 
 
@@ -45,11 +46,9 @@ def compare(
     measure = jax.jit(partial(_sums, model, compute))
     sums = sum(np.asarray(measure(floats, rounded, batch_of(row[None]))) for row in rows)
     count, kl, same, *losses = map(float, sums)
-    predicts = not model.both_ways
-    return Difference(
-        int(count), kl / count, same / count,
-        (losses[0] / losses[2], losses[1] / losses[2]) if predicts else None,
-    )  # fmt: skip
+    before, after = (math.exp(loss / losses[2]) for loss in losses[:2])
+    perplexities = None if model.both_ways else (before, after)
+    return Difference(int(count), kl / count, same / count, perplexities)
 
 
 def _sums(model: Model, compute: Compute, floats: Tree, rounded: Tree, batch: Batch) -> Array:

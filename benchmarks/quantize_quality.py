@@ -1,0 +1,48 @@
+"""How far a model in few bits is from its floats, by grid and by method: integers next to each
+weight, and GPTQ.
+
+    python benchmarks/quantize_quality.py MODEL TEXT [--rows 32] [--context 1024] [--groups 64]
+
+Rows of TEXT are measured on, every eighth is kept to compare on.
+"""
+
+import argparse
+
+from lmwright.evals.compute import row_compute
+from lmwright.formats.load import load_model
+from lmwright.quantize.command import Grid, Method, measured, quantized
+from lmwright.quantize.rows import rows_of_text
+
+METHODS: tuple[Method, ...] = ("nearest", "gptq")
+
+
+def main() -> None:
+    """Prints a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("text")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--groups", type=int, nargs="*", default=[64], help="of int4")
+    said = parser.parse_args()
+    loaded, compute = load_model(said.model), row_compute("fp32")
+    rows = rows_of_text(loaded, said.text, None, said.rows, said.context)
+    cases: list[tuple[Grid, int | None]] = [("int4", group) for group in said.groups]
+    moments = measured(loaded, rows, "int4", compute)
+    print("| grid | method | perplexity, floats | rounded | KL, nats | same choice |")
+    print("|---|---|---:|---:|---:|---:|", flush=True)
+    for to, group in [*cases, ("q4_0", None), ("int8", None)]:
+        for method in METHODS:
+            found = quantized(
+                loaded, rows, dict(moments), to, compute, group_size=group, method=method
+            ).difference
+            before, after = found.perplexities
+            print(
+                f"| {to}{f', groups of {group}' if group else ''} | {method} | {before:.2f} | "
+                f"{after:.2f} | {found.kl:.4f} | {found.greedy:.1%} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
