@@ -1,12 +1,14 @@
 """Arguments of the functions: made what their annotations say, or refused with a sentence.
 
 values --annotation of each parameter--> values that the commands would give, or UserError
+message of a command --named_here--> the same, with its options as arguments
 """
 
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from numbers import Real
 from os import PathLike, fspath
 from types import UnionType
@@ -17,14 +19,24 @@ from lmwright.errors import UserError
 
 Place = str | PathLike[str] | Run
 Count = Annotated[int, "at least 1"]
+OPTION = re.compile(
+    r"`[^`]*`|lmwright [a-z]+[^;,]*"  # commands, which stay as they are
+    r"|(?<![\w-])--(?P<name>[a-z][a-z-]*[a-z])"
+    r"(?: (?P<value>any\b|(?=[\w./:-]*[\d/])[\w./:-]*[\w/]))?(?P<place>:)?"
+)
+WRITTEN = {"disk": "disks", "label": "labels", "secret": "secrets"}
+WRITTEN |= {kind: f'capacity="{kind}"' for kind in ("spot", "on-demand", "guaranteed")}
+MOST_SHOWN = 80  # characters of a value in a message
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
-    """The function with whole numbers, numbers, lists and choices checked before its first line.
-    A text where several are meant is one, and any iterable is a list."""
+    """The function with numbers, lists, switches and choices checked before its first line, whose
+    errors name arguments where those of the command name options. A text where several are meant
+    is one, and any iterable is a list."""
     signature = inspect.signature(function)
+    switches = {name for name, each in signature.parameters.items() if each.annotation is bool}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -39,9 +51,37 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             elif parameter.kind is not parameter.VAR_KEYWORD:
                 value = _made(parameter.annotation, value, name)
             given.arguments[name] = value
-        return function(*given.args, **given.kwargs)
+        try:
+            return function(*given.args, **given.kwargs)
+        except UserError as error:
+            error.args = (named_here(str(error), switches),)
+            raise
 
     return call
+
+
+def named_here(message: str, switches: Container[str] = ()) -> str:
+    """A command's message with its options written as arguments: `--on v4-32` as `on="v4-32"`, and
+    those of `switches` as `quick=True` where they are no place. Commands stay as they are."""
+
+    def written(found: re.Match[str]) -> str:
+        if (option := found["name"]) is None:
+            return found[0]
+        name = WRITTEN.get(option, option.replace("-", "_"))
+        if value := found["value"]:
+            name += "=" + (value if value.isdecimal() else f'"{value}"')
+        elif name in switches and not found["place"]:
+            name += "=True"
+        return name + (found["place"] or "")
+
+    return OPTION.sub(written, message)
+
+
+def checked_options(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that a function passes on, checked by the annotations `kinds`; those that are None
+    are left out, and paths are texts."""
+    plain = {n: fspath(v) if isinstance(v, PathLike) else v for n, v in options.items()}
+    return {n: _made(kinds[n], v, n) for n, v in plain.items() if v is not None}
 
 
 def refuse_unknown(options: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -79,11 +119,13 @@ def _made(kind: Any, value: Any, name: str) -> Any:
             raise UserError(f"{name}: {value} must be {parts[1]}")
         return value
     if origin is Literal:
-        if value not in parts:
+        if not isinstance(value, str) or value not in parts:
             known = ", ".join(map(repr, parts))
-            raise UserError(f"{name}: {value!r} is not one of {known}")
+            raise UserError(f"{name}: {_shown(value)} is not one of {known}")
         return value
-    if origin is Sequence:
+    if origin is Callable and not callable(value):
+        raise UserError(f"{name}: {_shown(value)} must be a function")
+    if origin in (Sequence, tuple):
         return _several(parts[0], value, name)
     return _one(kind, value, name)
 
@@ -92,7 +134,7 @@ def _several(kind: Any, value: Any, name: str) -> tuple[Any, ...]:
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes | bytearray):
-        raise UserError(f"{name}: {value!r} must be a list")
+        raise UserError(f"{name}: {_shown(value)} must be a list")
     return tuple(_made(kind, item, name) for item in value)
 
 
@@ -101,10 +143,14 @@ def _one(kind: Any, value: Any, name: str) -> Any:
         try:
             return operator.index(value)
         except TypeError:
-            raise UserError(f"{name}: {value!r} must be a whole number") from None
+            raise UserError(f"{name}: {_shown(value)} must be a whole number") from None
+    if kind is bool:
+        if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):  # numpy's
+            raise UserError(f"{name}: {_shown(value)} must be True or False")
+        return bool(value)
     if kind is float:
         if not isinstance(value, Real):
-            raise UserError(f"{name}: {value!r} must be a number")
+            raise UserError(f"{name}: {_shown(value)} must be a number")
         return float(value)
     return _text(value, name) if kind is str else value
 
@@ -112,12 +158,18 @@ def _one(kind: Any, value: Any, name: str) -> Any:
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         text = "a text, each on its own" if isinstance(value, Sequence) else "a text"
-        raise UserError(f"{name}: {value!r} must be {text}")
+        raise UserError(f"{name}: {_shown(value)} must be {text}")
     try:
         value.encode()
     except UnicodeEncodeError:  # halves of a pair of surrogates
         raise UserError(f"{name}: {value!r} is not UTF-8 text") from None
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def path_of(place: Any) -> str:
@@ -129,7 +181,11 @@ def path_of(place: Any) -> str:
         if kind == "LoadedModel":
             raise UserError("a loaded model: generate, predict and embed take one; give its path")
         raise UserError(f"{kind}: is no place; give a path, a hub name or a run")
-    return fspath(place)
+    from lmwright.formats.places import usable
+
+    path = fspath(place)
+    usable(path)
+    return path
 
 
 def prompts_of(prompts: Any, *, chat: bool) -> list[Any]:
@@ -143,7 +199,7 @@ def prompts_of(prompts: Any, *, chat: bool) -> list[Any]:
         told = isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt)
         if not told or not prompt:
             wanted = "a text or a list of messages" if chat else "a text"
-            raise UserError(f"prompts: {prompt!r} must be {wanted}")
+            raise UserError(f"prompts: {_shown(prompt)} must be {wanted}")
         if not chat:
             raise UserError("prompts: are messages; add chat=True")
     return found

@@ -12,7 +12,15 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmwright.api.arguments import Count, Place, checked, path_of, prompts_of, refuse_unknown
+from lmwright.api.arguments import (
+    Count,
+    Place,
+    checked,
+    checked_options,
+    path_of,
+    prompts_of,
+    refuse_unknown,
+)
 from lmwright.errors import UserError
 
 if TYPE_CHECKING:
@@ -130,7 +138,7 @@ def compare_tasks(
 
     return compare_answers(
         *(
-            each.details if isinstance(each, TaskScores) else read_answers(Path(each))
+            each.details if isinstance(each, TaskScores) else read_answers(Path(path_of(each)))
             for each in (before, after)
         )
     )
@@ -163,8 +171,9 @@ def generate(
     from lmwright.evals.prompted import ask, kept_weights
     from lmwright.evals.sampling import Sampling
 
-    names = [field.name for field in fields(Filling)]
-    refuse_unknown(filling, [*names, *signature(generate).parameters])
+    kinds = {field.name: field.type for field in fields(Filling)}
+    refuse_unknown(filling, [*kinds, *signature(generate).parameters])
+    filling = checked_options(filling, kinds)
     loaded = _loaded(model, adapter)
     settings = Sampling(max_new_tokens, temperature, top_k, top_p, tuple(stop), seed)
     asked = ask(
@@ -354,10 +363,12 @@ def publish(
     from lmwright.publish.card import Listing
     from lmwright.publish.command import publish_command
 
-    of_license = ("license_name", "license_link")
-    known = [*signature(publish).parameters, *signature(publish_command).parameters, *of_license]
+    kinds = {n: each.annotation for n, each in signature(publish_command).parameters.items()}
+    kinds |= dict.fromkeys(("license_name", "license_link"), str)
+    known = [*signature(publish).parameters, *kinds]
     refuse_unknown(options, [n for n in known if n not in ("options", "listing", "path")])
-    names = {name: options.pop(name, None) for name in of_license}
+    options = checked_options(options, kinds)
+    names = {name: options.pop(name, None) for name in ("license_name", "license_link")}
     listing = Listing(
         license=license, base_model=base_model, datasets=tuple(datasets),
         languages=tuple(languages), **names,

@@ -8,7 +8,15 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmwright.api.arguments import Count, Place, checked, path_of, refuse_no_hooks, refuse_unknown
+from lmwright.api.arguments import (
+    Count,
+    Place,
+    checked,
+    checked_options,
+    path_of,
+    refuse_no_hooks,
+    refuse_unknown,
+)
 from lmwright.config.run import Run
 
 if TYPE_CHECKING:
@@ -171,10 +179,12 @@ def launch(
 
     Raises UserError for what would fail there and can be known here.
     """
-    from lmwright.cloud.command import SETTINGS, Wanted, launch_command, wanted_with
+    from lmwright.cloud.command import Wanted, launch_command, wanted_with
+    from lmwright.cloud.target import Settings
     from lmwright.cloud.work import TRAIN, work_of
 
-    known = {field.name for field in fields(Wanted)} - {"settings", "given", "work"}
-    refuse_unknown(options, known | {*SETTINGS})
+    kinds = {each.name: each.type for each in (*fields(Wanted), *fields(Settings))}
+    refuse_unknown(options, kinds.keys() - {"settings", "given", "work"})
+    options = checked_options(options, kinds)
     wanted = wanted_with(work_of(TRAIN, (), rehearse), on=on, **options)
     return launch_command(load_run(path, *overrides), path_of(path), overrides, wanted)

@@ -148,6 +148,8 @@ def _wanted(tasks: Sequence[str]) -> tuple[list[Any], Any]:
     """The tasks as the harness takes them, and its index of those that are asked for by name."""
     from lm_eval.tasks import TaskManager
 
+    if not tasks:
+        raise UserError("--tasks: names none; name one, or a file of questions")
     named = [name for name in tasks if not _is_file(name)]
     manager = TaskManager(include_defaults=bool(named), verbosity="ERROR")
     if missing := [name for name in named if not manager.match_tasks([name])]:
