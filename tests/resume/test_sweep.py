@@ -90,6 +90,17 @@ def test_one_whose_hours_are_spent_is_compared(file, monkeypatch, capfd):
     assert sweep_command(str(file)) == EXIT_TIME_SPENT
 
 
+def test_the_report_of_a_run_that_trained_where_the_sweep_lies_stays(file, tmp_path, monkeypatch):
+    pages = []
+    monkeypatch.setattr(sweep, "_train", lambda *_: 0)
+    monkeypatch.setattr(sweep, "_compare", lambda _, page: pages.append(page))
+    assert sweep_command(str(file)) == 0
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.toml").touch()
+    assert sweep_command(str(file)) == 0
+    assert pages == [f"{tmp_path}/runs/report.html", f"{tmp_path}/runs/sweep.html"]
+
+
 def test_told_to_stop_it_stops_what_it_runs(file, tmp_path):
     words = [sys.executable, "-m", "lmwright", "sweep", str(file), "train.steps=1000000"]
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)

@@ -3,7 +3,7 @@
     [sweep.grid]  a = [1, 2], b = [3, 4]   ---> (1, 3) (1, 4) (2, 3) (2, 4)   each a run
     [[sweep.cases]]  name, a, b            ---> one run each                  in <dir>/<label>
                                                           |
-    <dir>/report.html, a table  <-------------------------+
+    <dir>/report.html, a table  <-------------------------+        (sweep.html beside a run's own)
 
 All runs are validated, and compared with the data that is prepared, before the first one starts.
 They are trained one after another, each in a process of its own; what was stopped is taken up
@@ -195,7 +195,7 @@ def sweep_command(path: str, overrides: Sequence[str] = (), *, dry_run: bool = F
                 (spent if code == EXIT_TIME_SPENT else failed).append(member.label)
     done = [member for member in runs if member.label not in failed]
     if done:
-        _compare(done, f"{done[0].run.dir.rpartition('/')[0] or '.'}/report.html")
+        _compare(done, _page(done[0].run.dir.rpartition("/")[0] or "."))
     if failed:
         print(f"sweep: failed: {', '.join(failed)} (see above)", file=sys.stderr)
     if spent:
@@ -275,6 +275,12 @@ class Children(StopRequest):
         if self.exit_code:  # came while it was started
             self._child.terminate()
         return self._child.wait() and (self.exit_code or self._child.returncode)
+
+
+def _page(folder: str) -> str:
+    """Place of the sweep's report; in the directory of a run, beside the run's own."""
+    of_run = (mirror_folder(folder) / "run.toml").exists()
+    return f"{folder}/{'sweep' if of_run else 'report'}.html"
 
 
 def _compare(done: list[Member], out: str) -> None:
