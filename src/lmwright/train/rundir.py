@@ -107,6 +107,8 @@ def claim(run: Run, plan: Plan) -> Iterator[RunFolder]:
     in use, or cannot be written."""
     with ExitStack() as stack:
         folder = _folder(run)
+        if jax.process_count() == 1:  # several are refused together, in their folder
+            check_publishing(run, plan.training)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder.path / LOCK, os.O_CREAT | os.O_RDWR)
