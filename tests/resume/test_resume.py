@@ -368,3 +368,12 @@ def test_a_wrong_compiler_option_is_named(small_run, tmp_path, options, message)
     told = replace(small_run.train, compiler_options=options, global_batch_size=16)
     with pytest.raises(UserError, match=message):
         train(replace(in_dir(small_run, tmp_path / "run"), train=told))
+
+
+def test_fewer_steps_than_are_done_are_told(trained_run, tmp_path, capsys):
+    shutil.copytree(trained_run.dir, tmp_path / "run")
+    short = in_dir(trained_run, tmp_path / "run")
+    short = replace(short, train=replace(short.train, steps=STEPS - 1))
+    assert train(short, jax.devices()[:1]).step == STEPS
+    told = f"{STEPS} steps are done already, and {STEPS - 1} are asked for: nothing is trained"
+    assert told in " ".join(capsys.readouterr().out.split())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -90,7 +91,7 @@ def train(
         display = stack.enter_context(
             Display(run, start + _left(trainees, counts), start, stop=stop)
         )
-        _describe(plan, stores, display, why, "" if start else starting_note(path))
+        _describe(plan, stores, display, why, _note(path, start, trainees, counts))
         facts, checks = _facts(run, stores, frozen), checking(plan)
         own = (
             *keeping(run, tier, checks), *waiting(stores, meta, facts),
@@ -173,6 +174,19 @@ def _frozen(plan: Plan, store: TokenStore) -> Frozen:
 def _left(trainees: Sequence[Trainee], counts: dict[str, int]) -> int:
     """Steps until the last trainee ends."""
     return max(0, *(trainee.steps - counts[trainee.name] for trainee in trainees))
+
+
+def _note(path: Path, start: int, trainees: Sequence[Trainee], counts: dict[str, int]) -> str:
+    """A sentence about where the weights start, or that all steps that are asked for are done."""
+    if not start:
+        return starting_note(path)
+    over = next((t for t in trainees if counts[t.name] > t.steps), None)
+    if over is None or _left(trainees, counts):
+        return ""
+    return (
+        f"{counts[over.name]} steps are done already, and {over.steps} are asked for: nothing is "
+        "trained; set a larger train.steps to train on"
+    )
 
 
 def _early_stops(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str, EarlyStop]:
