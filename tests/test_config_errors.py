@@ -147,7 +147,7 @@ def test_sizes_of_a_family_are_not_to_come_from_a_preset_of_another(tmp_path):
     with pytest.raises(UserError) as caught:
         load_run(tmp_path / "run.toml", ["model.kind=gemma"])
     said = str(caught.value)
-    assert "model.mlp_dim is missing; set it, or a preset of a gemma model" in said
+    assert "mlp_dim is missing; set it, or a preset of a gemma model, if `lmwright models` " in said
     assert "llama" not in said
 
 

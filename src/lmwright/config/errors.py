@@ -240,7 +240,7 @@ def _missing(
     if section == "model" and len(loc) > 2 and loc[1] != "llama":
         return (
             f"{where(keys[:-1])}: {join_keys(keys)} is missing; set it, or a preset of a {loc[1]} "
-            "model (`lmwright models` lists them)"
+            "model, if `lmwright models` lists one"
         )
     name = f"{section}.{keys[-1]}" if section else str(keys[-1])
     fallback = f"{keys[-1]} = 100"
