@@ -218,6 +218,11 @@ def test_what_launch_says_of_a_run_that_does_not_fit(run, tpu, tmp_path, capsys)
     assert tpu.calls == []
 
 
+def test_of_several_slices_the_one_that_the_run_does_not_suit_is_named(run, tpu, tmp_path, capsys):
+    assert launched(tmp_path, "--on", "v4-8,v4-64", "train.global_batch_size=16") == 2
+    assert "--on v4-64: train.global_batch_size: 16 rows" in capsys.readouterr().err
+
+
 def test_what_another_region_costs_is_told(spec, tpu, monkeypatch):
     monkeypatch.setattr(Bucket, "region", lambda _: "EUROPE-WEST4")
     notes = " ".join(checks.check(spec))

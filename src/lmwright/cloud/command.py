@@ -203,7 +203,11 @@ def _check_for_slices(run: Run, wanted: Wanted, names: set[str]) -> None:
     if wanted.work.rehearses:
         refuse_smaller(run, {name: parse_slice(name).num_devices for name in names})
     for name in sorted(names) if wanted.work.trains else ():
-        if _apart_from_yaml(wanted, plan_command, run, Plan(on=name, quick=True)):
+        try:
+            over = _apart_from_yaml(wanted, plan_command, run, Plan(on=name, quick=True))
+        except UserError as error:
+            raise error.at(f"--on {name}") if len(names) > 1 else error from None
+        if over:
             raise UserError(f"--on: the run does not fit {name}; the plan above says what would")
 
 
