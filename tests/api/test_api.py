@@ -350,7 +350,7 @@ def test_the_environment_is_set_before_jax_is_imported():
         (lambda run: lm.generate(run, [1, 2]), "prompts: 1 must be a text"),
         (lambda run: lm.generate(run, "a", max_tokens=9), "max_tokens: .* 'max_new_tokens'"),
         (lambda run: lm.publish(run, "a/b", publc=True), "publc: is no option; .* 'public'"),
-        (lambda run: lm.launch(run, on="local:1", detatch=True), "detatch: .* 'detach'"),
+        (lambda run: lm.launch(run.dir, on="local:1", detatch=True), "detatch: .* 'detach'"),
     ],
 )
 def test_a_wrong_argument_says_which(call, told, trained):

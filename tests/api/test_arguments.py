@@ -25,6 +25,8 @@ def run(tmp_path_factory):
             "'3' must be a whole number",
         ),
         (lambda run: lm.launch(run.dir, on="local:1", bucket="gs://a"), "^bucket: has no effect"),
+        (lambda run: lm.launch(run, on="local:1x1"), "Run: is no file; give the path of a run f"),
+        (lambda run: lm.launch({"name": "a"}, on="local:1x1"), "dict: is no file; give the path"),
         (lambda run: lm.publish(run, "a/b", public="False"), "public: 'False' must be True or Fal"),
         (lambda run: lm.publish(run, "a/b", gguf=8), "gguf: 8 must be a list"),
         (lambda run: lm.publish(run, "a/b", dry_run=True, checkpoints="3"), "^checkpoints: there"),

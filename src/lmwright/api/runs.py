@@ -18,6 +18,7 @@ from lmwright.api.arguments import (
     refuse_unknown,
 )
 from lmwright.config.run import Run
+from lmwright.errors import UserError
 
 if TYPE_CHECKING:
     from lmwright.data.prepare import Summary
@@ -183,6 +184,9 @@ def launch(
     from lmwright.cloud.target import Settings
     from lmwright.cloud.work import TRAIN, work_of
 
+    if not isinstance(path, str | PathLike):  # a run may differ from what its directory holds
+        kind = type(path).__name__
+        raise UserError(f"{kind}: is no file; give the path of a run file or of a run directory")
     kinds = {each.name: each.type for each in (*fields(Wanted), *fields(Settings))}
     refuse_unknown(options, kinds.keys() - {"settings", "given", "work"})
     options = checked_options(options, kinds)
