@@ -1,9 +1,12 @@
 """Forms of files for which `lmwright init` writes run files, and names of folders."""
 
 import json
+import os
+import signal
 
 import pytest
 
+from lmwright.cli import init
 from lmwright.cli.main import main
 from lmwright.cli.quickstart import write_run_file
 from lmwright.data.sources.file import Slice
@@ -82,3 +85,15 @@ def test_columns_are_named_by_an_example_and_a_cut_line_by_its_place(here, capsy
     assert main(["init", "my.toml", "cut.jsonl"]) == 2
     told = "lmwright: error: cut.jsonl:1: invalid JSON: the line ends within it\n"
     assert capsys.readouterr().err == told
+
+
+def test_a_hidden_file_of_the_user_stays_and_sigterm_leaves_none(here, monkeypatch):
+    (here / ".my.toml").write_text("mine")
+    (here / "a.txt").write_text("some text\n" * 9)
+    assert main(["init", "my.toml", "a.txt", "--model", "decoder"]) == 0
+    assert (here / ".my.toml").read_text() == "mine"
+    before = {*here.iterdir()}
+    monkeypatch.setattr(init, "load_run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        main(["init", "other.toml", "a.txt", "--model", "decoder"])
+    assert {*here.iterdir()} == before

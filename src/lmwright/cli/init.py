@@ -5,6 +5,7 @@ paths --first rows, read as each kind--> kind of rows --recipe, model--> run fil
 
 import itertools
 import json
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from lmwright.cli.init_labels import Labels, label_column, labels_of, of_prompts
 from lmwright.cli.init_model import adapter, begins_texts, without_template
 from lmwright.config.fields import to_plain
 from lmwright.config.rows import ANSWERED, LABELED, PLAIN, RELATED, ROW_PARTS, TAGGED
-from lmwright.config.run import Source
+from lmwright.config.run import Run, Source
 from lmwright.config.text import literal
 from lmwright.data.sources.class_names import class_names
 from lmwright.data.sources.columns import Bad, NoColumnError, Row, separator_cure
@@ -29,6 +30,7 @@ from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run
 from lmwright.formats.places import refuse_existing
 from lmwright.guard.files import write_whole
+from lmwright.guard.terminated import terminated_by_exit
 from lmwright.presets import pretraining_of
 
 LOOK_ROWS = 20
@@ -355,18 +357,7 @@ def init_command(
     sources = [look(text, rows) for text in texts]
     compared = sources[0].rows in COMPARED  # with the base, which is the model without its adapter
     draft = Draft(path.stem, sources, model, lora or compared).text()
-    part = path.with_name(f".{path.name}")
-    try:
-        write_whole(part, draft)
-    except FileNotFoundError as error:  # in a folder whose files the system makes
-        raise UserError(f"{file}: cannot be written ({error.strerror}); choose another") from None
-    try:
-        run = load_run(part)
-        part.replace(path)
-    except UserError as error:
-        raise UserError(str(error).replace(str(part), file)) from None
-    finally:
-        part.unlink(missing_ok=True)
+    run = _written(path, draft, file)
     for found in sources:
         print(f"{found.source.path}: rows of {found.rows}")
         if found.labels.note:
@@ -378,3 +369,25 @@ def init_command(
     chips = next(n for n in (8, 4, 1) if run.train.global_batch_size % n == 0)
     print(f"       lmwright plan {name} --on v5e-{chips}")
     print(f"       lmwright train {name}")
+
+
+def _written(path: Path, draft: str, file: str) -> Run:
+    """The run of a draft, which gets its place once it is read without an error."""
+    part = path.with_name(f".{path.stem}.{os.getpid()}.toml")
+    with terminated_by_exit():
+        try:
+            write_whole(part, draft)
+            run = load_run(part)
+            part.replace(path)
+        except FileNotFoundError as error:  # in a folder whose files the system makes
+            raise UserError(
+                f"{file}: cannot be written ({error.strerror}); choose another"
+            ) from None
+        except OSError as error:
+            error.filename = file
+            raise
+        except UserError as error:
+            raise UserError(str(error).replace(str(part), file)) from None
+        finally:
+            part.unlink(missing_ok=True)
+    return run
