@@ -39,7 +39,7 @@ def flipped(leaf, device, bit):
         if shard.device.id == device:
             flat = piece.reshape(-1).view(np.uint32)
             flat[len(flat) // 2] ^= np.uint32(1 << bit)
-        pieces.append(jax.device_put(piece, shard.device))
+        pieces.append(jax.device_put(piece, shard.data.sharding))
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
 
 
@@ -66,6 +66,14 @@ def test_a_flipped_bit_is_found(small_run, tmp_path, flip, leaf, device):
         session.train(run, jax.devices(), hooks=[flip])
     assert error.value.exit_code == 47
     assert [row["step"] for row in logged(run, "checkpoint")] == [4]
+
+
+def test_a_flipped_bit_of_moments_on_the_host_is_found(small_run, tmp_path):
+    run = in_dir(checked(small_run, 2, data=2), tmp_path / "run")
+    run = replace(run, optim=replace(run.optim, offload="moments"))
+    flip = Flip(3, "optimizer", "nu", "layers", "up", device=1)
+    with pytest.raises(UserError, match="trained/model/optimizer/nu/layers/up has other bits"):
+        session.train(run, jax.devices()[:2], hooks=[flip])
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def replica_sums(mesh: Mesh, state: Tree) -> Any:
     """The jitted function from a state like this one to checksums uint32 [devices, leaves]."""
     specs = [leaf.sharding.spec for leaf in jax.tree.leaves(state)]
     local = jax.shard_map(
-        lambda leaves: jnp.stack([checksum(leaf) for leaf in leaves])[None],
+        lambda leaves: jnp.stack([checksum(_on_device(leaf)) for leaf in leaves])[None],
         mesh=mesh,
         in_specs=(specs,),
         out_specs=PartitionSpec(AXES),
@@ -191,6 +191,11 @@ def odd_shards(prints: np.ndarray, share: int) -> set[int]:
 
 def _turned(rows: Batch, by: int) -> Batch:
     return jax.tree.map(lambda a: jnp.roll(a, by, axis=0), rows)
+
+
+def _on_device(x: Array) -> Array:
+    """The array in the device's memory; moments may be in the host's (`optim.offload`)."""
+    return jax.device_put(x, jax.memory.Space.Device)
 
 
 def _whole(mesh: Mesh) -> NamedSharding:
