@@ -68,6 +68,19 @@ def test_it_goes_on_from_memory_bit_for_bit(run, expected):
     assert not kept(run)  # the run is done
 
 
+def test_it_goes_on_with_moments_on_the_host(small_run, expected, tmp_path, monkeypatch):
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "memory"))
+    optim = replace(small_run.optim, offload="moments")
+    checkpoint = Checkpoint(save_every_steps=100, memory_every_steps=2)
+    run = replace(in_dir(small_run, tmp_path / "run"), optim=optim, checkpoint=checkpoint)
+    with pytest.raises(Killed):
+        train(run, jax.devices()[:2], hooks=[Kill(KILLED, 0)])
+    assert train(run, jax.devices()[:2]).exit_code == 0
+    assert resumed_at(run) == [8]
+    assert losses(run) == expected
+
+
 def test_what_was_only_in_memory_is_saved_before_the_run_ends(run):
     """A session may end without a step, and says that everything is saved."""
     shorter = replace(run, train=replace(run.train, steps=8))

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from lmwright.core.param import Tree
 from lmwright.core.processes import from_first, of_all
@@ -178,13 +179,14 @@ def _pieces(state: Tree) -> Iterator[tuple[int, str, jax.Array]]:
 
 
 def _placed(leaf: Any, number: int, pieces: dict[tuple[int, str], int], data: bytes) -> jax.Array:
-    """The array of a leaf, from the bytes of its parts."""
+    """The array of a leaf, from the bytes of its parts; in the memory of its sharding, which for
+    moments may be the host's (`optim.offload`)."""
     shape = leaf.sharding.shard_shape(leaf.shape)
-    count = int(np.prod(shape))
+    count, memory = int(np.prod(shape)), leaf.sharding.memory_kind
     arrays = [
         jax.device_put(
             np.frombuffer(data, leaf.dtype, count, pieces[number, str(index)]).reshape(shape),
-            device,
+            SingleDeviceSharding(device, memory_kind=memory),
         )
         for device, index in _placement(leaf)
     ]
