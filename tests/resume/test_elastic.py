@@ -130,3 +130,13 @@ def test_microbatches_may_change_where_they_only_order_a_sum(small_run, change, 
         for n in (1, 2)
     )
     assert (one == two) == alone
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_chunks_of_an_mlp_may_change_where_nothing_is_dropped(small_run, dropout):
+    run = replace(small_run, lora=LowRank(rank=2, dropout=dropout))
+    one, two = (
+        identity(replace(run, train=replace(run.train, remat="block", mlp_chunk_tokens=n)))
+        for n in (None, 16)
+    )
+    assert (one == two) == (not dropout)

@@ -332,6 +332,8 @@ def identity(run: Run) -> dict[str, Any]:
     if rows_are_alone(run):
         fields["train"].pop("num_microbatches")
     training = training_of(run)
+    if any(trainee.dropout for trainee in training.trainees):  # each chunk draws what it drops
+        fields["train"]["mlp_chunk_tokens"] = run.train.mlp_chunk_tokens
     if training.listed:  # each is kept or dropped by itself
         fields["train"].pop("global_batch_size")
         rows = {trainee.name: trainee.rows for trainee in training.trainees}
