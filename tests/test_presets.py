@@ -40,6 +40,10 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "glm-4-5-air": (None, 13.4e9),
     # with the scales of float8, one of 128 x 128, its files hold 228_703_644_928
     "minimax-m2": (228_689_764_864, 11.0e9),
+    "k-exaone-236b-a23b": (236_571_156_352, 23.7e9),  # as transformers counts its config.json
+    "solar-open-100b": (102_651_799_552, 12.1e9),  # as transformers counts its defaults
+    "trinity-nano": (6_120_003_328, 1.02e9),  # as transformers counts its config.json
+    "trinity-mini": (26_123_974_400, 3.47e9),  # as transformers counts its config.json
     "mistral-small-4-119b": (118_972_826_624, 6.63e9),  # as transformers counts its defaults
     "gpt-oss-20b": (20_914_757_184, 4.19e9),  # 3.61 and 5.13 without the embedding
     "gpt-oss-120b": (116_829_156_672, 5.71e9),
@@ -85,6 +89,48 @@ MELLUM2 = {  # config.json of the release
     },
     "router_aux_loss_coef": 0.001, "sliding_window": 1024, "tie_word_embeddings": False,
     "use_cache": True, "use_sliding_window": True, "vocab_size": 98_304,
+}  # fmt: skip
+
+K_EXAONE = {  # config.json of the release, with the name that its class has now
+    "architectures": ["ExaoneMoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
+    "dtype": "bfloat16", "eos_token_id": 53, "first_last_k_dense_replace": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02,
+    "intermediate_size": 18_432, "is_moe_layer": [False] + [True] * 47,
+    "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL] * 12, "max_position_embeddings": 262_144,
+    "model_type": "exaone_moe", "moe_intermediate_size": 2048, "n_group": 1,
+    "norm_topk_prob": True, "num_attention_heads": 64, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 8,
+    "num_shared_experts": 1, "pad_token_id": 0, "rms_norm_eps": 1e-5, "rope_scaling": None,
+    "rope_theta": 1_000_000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "sliding_window": 128, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False,
+    "topk_group": 1, "topk_method": "noaux_tc", "use_cache": True, "vocab_size": 153_600,
+}  # fmt: skip
+
+SOLAR_OPEN = {  # config.json of the release
+    "architectures": ["SolarOpenForCausalLM"], "first_k_dense_replace": 0, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10_240,
+    "max_position_embeddings": 131_072, "model_type": "solar_open", "moe_intermediate_size": 1280,
+    "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True,
+    "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 8, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "factor": 2.0, "original_max_position_embeddings": 65_536, "type": "yarn",
+    },
+    "rope_theta": 1_000_000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
+    "vocab_size": 196_608,
+}  # fmt: skip
+TRINITY_NANO = {  # config.json of the release
+    "architectures": ["AfmoeForCausalLM"], "attention_dropout": 0.0, "dtype": "bfloat16",
+    "global_attn_every_n_layers": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+    "initializer_range": 0.02, "intermediate_size": 3072,
+    "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL] * 14, "max_position_embeddings": 131_072,
+    "model_type": "afmoe", "moe_intermediate_size": 256, "mup_enabled": True, "n_group": 1,
+    "num_attention_heads": 8, "num_dense_layers": 2, "num_expert_groups": 1, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 56, "num_key_value_heads": 2,
+    "num_limited_groups": 1, "num_shared_experts": 1, "rms_norm_eps": 1e-5, "rope_scaling": None,
+    "rope_theta": 10_000, "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid",
+    "sliding_window": 2048, "tie_word_embeddings": False, "topk_group": 1, "use_cache": True,
+    "use_grouped_mm": True, "vocab_size": 200_192,
 }  # fmt: skip
 
 GPT_OSS = {  # config.json of the release
@@ -276,6 +322,9 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
         ("gpt-oss-20b", GPT_OSS),
         ("minimax-m2", MINIMAX_M2),
         ("mellum2-12b-a2.5b", MELLUM2),
+        ("k-exaone-236b-a23b", K_EXAONE),
+        ("solar-open-100b", SOLAR_OPEN),
+        ("trinity-nano", TRINITY_NANO),
         ("qwen3-next-80b-a3b", QWEN3_NEXT),
         ("lfm2-350m", LFM2),
         ("lfm2-8b-a1b", LFM2_MOE),

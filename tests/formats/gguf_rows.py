@@ -116,10 +116,21 @@ FAMILIES = {
         "layers_block_type": ["linear_attention", "moe", "linear_attention", GLOBAL, "moe"]},
     "NemotronHForCausalLM latents": NEMOTRON_MOE | {
         "layers_block_type": ["linear_attention", "moe", GLOBAL, "moe"], "moe_latent_size": 32},
+    "ExaoneMoeForCausalLM": SHARED | {
+        "num_experts": 8, "num_shared_experts": 2, "sliding_window": 9, "n_group": 2,
+        "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL], "rope_parameters": LLAMA3},
     "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
     "SeedOssForCausalLM": {"attention_bias": True},
     "ApertusForCausalLM": {"rope_parameters": LLAMA3, "hidden_act": "xielu"},
+    "SolarOpenForCausalLM": SHARED | {"n_group": 2, "attention_bias": True, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+        "rope_theta": 5003.0}},
+    "AfmoeForCausalLM": {
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+        "num_shared_experts": 2, "num_dense_layers": 2, "num_hidden_layers": 6, "head_dim": 32,
+        "route_scale": 1.7, "sliding_window": 9, "mup_enabled": True,
+        "tie_word_embeddings": True},
     "MiniMaxM2ForCausalLM": {
         "num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": {
             "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},

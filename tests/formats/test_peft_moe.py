@@ -56,6 +56,13 @@ FAMILIES = {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
         "original_max_position_embeddings": 7, "mscale": 1.0, "mscale_all_dim": 1.0}},
     "Glm4MoeForCausalLM": ROUTED | {"head_dim": 8},
+    "ExaoneMoeForCausalLM": COMMON | {
+        "num_shared_experts": 1, "sliding_window": 9, "head_dim": 8,
+        "layer_types": ["full_attention", "sliding_attention"]},
+    "SolarOpenForCausalLM": ROUTED | {"head_dim": 8},
+    "AfmoeForCausalLM": COMMON | {
+        "num_shared_experts": 1, "sliding_window": 9, "head_dim": 8, "num_dense_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"]},
     "MiniMaxM2ForCausalLM": LOCAL | {"head_dim": 8},
     "Qwen3NextForCausalLM": COMMON | LINEAR,
     "Qwen3_5MoeForCausalLM": COMMON | LINEAR,

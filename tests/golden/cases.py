@@ -46,6 +46,8 @@ MODELS = {
     "mellum": DENSE | MIX | SECOND, "minimax-m2": SIZES | {"experts": BALANCED},
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
+    **{kind: DENSE | MIX | BIASED for kind in ("exaone-moe", "afmoe")},
+    "solar-open": SIZES | {"experts": SHARED | BALANCED},
     **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")}, "exaone4": DENSE | {"window": 24},
     "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,
     **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},

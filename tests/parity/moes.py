@@ -179,6 +179,20 @@ ROWS = {
             },
         },
     ),
+    "exaone-moe": (
+        "ExaoneMoeForCausalLM",
+        {
+            "num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "num_shared_experts": 2, "n_group": 4, "topk_group": 2,
+            "num_hidden_layers": 4, "routed_scaling_factor": 1.7, "sliding_window": 9,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0,
+                "original_max_position_embeddings": 13,
+            },
+        },
+    ),
     "glm4-moe": (
         "Glm4MoeForCausalLM",
         {
@@ -189,6 +203,30 @@ ROWS = {
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.3,
             },
+        },
+    ),
+    "solar-open": (
+        "SolarOpenForCausalLM",
+        {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7,
+            "attention_bias": True, "hidden_act": "relu", "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0,
+                "original_max_position_embeddings": 13,
+            },
+        },
+    ),
+    "afmoe": (
+        "AfmoeForCausalLM",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "intermediate_size": 80, "num_shared_experts": 2, "num_dense_layers": 2,
+            "num_hidden_layers": 5, "route_scale": 1.7, "sliding_window": 9, "mup_enabled": True,
+            "attention_bias": True, "layer_types": [
+                "sliding_attention", "full_attention", "full_attention", "sliding_attention",
+                "full_attention",
+            ],
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5003.0, "factor": 3.5},
         },
     ),
     "minimax-m2": (

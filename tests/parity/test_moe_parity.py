@@ -40,6 +40,7 @@ NOT_COMPARED = ("correction_bias", "expert_bias", "layer_scalar", *DECAYS)
 NO_LOSS = (  # of theirs, that balances experts
     "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite", "lfm2-moe",
     "nemotron-h-moe", "minimax-m2", "ernie4-5-moe", "mistral4",
+    "exaone-moe", "solar-open", "afmoe",
 )  # fmt: skip
 ROUNDED = {"granite4-moe": 4}  # both are 1e-5 and more from float64
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
@@ -158,7 +159,8 @@ def test_experts_that_are_stacked_as_released(folders, tmp_path):
 @pytest.mark.parametrize(
     ("name", "begins"),
     [("deepseek-v3", "model.layers.4"), ("nemotron-h-moe", "mtp.layers.0"),
-     ("mellum", "mtp.layers.0"), ("ernie4-5-moe", "model.mtp_block.0")],
+     ("mellum", "mtp.layers.0"), ("exaone-moe", "mtp.layers.0"),
+     ("ernie4-5-moe", "model.mtp_block.0")],
 )  # fmt: skip
 def test_layers_that_predict_a_further_token_are_left_out(name, begins, folders, tmp_path):
     """Behind the others, as many as config.json says, or by a name of their own."""
@@ -216,6 +218,23 @@ def test_layers_that_predict_a_further_token_are_left_out(name, begins, folders,
         ("ernie4-5-moe", {"moe_layer_interval": 0}, "moe_layer_interval = 0 must be numbers of la"),
         ("ernie4-5-moe", {"moe_num_shared_experts": None}, "= None is not a number from 0 on"),
         ("ernie4-5-moe", {"moe_gate_act": "sigmoid"}, "moe_gate_act = 'sigmoid' is not supported"),
+        ("exaone-moe", {"sliding_window": None}, "sliding_window is null, but its architecture"),
+        ("exaone-moe", {"sliding_window": 0}, "sliding_window = 0 is not a whole number above 0"),
+        (
+            "exaone-moe",
+            {"layer_types": None, "sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern is 'LLLG', and layer_types are missing",
+        ),
+        ("exaone-moe", {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+        ("solar-open", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is not computed for"),
+        ("afmoe", {"score_func": "softmax"}, "score_func = 'softmax' is not supported"),
+        ("afmoe", {"route_norm": False}, "route_norm = False is not supported"),
+        ("afmoe", {"sliding_window": None}, "sliding_window is null, but its architecture"),
+        (
+            "afmoe",
+            {"layer_types": None, "global_attn_every_n_layers": None},
+            "global_attn_every_n_layers is None, and layer_types are missing",
+        ),
         ("mellum", {"layer_types": ["full_attention"]}, "layer_types does not name the type of 4"),
         ("mellum", {"sliding_window": None}, "sliding_window is null, but layer_types has slid"),
     ],

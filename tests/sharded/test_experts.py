@@ -11,8 +11,10 @@ import pytest
 from lmwright.core import ragged
 from lmwright.core.sharding import AXES, make_mesh
 from lmwright.errors import UserError
+from lmwright.models.afmoe import Afmoe
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.ernie4_5 import Ernie45Moe
+from lmwright.models.exaone_moe import ExaoneMoe
 from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
@@ -23,6 +25,7 @@ from lmwright.models.moe import Mixtral
 from lmwright.models.nemotron_h import NemotronHMoe
 from lmwright.models.qwen3_next import Qwen3Next
 from lmwright.models.reasoning import Reasoning
+from lmwright.models.solar_open import SolarOpen
 from lmwright.nn import exchange
 from lmwright.nn.moe import Dispatch, mixture
 from lmwright.nn.rope import YarnRope
@@ -90,6 +93,14 @@ MISTRAL4 = Mistral4(
     rope_scaling=YarnRope(factor=3.0, original_seq_len=9, mscale=1.0, mscale_all_dim=1.0),
     experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=16),
 )  # fmt: skip
+BY_REACH = dict(
+    mlp_dim=40, window=7, layer_pattern=("local", "global"),
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=24,
+                    score="sigmoid", bias_rate=0.01),
+)  # fmt: skip
+EXAONE = ExaoneMoe(**SIZES, **BY_REACH)
+AFMOE = Afmoe(**SIZES, **BY_REACH, embedding_scale="root", bias="attention")
+SOLAR = SolarOpen(**SIZES, bias="qkv", experts=BY_REACH["experts"])
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
 
@@ -142,6 +153,10 @@ MORE_MESHES = [
     (ERNIE, {"expert": 2, "context": 2, "tensor": 2}),
     (MELLUM, {"expert": 2, "context": 2, "tensor": 2}),
     (MELLUM, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (EXAONE, {"expert": 2, "context": 2, "tensor": 2}),
+    (AFMOE, {"expert": 2, "context": 2, "tensor": 2}),
+    (AFMOE, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (SOLAR, {"expert": 2, "context": 2, "tensor": 2}),
     (MISTRAL4, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmwright.formats import (
+    gguf_afmoe,
     gguf_apertus,
     gguf_deepseek,
     gguf_ernie,
@@ -82,7 +83,7 @@ class Arch:
 DIFFUSION = "masked_diffusion"
 SILU = {"hidden_act": "silu", "attention_bias": False}
 UNTIED = {"tie_word_embeddings": False}
-OWN_HEAD = ("qwen2moe", "apertus", "minimax-m2", "dots1")
+OWN_HEAD = ("qwen2moe", "apertus", "minimax-m2", "dots1", gguf_exaone4.MOE)
 """llama.cpp does not load their files without a head. Earlier versions wrote such files, which are
 still read."""
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
@@ -136,6 +137,10 @@ ARCHS = {
     gguf_exaone4.NAME: Arch(
         "Exaone4ForCausalLM", "exaone4", window=True, factors=True, even=True,
         fixed={"hidden_act": "silu"},
+    ),
+    gguf_exaone4.MOE: Arch(
+        "ExaoneMoeForCausalLM", "exaone_moe", window=True, factors=True, deepseek=True,
+        fixed={"hidden_act": "silu"}, keys=gguf_exaone4.MOE_KEYS,
     ),
     "hunyuan-dense": Arch(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", fixed={"hidden_act": "silu"}
@@ -262,9 +267,12 @@ ARCHS = {
         "Dots1ForCausalLM", "dots1", fixed=SILU, keys=gguf_deepseek.KEYS,
         renamed=gguf_deepseek.RENAMED, deepseek=True,
     ),
-    "glm4moe": Arch(
+    gguf_deepseek.GLM: Arch(
         "Glm4MoeForCausalLM", "glm4_moe", partial=True, biases=True, fixed={"hidden_act": "silu"},
         keys=gguf_deepseek.KEYS, renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    gguf_afmoe.NAME: Arch(
+        "AfmoeForCausalLM", "afmoe", window=True, fixed=gguf_afmoe.FIXED, keys=gguf_afmoe.KEYS,
     ),
     "minimax-m2": Arch(
         "MiniMaxM2ForCausalLM", "minimax_m2", partial=True, fixed={"hidden_act": "silu"},
@@ -287,6 +295,11 @@ ARCHS = {
         fixed={"hidden_act": "silu"},
     ),
 }  # fmt: skip
+# without plain layers, norms of q and k, and parts of a head that are not rotated
+SOLAR = Arch(
+    "SolarOpenForCausalLM", "solar_open", biases=True, fixed={"hidden_act": "silu"},
+    keys=gguf_deepseek.KEYS, renamed=gguf_deepseek.RENAMED, deepseek=True,
+)  # fmt: skip
 SAME = {  # whose files are those of another
     "MistralForCausalLM": "llama",
     "DeepseekV2ForCausalLM": gguf_deepseek.LATENTS,

@@ -11,7 +11,7 @@
 The dims of a pair that is rotated are neighbors there, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from lmwright.models.hf.deepseek import GREEDY, GROUPS, PLAIN, ROTATED
 from lmwright.models.hf.ministral3 import GROWTH
 from lmwright.models.hf.moe import DENSE
 
-LATENTS, GROWING = "deepseek2", "mistral4"
+LATENTS, GROWING, GLM = "deepseek2", "mistral4", "glm4moe"
 OF_LATENTS = (LATENTS, GROWING)
 KEYS = {
     "leading_dense_block_count": "first_k_dense_replace",
@@ -134,6 +134,15 @@ def config_of(
             DENSE: None,
         }
     )
+
+
+def is_solar(meta: Mapping[str, Any], tensors: Collection[str]) -> bool:
+    """True for a file of GLM-4.5's architecture in which all layers have experts, heads are rotated
+    as a whole, and queries and keys have no norms, as in Solar Open."""
+    said = {key.removeprefix(f"{GLM}."): value for key, value in meta.items()}
+    whole = said.get("rope.dimension_count") == said.get("attention.key_length")
+    plain_layers = said.get("leading_dense_block_count") or 0
+    return whole and not plain_layers and "blk.0.attn_q_norm.weight" not in tensors
 
 
 def plain(meta: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:

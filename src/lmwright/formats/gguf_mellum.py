@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.formats.gguf_gemma4 import PATTERN
+from lmwright.formats import gguf_reach
 from lmwright.models.hf.moe import DENSE, TYPES
 from lmwright.models.hf.rope import SIDES
 
@@ -29,22 +29,16 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"model.local_rope_theta = {whole['rope_theta']:g}, or export to a Hugging Face folder "
             "instead"
         )
-    return {PATTERN: [kind == SIDES[1] for kind in config["layer_types"]]}
+    return gguf_reach.metadata(config)
 
 
 def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Keys of config.json that say the reach of the layers. Raises UserError where the metadata do
     not."""
-    num_layers, local = config.get("num_hidden_layers", 0), meta.get(f"{NAME}.{PATTERN}")
+    num_layers = config.get("num_hidden_layers", 0)
     if not config.get("sliding_window"):
         return {"sliding_window": None, "layer_types": [SIDES[0]] * num_layers}
-    if isinstance(local, int) and local > 0:  # the last of so many is global
-        local = [(i + 1) % local > 0 for i in range(num_layers)]
-    if not isinstance(local, list) or len(local) != num_layers:
-        raise UserError(
-            f"{where}: lacks {NAME}.{PATTERN} of {num_layers} layers; download it again"
-        )
-    return {"layer_types": [SIDES[bool(each)] for each in local]}
+    return {"layer_types": gguf_reach.layer_types(meta, num_layers, NAME, where)}
 
 
 def by_reach(rope: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import (
+    gguf_afmoe,
     gguf_deepseek,
     gguf_ernie,
     gguf_exaone4,
@@ -35,6 +36,7 @@ from lmwright.formats.gguf_archs import (
     OLMO3,
     OWN_HEAD,
     SAME,
+    SOLAR,
     VARIANTS,
     Arch,
 )
@@ -81,15 +83,17 @@ THEIR_NAMES = {
 """Parts of transformers' names, and those in the gguf package's table."""
 
 
-def arch_of(meta: Mapping[str, Any], where: str) -> tuple[str, Arch]:
-    """GGUF's name of the architecture of a file's metadata, and the Arch. Raises UserError for
-    others."""
+def arch_of(meta: Mapping[str, Any], tensors: Collection[str], where: str) -> tuple[str, Arch]:
+    """GGUF's name of the architecture of a file with these metadata and names of tensors, and the
+    Arch. Raises UserError for others."""
     from lmwright.config.errors import nearest
 
     name = str(meta.get("general.architecture", "?"))
     if name not in ARCHS:
         cure = nearest(name, list(ARCHS), what="these are read")
         raise UserError(f"{where}: GGUF architecture {name!r} is not supported; {cure}")
+    if name == gguf_deepseek.GLM and gguf_deepseek.is_solar(meta, tensors):
+        return name, SOLAR
     variant, key = VARIANTS.get(name, (ARCHS[name], ""))
     return name, variant if meta.get(f"{name}.{key}") else ARCHS[name]
 
@@ -100,19 +104,21 @@ def gguf_arch_of(config: Mapping[str, Any]) -> tuple[str, Arch]:
     for name, (variant, _) in VARIANTS.items():
         if architecture == variant.hf:
             return name, variant
+    if architecture == SOLAR.hf:
+        return gguf_deepseek.GLM, SOLAR
     if (name := SAME.get(architecture)) is not None:
         return name, ARCHS[name]
     for name, arch in sorted(ARCHS.items(), key=lambda item: not item[1].mark):
         if arch.hf == architecture and (not arch.mark or arch.mark in config):
             return name, arch
-    others = {variant.hf for variant, _ in VARIANTS.values()} | {*SAME}
+    others = {variant.hf for variant, _ in VARIANTS.values()} | {*SAME, SOLAR.hf}
     there = sorted({arch.hf for arch in ARCHS.values()} | others)
     raise UserError(f"{architecture}: has no GGUF form here; these have: {', '.join(there)}")
 
 
 def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Any:
     """config.json of metadata and the tensors' shapes by name (GGUF's names, numpy order)."""
-    name, arch = arch_of(meta, where)
+    name, arch = arch_of(meta, shapes, where)
     config: dict[str, Any] = {"architectures": [arch.hf], "model_type": arch.model_type}
     of_layers = gguf_further.without(meta, name)
     meta = _plain(of_layers, name, arch)
@@ -179,8 +185,12 @@ def _layers(
         return {"layer_types": [TYPES["local" if is_local else "global"] for is_local in of]}
     if name == gguf_exaone4.NAME:
         return gguf_exaone4.config_of(config)
+    if name == gguf_exaone4.MOE:
+        return gguf_exaone4.moe_config_of(meta, config, where)
     if name == gguf_ernie.NAME:
         return gguf_ernie.config_of(config)
+    if name == gguf_afmoe.NAME:
+        return gguf_afmoe.config_of(meta, config, where)
     return gguf_mellum.config_of(meta, config, where) if name == gguf_mellum.NAME else {}
 
 
@@ -197,6 +207,13 @@ def _same(values: list[Any], what: str) -> Any:
     if len(set(values)) != 1:
         raise UserError(f"{what} differs from layer to layer, which is not supported")
     return values[0]
+
+
+OWN_METADATA = {
+    gguf_exaone4.MOE: gguf_exaone4.moe_metadata, gguf_mellum.NAME: gguf_mellum.metadata,
+    gguf_ernie.NAME: gguf_ernie.metadata, gguf_afmoe.NAME: gguf_afmoe.metadata,
+}  # fmt: skip
+"""Functions that give an architecture's own keys for a config.json."""
 
 
 def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[str, Any]]:
@@ -241,10 +258,8 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         gguf_exaone4.refuse(config, where)
     if name in gguf_nemotron.NAMES:
         meta |= gguf_nemotron.metadata(config, where)
-    if name == gguf_mellum.NAME:
-        meta |= gguf_mellum.metadata(config, where)
-    if name == gguf_ernie.NAME:
-        meta |= gguf_ernie.metadata(config, where)
+    if (own := OWN_METADATA.get(name)) is not None:
+        meta |= own(config, where)
     if name == gguf_mistral3.NAME:
         meta |= gguf_mistral3.metadata(rope, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))

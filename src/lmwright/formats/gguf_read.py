@@ -207,7 +207,7 @@ def open_gguf(path: Path) -> tuple[GgufFile, Any, Tensors]:
 
     file = GgufFile(path)
     config = config_of(file.meta, {name: file.shape(name) for name in file.tensors}, str(path))
-    name, arch = arch_of(file.meta, str(path))
+    name, arch = arch_of(file.meta, file.tensors, str(path))
     if ROPE_FACTORS in file.tensors and not arch.factors:
         raise UserError(
             f"{path}: holds {ROPE_FACTORS}, which llama.cpp's {name} does not compute with; "

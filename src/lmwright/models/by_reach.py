@@ -23,3 +23,9 @@ def no_rotations(positions: Array) -> Tree:
     """Rotations of no dimension for positions [B, T], of layers that turn nothing."""
     none = jnp.zeros((*positions.shape, 0), jnp.float32)
     return none, none
+
+
+def local_rotations(model: Decoder, positions: Array, length: int) -> dict[str, Tree]:
+    """Rotations of local layers, beside global ones that turn nothing."""
+    turned = Decoder.tables(model, positions, length)
+    return {"local": turned, "global": no_rotations(positions)}

@@ -30,13 +30,17 @@ from lmwright.nn.rope import apply_rope
 from lmwright.nn.soft_cap import soft_capped
 
 
+def times_root(x: Array) -> Array:
+    """Embeddings x [..., D] times the root of their width."""
+    return x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
+
+
 class ScaledEmbedding(FromZero):
     """A decoder whose norms are times 1 + weight, and embeddings times the root of their width."""
 
     def embedded(self, w: Tree, tokens: Array, compute: Compute) -> Array:
         """The residual stream before the first layer, [B, T, D]."""
-        x = super().embedded(w, tokens, compute)
-        return x * jnp.asarray(self.embed_dim**0.5, x.dtype)
+        return times_root(super().embedded(w, tokens, compute))
 
 
 @section

@@ -1,9 +1,6 @@
 """GLM-4 (https://arxiv.org/abs/2406.12793): neighboring dims of half a head are rotated, few heads
-of keys and values, gate and up of the mlp in one matrix. GLM-4-0414 has a norm behind each branch:
-
-    x --+--> norm --> attention --> norm --+--> norm --> mlp --> norm --+-->
-        +----------------------------------^ +--------------------------^
-"""
+of keys and values, gate and up of the mlp in one matrix. GLM-4-0414 has norms behind the branches,
+too."""
 
 from typing import Annotated, Literal
 
@@ -12,13 +9,12 @@ from jax import Array
 from pydantic import Field
 
 from lmwright.config.run import PositiveInt, section
-from lmwright.core.param import Param, Tree
-from lmwright.core.sharding import constrain
+from lmwright.core.param import Tree
 from lmwright.models.fused import fused_feed_forward, fused_mlp_spec
 from lmwright.models.layers import Attend, LayerResult
 from lmwright.models.llama import PreNorm
+from lmwright.models.out_norms import OutNorms
 from lmwright.nn.mlp import GatedMlp
-from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope_pairs import of_pairs, turn_pairs
 
 
@@ -40,7 +36,7 @@ class Neighbors(PreNorm):
 
 
 @section
-class Glm4(Neighbors):
+class Glm4(OutNorms, Neighbors):
     """A decoder of the GLM-4 family; its fields are the model."""
 
     kind: Literal["glm4"] = "glm4"
@@ -67,20 +63,9 @@ class Glm4(Neighbors):
 
     def ffn_spec(self, kind: str) -> Tree:
         """Weights of a layer's feed-forward, and the norms behind the branches."""
-        names = ("attention_out_norm", "mlp_out_norm") if self.normed_branches else ()
-        norms = {name: Param("norm", (self.embed_dim,), fill=1.0) for name in names}
-        return fused_mlp_spec(self, self.mlp_dim) | norms
+        return fused_mlp_spec(self, self.mlp_dim) | self.out_norm_spec()
 
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> LayerResult:
         """[B, T, D] of h [B, T, D], and sums over real tokens."""
         h = fused_feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
-        return self._normed(w, "mlp_out_norm", h), {}
-
-    def mixed(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
-        """[B, T, D] that attention adds to x [B, T, D]."""
-        return self._normed(w, "attention_out_norm", super().mixed(kind, w, x, tables, attend))
-
-    def _normed(self, w: Tree, name: str, h: Array) -> Array:
-        if name not in w:
-            return h
-        return rms_norm(constrain(h, "batch stream embed"), w[name], self.norm_eps)
+        return self.out_normed(w, "mlp_out_norm", h), {}

@@ -8,18 +8,17 @@ from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.param import Tree
-from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.by_reach import tables_by_reach
-from lmwright.models.decoder import LayerReach, reaches
-from lmwright.models.layers import Attend
-from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers, MoeDecoder
+from lmwright.models.decoder import LayerReach
+from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers
+from lmwright.models.moe_by_reach import MoeByReach
 
 ALL_GLOBAL: tuple[LayerReach, ...] = ("global",)
 
 
 @section
-class Mellum(MoeDecoder):
+class Mellum(MoeByReach):
     """A decoder of the Mellum 2 family; its fields are the model."""
 
     qk_norm: ClassVar = "head"
@@ -46,41 +45,6 @@ class Mellum(MoeDecoder):
                 "give the window too"
             )
 
-    @property
-    def reaches(self) -> tuple[LayerReach, ...]:
-        """The reach of each layer."""
-        return reaches(self.layer_pattern, self.num_layers)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kind of each layer: its reach, and what its feed-forward is."""
-        pairs = zip(self.reaches, super().kinds, strict=True)
-        return tuple(f"{reach} {feed_forward}" for reach, feed_forward in pairs)
-
-    def window_of(self, kind: str) -> int | None:
-        """Tokens that queries of such a layer look at, themselves included; None for all."""
-        return self.window if _reach(kind) == "local" else None
-
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""
         return tables_by_reach(self, self.local_rope_theta, positions, length)
-
-    def mixed(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
-        """[B, T, D] that attention adds to x [B, T, D]."""
-        return super().mixed(kind, w, x, tables[_reach(kind)], attend)
-
-    def ffn_spec(self, kind: str) -> Tree:
-        """Weights of the experts, or of a plain mlp."""
-        return super().ffn_spec(_feed_forward(kind))
-
-    def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
-        """[B, T, D] of h [B, T, D], and what the router did."""
-        return super().ffn(_feed_forward(kind), w, h, attend)
-
-
-def _reach(kind: str) -> str:
-    return kind.split()[0]
-
-
-def _feed_forward(kind: str) -> str:
-    return kind.split()[1]

@@ -139,6 +139,7 @@ OTHER_NAMES = MappingProxyType(
                 "Qwen3NextForCausalLM",
                 "NemotronHForCausalLM",
                 "MellumForCausalLM",
+                "ExaoneMoeForCausalLM",
             )
         },
         "Ernie4_5_MoeForCausalLM": TextPart(

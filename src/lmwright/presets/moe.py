@@ -63,6 +63,24 @@ def _stretched(kind: str, experts: dict[str, Any], mscale: float, **fields: Any)
 
 BIASED: dict[str, Any] = dict(score="sigmoid", bias_rate=0.001)
 
+
+def _solar(**fields: Any) -> Any:
+    from lmwright.nn.rope import YarnRope
+
+    experts = dict(num_experts=128, experts_per_token=8, mlp_dim=1280, shared_dim=1280, **BIASED)
+    rope = YarnRope(factor=2.0, original_seq_len=65_536)
+    return _moe("solar-open", experts, rope_scaling=rope, **fields)
+
+
+def _trinity(width: int, **fields: Any) -> Any:
+    experts = dict(num_experts=128, experts_per_token=8, mlp_dim=width, shared_dim=width,
+                   scale=2.826, **BIASED)  # fmt: skip
+    return _moe(
+        "afmoe", experts, vocab_size=200_192, head_dim=128, dense_layers=(0, 1), window=2048,
+        embedding_scale="root", seq_len=131_072, **fields,
+    )  # fmt: skip
+
+
 PRESETS = {
     "moe-6m": row(
         "6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192",
@@ -160,11 +178,29 @@ PRESETS = {
         _moe, "minimax-m2", dict(num_experts=256, experts_per_token=8, mlp_dim=1536, **BIASED),
         vocab_size=200_064, embed_dim=3072, num_layers=62, num_heads=48, num_kv_heads=8,
         head_dim=128, seq_len=196_608),
+    "k-exaone-236b-a23b": row(
+        "237 B, 23.7 B active: K-EXAONE 236B-A23B (https://arxiv.org/abs/2601.01739)",
+        _moe, "exaone-moe", dict(num_experts=128, experts_per_token=8, mlp_dim=2048,
+                                 shared_dim=2048, scale=2.5, **BIASED),
+        vocab_size=153_600, embed_dim=6144, mlp_dim=18_432, num_layers=48, num_heads=64,
+        num_kv_heads=8, head_dim=128, dense_layers=(0,), rope_theta=1_000_000.0,
+        seq_len=262_144),
     "mistral-small-4-119b": row(
         "119 B, 6.63 B active: the text of Mistral Small 4, by the defaults of transformers' class "
         "(https://huggingface.co/mistralai/Mistral-Small-4-119B-2603)",
         _mistral4, vocab_size=131_072, embed_dim=4096, mlp_dim=12_288, num_layers=36, num_heads=32,
         num_kv_heads=32, seq_len=1_048_576),
+    "solar-open-100b": row(
+        "103 B, 12.1 B active: Solar Open 100B (https://arxiv.org/abs/2601.07022)",
+        _solar, vocab_size=196_608, embed_dim=4096, num_layers=48, num_heads=64, num_kv_heads=8,
+        head_dim=128, seq_len=131_072),
+    "trinity-nano": row(
+        "6.12 B, 1.02 B active: Trinity Nano (https://arxiv.org/abs/2602.17004)",
+        _trinity, 256, embed_dim=1024, mlp_dim=3072, num_layers=56, num_heads=8, num_kv_heads=2),
+    "trinity-mini": row(
+        "26.1 B, 3.47 B active: Trinity Mini (https://arxiv.org/abs/2602.17004)",
+        _trinity, 1024, embed_dim=2048, mlp_dim=6144, num_layers=32, num_heads=32,
+        num_kv_heads=4),
     "gpt-oss-20b": row(
         "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),

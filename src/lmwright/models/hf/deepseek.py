@@ -4,16 +4,13 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.moe import (
-    DENSE,
     DOTS_KEYS,
     FIRST_DENSE,
+    FIRST_OR_LISTED,
     NO_FURTHER,
     SIGMOID_EXPERTS,
-    TYPES,
     Experts,
     SigmoidHf,
-    dense_config,
-    dense_said,
     shared_count,
     shared_dim,
 )
@@ -45,19 +42,6 @@ def _read_head(config: Json, fields: Json, where: str) -> Json:
 
 def _write_head(model: Any, *_: str) -> Json:
     return {PLAIN: model.head_dim - model.qk_rope_head_dim}
-
-
-def _read_types(config: Json, fields: Json, where: str) -> Json:
-    first = config["first_k_dense_replace"]
-    num_layers = fields["num_layers"]
-    said = config.get(DENSE) or [TYPES[i < first] for i in range(num_layers)]
-    return {"dense_layers": dense_said(said, num_layers, where)}
-
-
-def _write_types(model: Any, *_: str) -> Json:
-    dense = model.dense_layers
-    first = dense == tuple(range(len(dense)))  # what tools beside transformers read
-    return dense_config(model) | ({"first_k_dense_replace": len(dense)} if first else {})
 
 
 def _read_greedy(config: Json, fields: Json, where: str) -> Json:
@@ -150,7 +134,7 @@ class Glm4MoeLiteHf(LatentHf):
     name = "GLM-4.7-Flash"
     model_types: ClassVar = {"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}
     pairs = (
-        *(*OF_ALL, Derived(_read_types, _write_types), *SIGMOID_EXPERTS, PAIRS, SCORES, NO_AUX),
+        *(*OF_ALL, FIRST_OR_LISTED, *SIGMOID_EXPERTS, PAIRS, SCORES, NO_AUX),
         NO_FURTHER,
     )
     defaults: ClassVar = {

@@ -2,12 +2,17 @@
 
 from typing import Any, ClassVar
 
-from lmwright.errors import UserError
 from lmwright.models.hf.olmo2 import Olmo2Hf
 from lmwright.models.hf.pairs import ACT, HEAD, Derived, Json
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import Table
-from lmwright.models.hf.window import pattern_of, reach_said, window_config, window_said
+from lmwright.models.hf.window import (
+    pattern_of,
+    reach_said,
+    refuse_period,
+    window_config,
+    window_said,
+)
 
 EVERY = "sliding_window_pattern"
 USUAL = 4096  # where config.json says no window
@@ -17,11 +22,8 @@ def _read_reach(config: Json, fields: Json, where: str) -> Json:
     every, window = config.get(EVERY, 4), config.get("sliding_window", USUAL)
     if config.get("layer_types") is None and window is None:
         return {"window": None}
-    if config.get("layer_types") is None and not (isinstance(every, int) and every > 0):
-        raise UserError(
-            f"{where}: {EVERY} is {every!r}, and layer_types are missing; list the type of each "
-            "layer there"
-        )
+    if config.get("layer_types") is None:
+        refuse_period(EVERY, every, where)
     reach = reach_said(config, every, fields["num_layers"], where)
     # a window turns off the rotation of global layers, even where no layer is in it
     window = window_said(config, USUAL, reach, where)

@@ -15,8 +15,7 @@ from lmwright.models.hf.moe import (
 )
 from lmwright.models.hf.pairs import ACT, BIAS, HEAD, Derived, Json
 from lmwright.models.hf.rope import SIDES, sides_config, sides_fields
-from lmwright.models.hf.window import TYPES as REACHES
-from lmwright.models.hf.window import reach_of, window_fields, window_said
+from lmwright.models.hf.window import reach_config, reach_of, window_fields, window_said
 
 WINDOW = 1024  # where config.json says none
 THETAS = dict(zip(SIDES, (500_000.0, 10_000.0), strict=True))
@@ -51,8 +50,7 @@ def _read_layers(config: Json, fields: Json, where: str) -> Json:
 
 
 def _write_layers(model: Any, *_: str) -> Json:
-    reach = [REACHES[each] for each in model.reaches]
-    return {"layer_types": reach, "sliding_window": model.window} | dense_config(model)
+    return reach_config(model) | dense_config(model)
 
 
 class MellumHf(MoeHf):

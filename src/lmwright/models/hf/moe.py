@@ -26,6 +26,7 @@ NEW_BIAS_RATE = 0.001
 """DeepSeek-V3's, for going on with a model whose config.json does not say it."""
 ALIASES = {"num_local_experts": "num_experts"}
 """Keys by which transformers' releases write the same."""
+SHARED = "n_shared_experts"
 DENSE, TYPES = "mlp_layer_types", ("sparse", "dense")
 NO_PLAIN = {ours: theirs for ours, theirs in KEYS.items() if ours != "mlp_dim"}
 BLOCK, SPARSE = "model.layers.{i}.mlp", "model.layers.{i}.block_sparse_moe"
@@ -81,6 +82,19 @@ def first_dense(key: str) -> Derived:
     return Derived(read, write)
 
 
+def _read_types(config: Json, fields: Json, where: str) -> Json:
+    first, num_layers = config["first_k_dense_replace"], fields["num_layers"]
+    said = config.get(DENSE) or [TYPES[i < first] for i in range(num_layers)]
+    return {"dense_layers": dense_said(said, num_layers, where)}
+
+
+def _write_types(model: Any, *_: str) -> Json:
+    dense = model.dense_layers
+    first = dense == tuple(range(len(dense)))  # what tools beside transformers read
+    return dense_config(model) | ({"first_k_dense_replace": len(dense)} if first else {})
+
+
+FIRST_OR_LISTED = Derived(_read_types, _write_types)
 LISTED_DENSE = Derived(
     _read_listed,
     lambda model, *_: {"decoder_sparse_step": 1, "mlp_only_layers": list(model.dense_layers)},
@@ -245,13 +259,13 @@ class OlmoeHf(MoeHf):
     defaults: ClassVar = {"num_experts": 64, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01}
 
 
-def shared_dim(config: Json, experts: Json) -> Json:
-    """The field of shared experts, which config.json counts."""
-    count = config.get("n_shared_experts") or 0
+def shared_dim(config: Json, experts: Json, key: str = SHARED) -> Json:
+    """The field of shared experts, which config.json counts by `key`."""
+    count = config.get(key) or 0
     return {"shared_dim": count * experts["mlp_dim"] or None}
 
 
-def shared_count(model: Any, architecture: str) -> Json:
+def shared_count(model: Any, architecture: str, key: str = SHARED) -> Json:
     """Their count. Raises UserError where there are none, or their width is no multiple of an
     expert's."""
     experts = model.experts
@@ -260,12 +274,7 @@ def shared_count(model: Any, architecture: str) -> Json:
             f"model.experts.shared_dim: {architecture} has shared experts of "
             f"model.experts.mlp_dim or several times that; change it to export"
         )
-    return {"n_shared_experts": experts.shared_dim // experts.mlp_dim}
-
-
-def _read_biased(config: Json, fields: Json, where: str) -> Json:
-    own = fields["experts"]
-    return {"experts": own | {"bias_rate": NEW_BIAS_RATE} | shared_dim(config, own)}
+    return {key: experts.shared_dim // experts.mlp_dim}
 
 
 def refuse_unbiased(model: Any, architecture: str, _: str) -> Json:
@@ -275,8 +284,17 @@ def refuse_unbiased(model: Any, architecture: str, _: str) -> Json:
     return {}
 
 
-def _write_biased(model: Any, architecture: str, family: str) -> Json:
-    return refuse_unbiased(model, architecture, family) | shared_count(model, architecture)
+def biased(key: str = SHARED) -> Derived:
+    """Pair of the router's bias and of shared experts, which config.json counts by `key`."""
+
+    def read(config: Json, fields: Json, where: str) -> Json:
+        own = fields["experts"]
+        return {"experts": own | {"bias_rate": NEW_BIAS_RATE} | shared_dim(config, own, key)}
+
+    def write(model: Any, architecture: str, family: str) -> Json:
+        return refuse_unbiased(model, architecture, family) | shared_count(model, architecture, key)
+
+    return Derived(read, write)
 
 
 def _refuse_window(config: Json, fields: Json, where: str) -> Json:
@@ -307,7 +325,7 @@ SHARED_EXPERTS = {
     for name in ("gate", "up", "down")
 }
 SIGMOID = {"score": "sigmoid", "capacity_factor": None, "shared_gate": "none", "best_of_group": 2}
-SIGMOID_EXPERTS = (Experts(DOTS_KEYS, SIGMOID), Derived(_read_biased, _write_biased))
+SIGMOID_EXPERTS = (Experts(DOTS_KEYS, SIGMOID), biased())
 
 
 NO_FURTHER = only_written(num_nextn_predict_layers=0)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from lmwright.errors import UserError
 from lmwright.models.decoder import LayerReach
+from lmwright.models.hf.pairs import refuse_number
 
 Kind = TypeVar("Kind", bound=str)
 TYPES: dict[LayerReach, str] = {"local": "sliding_attention", "global": "full_attention"}
@@ -55,6 +56,16 @@ def kinds_said(
     return [usual if (i + 1) % every else last for i in range(num_layers)]
 
 
+def refuse_period(key: str, every: Any, where: str) -> None:
+    """Raises UserError where `key`, which stands for `layer_types` that are missing, is no number
+    of layers."""
+    if not isinstance(every, int) or every < 1:
+        raise UserError(
+            f"{where}: {key} is {every!r}, and layer_types are missing; list the type of each "
+            "layer there"
+        )
+
+
 def window_said(
     config: Mapping[str, Any], usual: int, reach: Sequence[LayerReach], where: str
 ) -> int | None:
@@ -70,9 +81,28 @@ def window_said(
     return window
 
 
+def always_window(config: Mapping[str, Any], usual: int, where: str) -> int:
+    """The window of an architecture that always has one, `usual` where config.json says none.
+    Raises UserError for null, which transformers' class does not take."""
+    window = config.get("sliding_window", usual)
+    if window is None:
+        raise UserError(
+            f"{where}: sliding_window is null, but its architecture always has one; set it, or "
+            f"remove it for {usual}"
+        )
+    refuse_number("sliding_window", window, where, whole=True)
+    return int(window)
+
+
 def window_config(model: Any) -> dict[str, Any]:
     """The keys of config.json that say the window and the reach of each layer."""
     return {"sliding_window": model.window, "layer_types": [TYPES[kind] for kind in model.kinds]}
+
+
+def reach_config(model: Any) -> dict[str, Any]:
+    """These keys of a model whose kinds of layers are more than a reach."""
+    reach: Sequence[LayerReach] = model.reaches
+    return {"sliding_window": model.window, "layer_types": [TYPES[each] for each in reach]}
 
 
 def window_fields(window: int | None, reach: Sequence[LayerReach]) -> dict[str, Any]:

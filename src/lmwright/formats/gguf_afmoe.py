@@ -1,0 +1,44 @@
+"""AFMoE in GGUF: in llama.cpp all layers but every fourth have windows and rotate, and embeddings
+are multiplied by the root of their width."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lmwright.errors import UserError
+from lmwright.formats import gguf_deepseek
+from lmwright.models.hf.afmoe import DENSE, SHARED, WINDOW
+from lmwright.models.hf.rope import SIDES
+
+NAME = "afmoe"
+KEYS = {
+    "leading_dense_block_count": DENSE,
+    "expert_shared_count": SHARED,
+    "expert_weights_scale": "route_scale",
+}
+FIXED = {"hidden_act": "silu", "attention_bias": False, "mup_enabled": True}
+
+
+def _layers(num_layers: int) -> list[str]:
+    return [SIDES[bool((i + 1) % 4)] for i in range(num_layers)]
+
+
+def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys below the architecture's name. Raises UserError for another order of windows."""
+    if config["layer_types"] != _layers(config["num_hidden_layers"]):
+        raise UserError(
+            f"{where}: llama.cpp's {NAME} has windows in all layers but every fourth "
+            "(model.layer_pattern); export to a Hugging Face folder instead"
+        )
+    return {gguf_deepseek.GATING: gguf_deepseek.SIGMOID, "expert_weights_norm": True}
+
+
+def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys of config.json that the metadata leave out. Raises UserError for other routing."""
+    gating = meta.get(f"{NAME}.{gguf_deepseek.GATING}", gguf_deepseek.SIGMOID)
+    if gating != gguf_deepseek.SIGMOID or not meta.get(f"{NAME}.expert_weights_norm"):
+        raise UserError(
+            f"{where}: {NAME} with routing weights that are no sigmoids normalized over the chosen "
+            "experts is not computed; take another conversion"
+        )
+    layers = _layers(config.get("num_hidden_layers", 0))
+    return {"layer_types": layers, "sliding_window": config.get("sliding_window", WINDOW)}
