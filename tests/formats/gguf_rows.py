@@ -126,6 +126,9 @@ FAMILIES = {
     "SolarOpenForCausalLM": SHARED | {"n_group": 2, "attention_bias": True, "rope_parameters": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
         "rope_theta": 5003.0}},
+    "Llama4ForCausalLM": {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64,
+        "intermediate_size_mlp": 160, "interleave_moe_layer_step": 2, "rope_parameters": LLAMA3},
     "AfmoeForCausalLM": {
         "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
         "num_shared_experts": 2, "num_dense_layers": 2, "num_hidden_layers": 6, "head_dim": 32,

@@ -63,6 +63,9 @@ FAMILIES = {
     "AfmoeForCausalLM": COMMON | {
         "num_shared_experts": 1, "sliding_window": 9, "head_dim": 8, "num_dense_layers": 1,
         "layer_types": ["full_attention", "sliding_attention"]},
+    "Llama4ForCausalLM": LOCAL | {
+        "intermediate_size": 12, "intermediate_size_mlp": 20, "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 9, "no_rope_layers": [1, 0], "head_dim": 8},
     "MiniMaxM2ForCausalLM": LOCAL | {"head_dim": 8},
     "Qwen3NextForCausalLM": COMMON | LINEAR,
     "Qwen3_5MoeForCausalLM": COMMON | LINEAR,
@@ -153,7 +156,7 @@ def assert_same_in_peft(base, folder, **lora):
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_peft_finds_all_factors(architecture, bases, tmp_path):
-    targets = ("all", "router")
+    targets = ("all", "router") if architecture != "Llama4ForCausalLM" else ("all",)
     assert_same_in_peft(bases(architecture), tmp_path / "all", targets=targets, rank=3, alpha=5.0)
 
 
@@ -220,6 +223,19 @@ def test_what_peft_refuses_is_left_out_and_told(bases, tmp_path):
     assert lost_in_peft(made, model) == ["model.layers.0.mixer.out_proj"]
     with pytest.raises(ValueError, match="'out_proj' is incompatible"):
         theirs(base, written(tmp_path / "made", made))
+
+
+def test_experts_that_read_weighed_inputs_are_left_out_and_told(bases):
+    """PEFT takes the inputs of Llama 4's experts for outputs, and its router gives two arrays."""
+    base = bases("Llama4ForCausalLM")
+    model, _, adapter, _ = adapter_of(base, targets=("all",), rank=2)
+    assert {m.path.rpartition(".")[2] for m in adapter.modules} == {
+        *("q", "k", "v", "o", "gate", "up", "down"),
+        *("shared_gate", "shared_up", "shared_down"),
+    }
+    model, _, adapter, weights = adapter_of(base, targets=("router", "expert_up", "q"), rank=2)
+    lost = lost_in_peft(to_peft(model, adapter, weights, str(base)), model)
+    assert len(lost) == 1 + 4 and not [name for name in lost if name.endswith("q_proj")]
 
 
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "OlmoeForCausalLM"])

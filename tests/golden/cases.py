@@ -47,6 +47,9 @@ MODELS = {
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
     **{kind: DENSE | MIX | BIASED for kind in ("exaone-moe", "afmoe")},
+    "llama4": DENSE | {"chunk_tokens": 24, "growth_tokens": 32, "layer_pattern": MIX[
+        "layer_pattern"], "dense_layers": [0], "experts": SHARED | {"score": "sigmoid", "shares":
+        "all", "weighed": "inputs"}},
     "solar-open": SIZES | {"experts": SHARED | BALANCED},
     **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")}, "exaone4": DENSE | {"window": 24},
     "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,

@@ -229,6 +229,19 @@ ROWS = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 5003.0, "factor": 3.5},
         },
     ),
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
+            "intermediate_size_mlp": 80, "num_hidden_layers": 5, "moe_layers": [1, 2, 4],
+            "no_rope_layers": [1, 0, 1, 1, 0], "attention_chunk_size": 9,
+            "attention_bias": True, "attn_temperature_tuning": False,  # see test_llama4
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0,
+                "original_max_position_embeddings": 13,
+            },
+        },
+    ),
     "minimax-m2": (
         "MiniMaxM2ForCausalLM",
         {

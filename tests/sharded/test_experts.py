@@ -18,6 +18,7 @@ from lmwright.models.exaone_moe import ExaoneMoe
 from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
+from lmwright.models.llama4 import Llama4
 from lmwright.models.mellum import Mellum
 from lmwright.models.minimax_m2 import MinimaxM2
 from lmwright.models.mistral4 import Mistral4
@@ -101,6 +102,11 @@ BY_REACH = dict(
 EXAONE = ExaoneMoe(**SIZES, **BY_REACH)
 AFMOE = Afmoe(**SIZES, **BY_REACH, embedding_scale="root", bias="attention")
 SOLAR = SolarOpen(**SIZES, bias="qkv", experts=BY_REACH["experts"])
+LLAMA4 = Llama4(
+    **SIZES, mlp_dim=40, layer_pattern=("local", "global"), chunk_tokens=7, growth_tokens=5,
+    experts=Experts(num_experts=8, experts_per_token=2, mlp_dim=16, shared_dim=16,
+                    score="sigmoid", shares="all", weighed="inputs"),
+)  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
 
@@ -156,6 +162,8 @@ MORE_MESHES = [
     (EXAONE, {"expert": 2, "context": 2, "tensor": 2}),
     (AFMOE, {"expert": 2, "context": 2, "tensor": 2}),
     (AFMOE, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (LLAMA4, {"expert": 2, "context": 2, "tensor": 2}),
+    (LLAMA4, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (SOLAR, {"expert": 2, "context": 2, "tensor": 2}),
     (MISTRAL4, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),

@@ -82,8 +82,8 @@ class StackedExperts(Encoding):
         self, model: HfModel, tensors: Mapping[str, np.ndarray]
     ) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors by name, in the order of `sizes`."""
-        turns = model.hf.stacked_experts == "turns"
-        for name, array in stacked(super().tensors(model, tensors), turns=turns):
+        order = model.hf.stacked_experts or "halves"
+        for name, array in stacked(super().tensors(model, tensors), order=order):
             yield in_files(name, model.hf.stacked_names), array
 
 

@@ -13,6 +13,7 @@ from lmwright.formats import (
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
+    gguf_llama4,
     gguf_mamba,
     gguf_mellum,
     gguf_mistral3,
@@ -270,6 +271,10 @@ ARCHS = {
     gguf_deepseek.GLM: Arch(
         "Glm4MoeForCausalLM", "glm4_moe", partial=True, biases=True, fixed={"hidden_act": "silu"},
         keys=gguf_deepseek.KEYS, renamed=gguf_deepseek.RENAMED, deepseek=True,
+    ),
+    gguf_llama4.NAME: Arch(
+        "Llama4ForCausalLM", "llama4_text", factors=True, fixed={"hidden_act": "silu"},
+        keys=gguf_llama4.KEYS, renamed=gguf_llama4.RENAMED,
     ),
     gguf_afmoe.NAME: Arch(
         "AfmoeForCausalLM", "afmoe", window=True, fixed=gguf_afmoe.FIXED, keys=gguf_afmoe.KEYS,

@@ -24,6 +24,7 @@ from lmwright.formats import (
     gguf_gemma4,
     gguf_hybrid,
     gguf_lfm2,
+    gguf_llama4,
     gguf_mamba,
     gguf_mellum,
     gguf_mistral3,
@@ -189,6 +190,8 @@ def _layers(
         return gguf_exaone4.moe_config_of(meta, config, where)
     if name == gguf_ernie.NAME:
         return gguf_ernie.config_of(config)
+    if name == gguf_llama4.NAME:
+        return gguf_llama4.config_of(config)
     if name == gguf_afmoe.NAME:
         return gguf_afmoe.config_of(meta, config, where)
     return gguf_mellum.config_of(meta, config, where) if name == gguf_mellum.NAME else {}
@@ -212,6 +215,7 @@ def _same(values: list[Any], what: str) -> Any:
 OWN_METADATA = {
     gguf_exaone4.MOE: gguf_exaone4.moe_metadata, gguf_mellum.NAME: gguf_mellum.metadata,
     gguf_ernie.NAME: gguf_ernie.metadata, gguf_afmoe.NAME: gguf_afmoe.metadata,
+    gguf_llama4.NAME: gguf_llama4.metadata,
 }  # fmt: skip
 """Functions that give an architecture's own keys for a config.json."""
 

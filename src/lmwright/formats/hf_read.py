@@ -157,8 +157,8 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
     if kind is None:
         return named
     table = TABLES[kind]()
-    if table.stacked_experts == "turns":
-        return UnstackedExperts(named, str(folder))
+    if table.stacked_experts in ("turns", "columns"):
+        return UnstackedExperts(named, str(folder), table.stacked_experts)
     if table.inputs_first:
         return OutputsFirst(named, table)
     fused = table.fused(own, where)

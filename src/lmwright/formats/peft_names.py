@@ -13,6 +13,7 @@ Tensors of the file keep the names of single experts. PEFT then asks for all thr
 expert: one without factors gets factors of rank 1 that are zero, which are not read back.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,8 +44,9 @@ def lost_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]
         return dropped
     hf = _own(model).hf
     refused = (hf.weights[f"{LAYERS}.{name}"] for name in hf.peft_refuses)
-    ends = tuple(name.partition("{i}")[2].removesuffix(".weight") for name in refused)
-    return [name for name in adapter.modules if name.endswith(ends)] + dropped
+    ends = [re.escape(name.partition("{i}")[2].removesuffix(".weight")) for name in refused]
+    found = re.compile("|".join(f"{end}$" for end in ends).replace(r"\{\}", r"\d+") or "^$")
+    return [name for name in adapter.modules if found.search(name)] + dropped
 
 
 def dropped_in_peft(adapter: PeftFolder, model: HfModel | None = None) -> list[str]:

@@ -7,8 +7,9 @@
     X.down_proj_blocks    uint8 [E, out, F / 32, 16]   as released: MXFP4, two values a byte, the
     X.down_proj_scales    uint8 [E, out, F / 32]       first at the low bits; 2^(scale - 127) of 32
 
-Gemma 4's are [E, 2 F, in], all of the gate before all of up, and [E, out, F]; they are read as
-other fused tensors are (`formats.fused_tensors`).
+Llama 4's have all of the gate before all of up in these columns. Gemma 4's are [E, 2 F, in], also
+one behind the other, and [E, out, F]; they are read as other fused tensors are
+(`formats.fused_tensors`).
 
 https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
 """
@@ -54,8 +55,8 @@ class UnstackedExperts(Tensors):
     part of it is asked for, and kept until another is. Raises UserError where blocks and scales do
     not agree."""
 
-    def __init__(self, stored: Mapping[str, np.ndarray], where: str):
-        self._stored, self._where = stored, where
+    def __init__(self, stored: Mapping[str, np.ndarray], where: str, order: str = "turns"):
+        self._stored, self._where, self._order = stored, where, order
         self.not_taken = getattr(stored, "not_taken", ())
         self._read: tuple[str, tuple[np.ndarray, ...]] = "", ()
         self._parts: dict[str, _Part] = {}
@@ -77,9 +78,15 @@ class UnstackedExperts(Tensors):
         for at, part in enumerate(parts):
             for expert in range(shape[0]):
                 own = f"{stem}.{expert}.{part}_proj.{'bias' if bias else 'weight'}"
-                rows = slice(at, None, len(parts))
+                rows = self._rows(at, len(parts), shape[1] if packed else shape[-1])
                 self._parts[own] = _Part(base, expert, rows, bias, packed)
         return True
+
+    def _rows(self, at: int, count: int, outputs: int) -> slice:
+        """The outputs of a part: each of so many in turn, or a stretch of them."""
+        if self._order == "turns":
+            return slice(at, None, count)
+        return slice(at * outputs // count, (at + 1) * outputs // count)
 
     def _refuse_disagreement(
         self, base: str, shape: tuple[int, ...], packed: bool, bias: bool
@@ -157,16 +164,16 @@ def stacked_sizes(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def stacked(
-    tensors: Iterable[tuple[str, np.ndarray]], *, turns: bool
+    tensors: Iterable[tuple[str, np.ndarray]], *, order: str
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a folder, in the order of `stacked_sizes`, from those by the names of each
-    expert, in the order of their layers: as gpt-oss has them with `turns`, else as Gemma 4."""
+    expert, in the order of their layers: in this order (`Table.stacked_experts`)."""
     held: dict[str, dict[tuple[str, int], np.ndarray]] = {}
     layer = ""
     for name, array in tensors:
         match = OWN.fullmatch(name)
         if held and (match is None or match["layer"] != layer):
-            yield from _joined(held, turns)
+            yield from _joined(held, order)
             held = {}
         if match is None:
             yield name, array
@@ -174,11 +181,11 @@ def stacked(
         layer = match["layer"]
         whole = held.setdefault(stacked_name(name) or name, {})
         whole[match["part"], int(match["expert"])] = array
-    yield from _joined(held, turns)
+    yield from _joined(held, order)
 
 
 def _joined(
-    held: dict[str, dict[tuple[str, int], np.ndarray]], turns: bool
+    held: dict[str, dict[tuple[str, int], np.ndarray]], order: str
 ) -> Iterator[tuple[str, np.ndarray]]:
     for name, parts in held.items():
         kinds = PARTS[name.rpartition(".")[2].removesuffix("_bias")]
@@ -186,13 +193,17 @@ def _joined(
         first = next(iter(parts.values()))
         outputs, inputs = first.shape[0], first.shape[1:]
         rows = outputs * len(kinds)
-        shape = (len(experts), *inputs, rows) if turns else (len(experts), rows, *inputs)
+        as_rows = order == "halves"
+        shape = (len(experts), rows, *inputs) if as_rows else (len(experts), *inputs, rows)
         result = np.empty(shape, first.dtype)
         for (part, expert), array in parts.items():
             _, at, count = SOURCES[part]
-            if turns:
-                result[expert][..., at::count] = array.T
+            stretch = slice(at * outputs, (at + 1) * outputs)
+            if as_rows:
+                result[expert][stretch] = array
             else:
-                result[expert][at * outputs : (at + 1) * outputs] = array
+                result[expert][..., slice(at, None, count) if order == "turns" else stretch] = (
+                    array.T
+                )
         yield name, result
         parts.clear()

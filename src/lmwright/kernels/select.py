@@ -19,6 +19,7 @@ KERNELS = Registry(
         "tpu long attention": "tpu_long_attention.causal_attention",
         "splash attention": "tpu_splash.splash_attention",
         "attention with sinks": "sink_attention.attend_by",
+        "attention in chunks": "chunk_attention.attend_by",
         "attention of intervals": "interval_attention.attend_by",
         "attention both ways": "interval_attention.both_ways_by",
         "attention of blocks": "block_attention.blocks_by",

@@ -27,6 +27,7 @@ from lmwright.models.experts import EXPERT
 from lmwright.models.layers import Attend, Layer, LayerKind, Spans, by_place
 from lmwright.nn.attention import Scoring
 from lmwright.nn.cached_attention import cached_attention
+from lmwright.nn.chunks import InChunks, seen_in_chunk
 
 
 def new_cache(model: Decoder, batch_size: int, length: int, compute: Compute) -> Tree:
@@ -98,7 +99,8 @@ def extend(
     x = model.placed(w, model.embedded(w, tokens, compute), positions)
     kernel = None
     if empty_cache:
-        own = select.KERNELS["attention with sinks"] if model.sinks else select.causal_attention
+        named = "attention with sinks" if model.sinks else getattr(model, "attention", None)
+        own = select.KERNELS[named] if named else select.causal_attention
         kernel = own(compute)
     w = model.with_inputs(w, tokens, x)
     x, cache = extend_layers(
@@ -114,9 +116,12 @@ def cache_positions(valid: Array, cache: Tree) -> Array:
     return jnp.maximum(before + jnp.cumsum(valid, axis=1) - 1, 0)
 
 
-def _visible(valid: Array, cache: Tree, branches: Branches | None) -> tuple[Array, Array, Array]:
+def _visible(
+    valid: Array, cache: Tree, branches: Branches | None
+) -> tuple[Array, Array, Array, Array]:
     """Masks of new tokens [B, T] in a cache of S: which are tokens, [B, S]; which each new one
-    sees, [B, T, S]; and how many positions those are behind it, padding not counted, [B, T, S]."""
+    sees, [B, T, S]; how many positions those are behind it, padding not counted, [B, T, S]; and its
+    own position, [B, T]."""
     start, num = cache["filled"], valid.shape[1]
     put = partial(jax.lax.dynamic_update_slice, start_indices=(0, start))
     all_valid = put(cache["valid"], valid)
@@ -128,7 +133,7 @@ def _visible(valid: Array, cache: Tree, branches: Branches | None) -> tuple[Arra
         of = put(jnp.zeros_like(places), branches.of)[:, None, :]
         seen &= (of == 0) | (of == branches.of[:, :, None])
     query = jax.lax.dynamic_slice_in_dim(places, start, num, axis=1)
-    return all_valid, seen, query[:, :, None] - places[:, None, :]
+    return all_valid, seen, query[:, :, None] - places[:, None, :], jnp.maximum(query - 1, 0)
 
 
 def extend_layers(
@@ -140,7 +145,7 @@ def extend_layers(
     of the platform where the cache is empty: new tokens then see each other alone.
     `tables_after(span, new states of its layers, tables)` are those of the layers behind it."""
     start = cache["filled"]
-    all_valid, seen, back = _visible(valid, cache, branches)
+    all_valid, seen, back, at = _visible(valid, cache, branches)
     ids = valid.astype(jnp.int32)
 
     def block(tables: Tree, kind: LayerKind, w: Tree, x: Array, state: Tree) -> tuple[Array, Tree]:
@@ -158,7 +163,10 @@ def extend_layers(
                 k, v = (a[:, : x.shape[1]] for a in every)
             if kernel is not None:
                 return kernel(q, k, v, *sinks, ids, scoring)
-            mask = seen if scoring.window is None else seen & (back < scoring.window)
+            near: Any = scoring.window
+            if isinstance(scoring, InChunks):
+                near = seen_in_chunk(at, near)[..., None]
+            mask = seen if near is None else seen & (back < near)
             return cached_attention(q, *every, mask, scoring, *sinks)
 
         of_state = Attend(attend, ids, state=state, put=new.append)

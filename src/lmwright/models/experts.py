@@ -46,6 +46,8 @@ class Experts:
     scored."""
     scale: Positive = 1.0
     """Factor on the routing weights."""
+    weighed: Literal["outputs", "inputs"] = "outputs"
+    """Whether routing weights multiply what experts give, or what they read."""
     num_groups: PositiveInt = 1
     """Equal groups of experts."""
     groups_per_token: PositiveInt = 1
@@ -153,7 +155,8 @@ class Experts:
             own = choice.experts[..., None] == jnp.arange(self.num_experts)
             shares = shares * jnp.sum(jnp.where(own, scale.astype(jnp.float32), 0), axis=-1)
         x = h if self.latent_dim is None else dot("btd,dl->btl", h, w["latent_in"])
-        y, dropped = mixture(x, choice.experts, shares, real, part(w, EXPERT), dispatch)
+        run = self._weighed_inputs if self.weighed == "inputs" else mixture
+        y, dropped = run(x, choice.experts, shares, real, part(w, EXPERT), dispatch)
         if self.latent_dim is not None:
             y = dot("btl,ld->btd", y, w["latent_out"])
         if self.shared_dim is not None:
@@ -161,6 +164,18 @@ class Experts:
             y = y + self._shared(mlp, w, h, chunk_tokens)
         sums = router_sums(choice, logits, real, dropped, bias)
         return y, {f"{ROUTER}_{name}": value for name, value in sums.items()}
+
+    def _weighed_inputs(
+        self, x: Array, experts: Array, shares: Array, real: Array, w: Tree, dispatch: Dispatch
+    ) -> tuple[Array, Array]:
+        """`mixture` whose shares [B, T, k] multiply what experts read: each choice of a token is a
+        token by itself."""
+        b, t, k = experts.shape
+        each = (x[:, :, None] * shares[..., None].astype(x.dtype)).reshape(b, t * k, -1)
+        alone = experts.reshape(b, t * k, 1)
+        once = jnp.ones_like(alone, shares.dtype)
+        y, dropped = mixture(each, alone, once, jnp.repeat(real, k, axis=1), w, dispatch)
+        return jnp.sum(y.reshape(b, t, k, -1), axis=2), jnp.sum(dropped.reshape(b, t, k), axis=2)
 
     def _shared(self, mlp: Mlp, w: Tree, h: Array, chunk_tokens: int | None) -> Array:
         """[B, T, D] of the shared experts."""

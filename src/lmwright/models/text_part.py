@@ -98,6 +98,15 @@ TEXT_PARTS = MappingProxyType(
                 ("Lfm2VlForConditionalGeneration", "Lfm2ForCausalLM", {}),
             )
         },
+        "Llama4ForConditionalGeneration": TextPart(
+            "Llama4ForCausalLM",
+            {"language_model.": ""},
+            {
+                "vision_model.": "vision tower",
+                "multi_modal_projector.": "projector of the vision tower",
+            },
+            modules={"model.": "language_model.model."},
+        ),
     }
 )
 

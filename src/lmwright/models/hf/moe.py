@@ -131,8 +131,8 @@ class Experts:
 
     def write(self, model: Any, architecture: str, family: str) -> Json:
         """The keys in config.json. Raises UserError for what the architecture cannot express."""
-        experts, none = model.experts, {} if self.latents else {"latent_dim": None}
-        for name, value in {**none, **self.expected}.items():
+        experts, usual = model.experts, {} if self.latents else {"latent_dim": None}
+        for name, value in {"weighed": "outputs", **usual, **self.expected}.items():
             if (other := getattr(experts, name)) != value:
                 raise UserError(
                     f"model.experts.{name}: {architecture} has {value!r} there, not {other!r}; "

@@ -71,7 +71,7 @@ class ClassifierForm:
         }
 
 
-Stacked = Literal["turns", "halves", "plain"] | None
+Stacked = Literal["turns", "columns", "halves", "plain"] | None
 Fused = Mapping[str, tuple[tuple[str, int], ...]]
 """Tensors in which several are one, by the ending of their names: the endings of the parts' names
 and their rows, in order."""
@@ -114,7 +114,7 @@ class Table:
     """Fields that are read and written by functions, in this order."""
     stacked_experts: ClassVar[Stacked] = None
     """Order of gate and up where files hold the experts of a layer in a few tensors: row by row in
-    turn, or one behind the other (`formats.stacked_experts`)."""
+    turn, or one behind the other, as columns or as rows (`formats.stacked_experts`)."""
     peft_experts: ClassVar[Stacked] = None
     """The same of PEFT's factors, where files hold each expert alone; "plain" experts have no
     gate."""
