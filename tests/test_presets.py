@@ -192,6 +192,24 @@ GRANITE4 = {
     "rope_theta": 10_000, "shared_intermediate_size": 2048, "tie_word_embeddings": True,
     "vocab_size": 100_352,
 }  # fmt: skip
+STARCODER2 = {  # as released
+    "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 6144,
+    "initializer_range": 0.01275, "intermediate_size": 24_576, "max_position_embeddings": 16_384,
+    "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-5,
+    "norm_type": "layer_norm", "num_attention_heads": 48, "num_hidden_layers": 40,
+    "num_key_value_heads": 4, "rope_theta": 100_000, "sliding_window": 4096,
+    "tie_word_embeddings": False, "use_bias": True, "use_cache": True, "vocab_size": 49_152,
+}  # fmt: skip
+PHI_2 = {  # as released
+    "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 50_256,
+    "embd_pdrop": 0.0, "eos_token_id": 50_256, "hidden_act": "gelu_new", "hidden_size": 2560,
+    "initializer_range": 0.02, "intermediate_size": 10_240, "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 2048, "model_type": "phi", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "partial_rotary_factor": 0.4,
+    "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None, "rope_theta": 10_000.0,
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 51_200,
+}  # fmt: skip
 FALCON_H1 = {  # as released
     "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "attn_layer_indices": None,
@@ -330,6 +348,8 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
         ("lfm2-8b-a1b", LFM2_MOE),
         ("granite-4-0-h-350m", GRANITE4),
         ("falcon-h1-0-5b", FALCON_H1),
+        ("starcoder2-15b", STARCODER2),
+        ("phi-2", PHI_2),
     ],
 )
 def test_what_a_release_says_is_the_preset(name, config):

@@ -14,9 +14,17 @@ from lmwright.core.param import count_params
 from lmwright.formats.hf_read import model_from_config
 from lmwright.planner.analytic.layout import Layout, on_paper
 from lmwright.planner.analytic.machine import parse_machine
-from lmwright.presets import decoders, encoders, falcon_h1, granite4, nemotron, recurrent
+from lmwright.presets import (
+    decoders,
+    encoders,
+    falcon_h1,
+    granite4,
+    layer_normed,
+    nemotron,
+    recurrent,
+)
 
-ALL = decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS
+ALL = decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS | layer_normed.PRESETS
 HYBRIDS = granite4.PRESETS | nemotron.PRESETS | falcon_h1.PRESETS
 ALL |= {name: make for name, make in HYBRIDS.items() if "active" not in make.__doc__}
 PRESETS = {name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in ALL.items()}
@@ -77,6 +85,17 @@ PUBLISHED = {
     "apertus-8b": 8_053_338_176 + 2 * 32,
     "apertus-70b": 70_599_864_480 + 2 * 80,
     "seed-oss-36b": 36_151_104_512,
+    "command-r": 32_296_476_672,
+    "command-r7b": 8_028_033_024,
+    "command-a": 111_057_580_032,
+    "starcoder2-3b": 3_030_371_328,
+    "starcoder2-7b": 7_173_923_840,
+    "starcoder2-15b": 15_957_889_024,
+    "stablelm-2-1-6b": 1_644_515_328,
+    "phi-1-5": 1_418_270_720,
+    "phi-2": 2_779_683_840,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
     "phi3-medium": 13_960_238_080,
     "gpt2-small": 124_439_808,
     "gpt2-medium": 354_823_168,

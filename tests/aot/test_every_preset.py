@@ -22,21 +22,23 @@ SLICES = {
         bert-base bert-large minilm-l6 roberta-base roberta-large xlm-roberta-base xlm-roberta-large
         bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m
         gpt2-small gpt2-medium gpt2-large gpt2-xl
-        pythia-70m pythia-160m pythia-410m pythia-1b pythia-1-4b pythia-2-8b""",
+        pythia-70m pythia-160m pythia-410m pythia-1b pythia-1-4b pythia-2-8b
+        phi-1-5 phi-2 olmo-1b stablelm-2-1-6b starcoder2-3b""",
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b
-        ministral-3-8b trinity-nano lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny""",
+        ministral-3-8b trinity-nano lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny
+        starcoder2-7b olmo-7b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
-        apertus-8b gemma-7b falcon-h1-7b""",
+        apertus-8b gemma-7b falcon-h1-7b command-r7b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b
         qwen1-5-moe-a2-7b mellum2-12b-a2-5b deepseek-v2-lite moonlight-16b-a3b
-        nemotron-3-nano-30b-a3b ernie-4-5-21b-a3b trinity-mini""",
+        nemotron-3-nano-30b-a3b ernie-4-5-21b-a3b trinity-mini command-r starcoder2-15b""",
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b",
     "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
-        nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b""",
+        nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b command-a""",
     "v5p-256": "minimax-m2 k-exaone-236b-a23b",
     "v5p-512": "deepseek-v3",
     "v5p-1024": "llama-600b",

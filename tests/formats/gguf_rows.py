@@ -106,6 +106,39 @@ FAMILIES = {
     "Ernie4_5_MoeForCausalLM alone": {
         "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 64,
         "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "tie_word_embeddings": False},
+    "CohereForCausalLM": {
+        "head_dim": 16, "layer_norm_eps": 3e-4, "logit_scale": 0.43, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+            "rope_theta": 5003.0}},
+    "CohereForCausalLM norms": {
+        "head_dim": 16, "layer_norm_eps": 3e-4, "logit_scale": 0.43, "num_hidden_layers": 64,
+        "use_qk_norm": True},
+    **{
+        f"Cohere2ForCausalLM {every}": {
+            "head_dim": 16, "layer_norm_eps": 3e-4, "logit_scale": 0.43, "sliding_window": 9,
+            "num_hidden_layers": 6, "layer_types": types}
+        for every, types in {
+            4: [LOCAL] * 3 + [GLOBAL] + [LOCAL] * 2, 3: [LOCAL, LOCAL, GLOBAL] * 2,
+            0: [LOCAL] * 6}.items()},
+    "Starcoder2ForCausalLM": {
+        "head_dim": 16, "norm_epsilon": 3e-4, "sliding_window": None, "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+            "rope_theta": 5003.0}},
+    "Starcoder2ForCausalLM untied": {
+        "head_dim": 16, "norm_epsilon": 3e-4, "sliding_window": None,
+        "tie_word_embeddings": False},
+    "StableLmForCausalLM": {
+        "layer_norm_eps": 3e-4, "use_qkv_bias": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
+    "StableLmForCausalLM norms": {
+        "layer_norm_eps": 3e-4, "qk_layernorm": True, "use_parallel_residual": True},
+    "PhiForCausalLM": {"layer_norm_eps": 3e-4, "rope_parameters": {
+        "rope_type": "linear", "factor": 3.5, "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},
+    "OlmoForCausalLM": {"head_dim": 16, "clip_qkv": 1.3, "tie_word_embeddings": True},
+    "OlmoForCausalLM free": {"head_dim": 16, "num_hidden_layers": 2, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+        "rope_theta": 5003.0}},
     "Exaone4ForCausalLM": {"sliding_window": None, "head_dim": 16, "rope_parameters": LLAMA3},
     "Exaone4ForCausalLM windows": {
         "sliding_window": 9, "head_dim": 16, "num_hidden_layers": 64,

@@ -20,6 +20,7 @@ from lmwright.formats.peft import merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
 from lmwright.models.apertus import Apertus
+from lmwright.models.cohere import Cohere
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
@@ -29,6 +30,10 @@ from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
+from lmwright.models.olmo import Olmo
+from lmwright.models.phi import Phi
+from lmwright.models.stablelm import StableLm
+from lmwright.models.starcoder2 import Starcoder2
 from lmwright.objectives.clm import Clm
 from lmwright.objectives.mlm import Mlm
 from lmwright.optim import KINDS
@@ -292,6 +297,13 @@ FAMILIES = {
         "all",
     ),
     "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
+    "one norm of two branches": (Cohere(**SMALL, qk_norm="head"), Clm(), "all"),
+    "layers with and without rotations": (Cohere(**SMALL, window=5), Clm(), "all"),
+    "other names of an mlp": (Starcoder2(**SMALL, window=5), Clm(), "all"),
+    "norms of single heads": (StableLm(**SMALL, qk_norm="head", residual="parallel",
+                                       rotary_fraction=0.67), Clm(), "all"),
+    "a head with a bias": (Phi(**SMALL, rotary_fraction=0.67), Clm(), "all"),
+    "norms without weights": (Olmo(**SMALL, qkv_limit=1.0), Clm(), "all"),
     "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),
 }  # fmt: skip

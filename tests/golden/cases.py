@@ -52,6 +52,8 @@ MODELS = {
         "all", "weighed": "inputs"}},
     "solar-open": SIZES | {"experts": SHARED | BALANCED},
     **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")}, "exaone4": DENSE | {"window": 24},
+    "cohere": DENSE | MIX, "starcoder2": DENSE | {"window": 24}, "olmo": DENSE | {"qkv_limit": 0.7},
+    "stablelm": DENSE | HALF | {"residual": "parallel", "qk_norm": "head"}, "phi": DENSE | HALF,
     "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,
     **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},
     "deepseek-v2": DENSE | LATENT | {"experts": SHARED | {"num_groups": 2, "best_of_group": 1}},

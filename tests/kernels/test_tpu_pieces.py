@@ -14,13 +14,17 @@ from lmwright.core.contract import Batch
 from lmwright.core.sharding import AXES, make_mesh
 from lmwright.kernels import select, tpu_attention, tpu_pieces, tpu_row_attention, tpu_spans
 from lmwright.models.llama import Llama
+from lmwright.models.smollm3 import SmolLm3
 from tests.sharded.problem import fresh_weights
 
 TOKENS, PIECE = 256, 128
-MODEL = Llama(
-    vocab_size=40, embed_dim=24, mlp_dim=40, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
-    seq_len=TOKENS,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": 40, "embed_dim": 24, "mlp_dim": 40, "num_layers": 2, "num_heads": 2,
+    "num_kv_heads": 1, "head_dim": 16, "seq_len": TOKENS,
+}  # fmt: skip
+MODEL = Llama(**SIZES)
+IN_PART = SmolLm3(**SIZES, rope_pattern=("rope", "nope"))
+"""One of whose layers rotates nothing, by tables without numbers."""
 
 
 def mesh_of(devices, **sizes):
@@ -41,16 +45,16 @@ def batch_of(rows):
     return Batch(*whole, jnp.ones((rows, TOKENS)))
 
 
-def gradients(mesh, batch, **compute):
+def gradients(model, mesh, batch, **compute):
     """Gradients of the weights, and a sum over the hidden states of real tokens."""
-    signs = jnp.cos(jnp.arange(TOKENS * MODEL.embed_dim)).reshape(TOKENS, -1)
+    signs = jnp.cos(jnp.arange(TOKENS * model.embed_dim)).reshape(TOKENS, -1)
     real = (batch.segment_ids > 0)[..., None]
 
     def total(w, batch):
-        return jnp.sum(MODEL.hidden(w, batch, Compute(**compute))[0] * signs * real)
+        return jnp.sum(model.hidden(w, batch, Compute(**compute))[0] * signs * real)
 
     with jax.set_mesh(mesh):
-        loss, grads = jax.jit(jax.value_and_grad(total))(fresh_weights(MODEL), batch)
+        loss, grads = jax.jit(jax.value_and_grad(total))(fresh_weights(model), batch)
     return jax.tree.map(np.asarray, grads), loss
 
 
@@ -75,10 +79,18 @@ def counts(monkeypatch):
 
 @pytest.mark.parametrize("devices, remat", [(1, "dots"), (8, "block")])
 def test_a_decoder_computes_the_same(devices, remat, counts):
+    assert_same_in_pieces(MODEL, devices, remat, counts)
+
+
+def test_layers_that_rotate_nothing_compute_the_same(counts):
+    assert_same_in_pieces(IN_PART, 1, "dots", counts)
+
+
+def assert_same_in_pieces(model, devices, remat, counts):
     batch = batch_of(devices)
-    found, loss = gradients(mesh_of(devices), batch, kernels="tpu", remat=remat)
+    found, loss = gradients(model, mesh_of(devices), batch, kernels="tpu", remat=remat)
     assert counts == [True]
-    want, other = gradients(mesh_of(1), batch)
+    want, other = gradients(model, mesh_of(1), batch)
     np.testing.assert_allclose(loss, other, rtol=1e-5)
     largest = jax.tree.map(lambda a: np.abs(a).max(), want)
     for a, b, most in zip(*map(jax.tree.leaves, (found, want, largest)), strict=True):

@@ -8,6 +8,7 @@ transformers in all of `test_families.py`.
 from tests.parity.gemmas import GEMMAS
 from tests.parity.glms import GLMS
 from tests.parity.granites import GRANITES
+from tests.parity.layernorms import LAYERNORMS
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
 MODERN = {
@@ -208,6 +209,7 @@ ROWS = {
     ),
     **GEMMAS,
     **GRANITES,
+    **LAYERNORMS,
     "olmo2": Row(
         "Olmo2ForCausalLM",
         {"rope_parameters": rope("yarn", factor=6.0, **OLD), "attention_bias": True},

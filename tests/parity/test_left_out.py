@@ -15,7 +15,8 @@ transformers = pytest.importorskip("transformers")
 
 NULL = ("sliding_window", "q_lora_rank")  # means something else than a key that is not there
 CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in
-         ("ernie4-5", "gemma1", "granite-swa", "ministral3", "qwen2", "seed-oss", "smollm3")} | {
+         ("cohere", "cohere2", "ernie4-5", "gemma1", "granite-swa", "ministral3", "olmo", "phi",
+          "qwen2", "seed-oss", "smollm3", "stablelm", "starcoder2")} | {
     name: (architecture, {k: v for k, v in (SIZES | said).items() if v is not None or k in NULL})
     for name, (architecture, said) in MOE.items()
 }  # fmt: skip

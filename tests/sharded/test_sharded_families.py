@@ -10,6 +10,7 @@ import pytest
 
 from lmwright.models.apertus import Apertus
 from lmwright.models.bert import Bert
+from lmwright.models.cohere import Cohere
 from lmwright.models.deberta import Deberta
 from lmwright.models.ernie4_5 import Ernie45
 from lmwright.models.exaone4 import Exaone4
@@ -31,11 +32,15 @@ from lmwright.models.llama import Llama
 from lmwright.models.ministral3 import Ministral3
 from lmwright.models.modernbert import ModernBert
 from lmwright.models.nemotron_h import NemotronH
+from lmwright.models.olmo import Olmo
 from lmwright.models.olmo2 import Olmo2
+from lmwright.models.phi import Phi
 from lmwright.models.phi3 import Phi3
 from lmwright.models.qwen3_5 import Qwen35
 from lmwright.models.seed_oss import SeedOss
 from lmwright.models.smollm3 import SmolLm3
+from lmwright.models.stablelm import StableLm
+from lmwright.models.starcoder2 import Starcoder2
 from lmwright.models.xlstm import Xlstm
 from lmwright.models.xlstm_blocks import XlstmBlocks
 from lmwright.nn.rope import LinearRope, LongRope, ProportionalRope, YarnRope
@@ -131,6 +136,15 @@ MODELS = {
     "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
     "glm4": Glm4(**SIZES, rotary_fraction=0.75, bias="qkv"),
     "ernie4-5": Ernie45(**SIZES, bias="all", rope_scaling=YARN),
+    "cohere": Cohere(**SIZES, qk_norm="head", bias="attention", rope_scaling=YARN),
+    "cohere2": Cohere(**SIZES, window=7, layer_pattern=("local", "global"), head="untied"),
+    "starcoder2": Starcoder2(**SIZES, window=7, rope_scaling=YARN),
+    "stablelm": StableLm(**SIZES, qk_norm="head", bias="qkv", rotary_fraction=0.67),
+    "stablelm-parallel": StableLm(
+        **SIZES, residual="parallel", qk_norm="head", rotary_fraction=0.34, head="tied",
+    ),
+    "phi": Phi(**SIZES, qk_norm="head", rotary_fraction=0.67, rope_scaling=YARN),
+    "olmo": Olmo(**SIZES, bias="attention", qkv_limit=0.7, head="tied"),
     "exaone4": Exaone4(**SIZES, window=7, layer_pattern=("local", "global")),
     "hunyuan": Hunyuan(**SIZES, bias="attention"),
     "seed-oss": SeedOss(**SIZES),

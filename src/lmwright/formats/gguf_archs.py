@@ -6,12 +6,14 @@ from typing import Any
 from lmwright.formats import (
     gguf_afmoe,
     gguf_apertus,
+    gguf_cohere,
     gguf_deepseek,
     gguf_ernie,
     gguf_exaone4,
     gguf_falcon,
     gguf_gemma4,
     gguf_hybrid,
+    gguf_layer_norms,
     gguf_lfm2,
     gguf_llama4,
     gguf_mamba,
@@ -138,6 +140,34 @@ ARCHS = {
     gguf_exaone4.NAME: Arch(
         "Exaone4ForCausalLM", "exaone4", window=True, factors=True, even=True,
         fixed={"hidden_act": "silu"},
+    ),
+    gguf_cohere.PLAIN: Arch(
+        "CohereForCausalLM", "cohere", even=True, fixed=gguf_cohere.FIXED, keys=gguf_cohere.KEYS,
+    ),
+    gguf_cohere.WINDOWS: Arch(
+        "Cohere2ForCausalLM", "cohere2", even=True, window=True, fixed=gguf_cohere.FIXED,
+        keys=gguf_cohere.KEYS,
+    ),
+    "starcoder2": Arch(
+        "Starcoder2ForCausalLM", "starcoder2", biases=True, even=True,
+        acts=("gelu_pytorch_tanh",), fixed={"use_bias": True},
+        keys={gguf_layer_norms.EPS: "norm_epsilon"},
+    ),
+    gguf_layer_norms.STABLE: Arch(
+        "StableLmForCausalLM", "stablelm", partial=True, even=True,
+        fixed=UNTIED | {"hidden_act": "silu"},
+        keys={
+            gguf_layer_norms.EPS: "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+    ),
+    "phi2": Arch(
+        "PhiForCausalLM", "phi", partial=True, biases=True, even=True, acts=("gelu_new",),
+        fixed=UNTIED | {"qk_layernorm": False}, keys={gguf_layer_norms.EPS: "layer_norm_eps"},
+    ),
+    gguf_layer_norms.OLMO: Arch(
+        "OlmoForCausalLM", "olmo", rotated=True, even=True, fixed={"hidden_act": "silu"},
+        keys={gguf_layer_norms.LIMIT: "clip_qkv"},
     ),
     gguf_exaone4.MOE: Arch(
         "ExaoneMoeForCausalLM", "exaone_moe", window=True, factors=True, deepseek=True,

@@ -16,6 +16,7 @@ from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import (
     gguf_afmoe,
+    gguf_cohere,
     gguf_deepseek,
     gguf_ernie,
     gguf_exaone4,
@@ -23,6 +24,7 @@ from lmwright.formats import (
     gguf_further,
     gguf_gemma4,
     gguf_hybrid,
+    gguf_layer_norms,
     gguf_lfm2,
     gguf_llama4,
     gguf_mamba,
@@ -42,11 +44,12 @@ from lmwright.formats.gguf_archs import (
     Arch,
 )
 from lmwright.formats.gguf_gemma4 import PATTERN
+from lmwright.formats.gguf_own import of_one
 from lmwright.formats.gguf_rope import decimal, rotated_dims, scale_rope
 from lmwright.models.hf.table import head_dim
 from lmwright.models.hf.window import TYPES
 
-EXPERT = re.compile(r"\.experts\.(\d+)\.")
+EXPERT = re.compile(r"\.(experts|norms)\.(\d+)\.")
 
 # metadata key below the architecture's name -> config.json
 KEYS = {
@@ -73,10 +76,11 @@ FLOAT_KEYS = {
     "attention.layer_norm_rms_epsilon", "rope.freq_base", "attn_logit_softcapping",
     "final_logit_softcapping", "attention.layer_norm_epsilon", "rope.freq_base_swa",
     "embedding_scale", "attention.scale", "residual_scale", "logit_scale",
-    "expert_weights_scale",
+    "expert_weights_scale", gguf_layer_norms.LIMIT,
 }  # fmt: skip
 
 THEIR_NAMES = {
+    "_layernorm.norms.": "_layernorm.",
     ".attn_sub_norm.": ".inner_attn_ln.", ".ffn_sub_norm.": ".ffn_layernorm.",
     **{f".block_sparse_moe.experts.{part}_proj.": f".mlp.experts.{part}_proj."
        for part in ("gate", "up", "down")},
@@ -157,7 +161,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     if arch.mark == DIFFUSION:
         shifts = meta.get(SHIFT, name == "dream")  # where it is silent, llama.cpp's own rule
         config[arch.mark] = {"predicts": "next" if shifts else "own"}
-    config |= _layers(meta, config, name, arch, where)
+    config |= _layers(meta, shapes, config, name, arch, where)
     if name in gguf_nemotron.NAMES:
         config |= gguf_nemotron.config_of(of_layers, name)
     config |= gguf_falcon.config_of(shapes) if name == gguf_falcon.NAME else {}
@@ -179,9 +183,10 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
 
 
 def _layers(
-    meta: Mapping[str, Any], config: Mapping[str, Any], name: str, arch: Arch, where: str
-) -> dict[str, Any]:
-    """Keys of config.json that say in what layers differ."""
+    meta: Mapping[str, Any], shapes: Mapping[str, Any], config: Mapping[str, Any], name: str,
+    arch: Arch, where: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Keys of config.json that say what layers have, or in what they differ."""
     if arch is OLMO3 and isinstance(of := meta.get(f"{name}.{PATTERN}"), list):
         return {"layer_types": [TYPES["local" if is_local else "global"] for is_local in of]}
     if name == gguf_exaone4.NAME:
@@ -190,6 +195,10 @@ def _layers(
         return gguf_exaone4.moe_config_of(meta, config, where)
     if name == gguf_ernie.NAME:
         return gguf_ernie.config_of(config)
+    if name in gguf_cohere.NAMES:
+        return gguf_cohere.config_of(meta, config, name)
+    if name in gguf_layer_norms.NAMES:
+        return gguf_layer_norms.config_of(meta, shapes, config, name, where)
     if name == gguf_llama4.NAME:
         return gguf_llama4.config_of(config)
     if name == gguf_afmoe.NAME:
@@ -212,14 +221,6 @@ def _same(values: list[Any], what: str) -> Any:
     return values[0]
 
 
-OWN_METADATA = {
-    gguf_exaone4.MOE: gguf_exaone4.moe_metadata, gguf_mellum.NAME: gguf_mellum.metadata,
-    gguf_ernie.NAME: gguf_ernie.metadata, gguf_afmoe.NAME: gguf_afmoe.metadata,
-    gguf_llama4.NAME: gguf_llama4.metadata,
-}  # fmt: skip
-"""Functions that give an architecture's own keys for a config.json."""
-
-
 def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[str, Any]]:
     """GGUF's name of the architecture, the Arch, and the keys below that name. Raises UserError
     for a model that GGUF cannot express."""
@@ -235,7 +236,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
     _refuse_tied(config, name, where)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)  # Gemma 3's are by the type of layer
-    usual = head_dim(config) if arch.by_part else {}
+    usual = head_dim(config) if arch.partial else {}
     config = {"rope_theta": rope.get("rope_theta")} | usual | dict(config)
     meta: dict[str, Any] = {}
     for key, theirs in (KEYS | arch.keys).items():
@@ -258,14 +259,7 @@ def metadata_of(config: Mapping[str, Any], where: str) -> tuple[str, Arch, dict[
         meta |= gguf_mamba.metadata(config, where)
     if arch.deepseek:
         meta |= gguf_deepseek.metadata(config, name, where)
-    if name == gguf_exaone4.NAME:
-        gguf_exaone4.refuse(config, where)
-    if name in gguf_nemotron.NAMES:
-        meta |= gguf_nemotron.metadata(config, where)
-    if (own := OWN_METADATA.get(name)) is not None:
-        meta |= own(config, where)
-    if name == gguf_mistral3.NAME:
-        meta |= gguf_mistral3.metadata(rope, where)
+    meta |= of_one(config, rope, name, where)
     heads, kv_heads = (config.get(f"num_{of}_heads") for of in ("attention", "key_value"))
     if name in ("olmoe", "dots1") and kv_heads != heads:
         raise UserError(f"{where}: llama.cpp's {name} has as many kv heads as heads")
@@ -338,12 +332,13 @@ class NameMap:
         self._table = gguf.get_tensor_name_map(key, num_layers)
 
     def __call__(self, name: str) -> tuple[str, int | None]:
-        """Returns (GGUF's name, number of the expert within it or None). Raises UserError."""
+        """Returns (GGUF's name, number of the expert or head within it or None). Raises
+        UserError."""
         expert = EXPERT.search(name)
         alone = name.endswith((".sinks", ".layer_scalar"))
         name = f"{name}.weight" if alone else gguf_hybrid.place_of(name)
         name = f"{name}.bias" if name.endswith(".expert_bias") else name
-        bare = EXPERT.sub(".experts.", name)
+        bare = EXPERT.sub(r".\1.", name)
         for ours, theirs in THEIR_NAMES.items():
             bare = bare.replace(ours, theirs)
         bare = gguf_nemotron.place_of(bare)
@@ -356,7 +351,7 @@ class NameMap:
             there = bias and f"{bias}.bias"
         if there is None:
             raise UserError(f"{name}: has no place in this GGUF architecture")
-        return there, None if expert is None else int(expert[1])
+        return there, None if expert is None else int(expert[2])
 
 
 def pairs(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:

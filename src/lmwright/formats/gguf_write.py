@@ -167,6 +167,7 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
 def _kind(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
     # llama.cpp keeps vectors, filters, positions and the router in float32
     vector = len(slot.shape) < 2 or slot.shape[0] == 1 or gguf_hybrid.is_filter(slot.name)
+    vector |= slot.name.endswith("_norm.weight")  # of heads, each with its own
     if vector or "experts" in slot.param.outputs or slot.param.inputs == ("distances",):
         return "F32"
     run = gguf_hybrid.in_order(slot.name, slot.shape[-1], config)

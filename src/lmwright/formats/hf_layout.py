@@ -6,7 +6,7 @@
 
 A matrix `in -> out` is a Linear [out, in]; a table `vocab -> embed` and everything without
 an arrow stay as they are, flattened; filters of convolutions are [numbers, 1, tokens], and some
-vectors [1, numbers]. Every tensor is used exactly once.
+vectors [1, numbers] or [heads, numbers]. Every tensor is used exactly once.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,8 +32,8 @@ class Slot:
     name: str
     path: str
     at: tuple[int, ...]
-    """Index of this tensor's part in the stacked leaf: its layer, then its expert; () where the
-    leaf is the tensor."""
+    """Index of this tensor's part in the stacked leaf: its layer, then its expert or head; ()
+    where the leaf is the tensor."""
     shape: tuple[int, ...]
     """Shape in the Hugging Face layout."""
     param: Param
@@ -109,8 +109,8 @@ def slots(model: HfModel) -> list[Slot]:
     head.
 
     A model's table has one name for a weight of all kinds of layers, `layers.q`, whatever
-    stacks the layers are in; `{}` in it is the number of an expert. Raises UserError for a
-    reasoning layer, which has no name over there.
+    stacks the layers are in; `{}` in it is the number of an expert or a head. Raises
+    UserError for a reasoning layer, which has no name over there.
     """
     below = encoder_of(model)
     if getattr(below, "reasoning", None) is not None:
@@ -129,6 +129,10 @@ def slots(model: HfModel) -> list[Slot]:
                 shape = (shape[0] // param.shape[-1], 1, param.shape[-1])
             if f"{LAYERS}.{leaf}" in model.hf.rows:
                 shape = (1, *shape)
+            if f"{LAYERS}.{leaf}" in model.hf.by_head:
+                shape = param.shape[len(param.batch) :]
+                if "{}" in template:
+                    inside, shape = (*inside, *shape[:-1]), shape[-1:]
             layered += [
                 (number, Slot(template.format(*at, i=number), path, (i, *at), shape, param))
                 for i, number in enumerate(places[stack])

@@ -37,7 +37,8 @@ def cut_and_join(
     that is faster; elsewhere they change nothing."""
     if not takes_pieces(model, x, tables, compute, attend):
         return unchanged, unchanged
-    cut = lambda a: constrain(a.reshape(-1, PIECE, *a.shape[2:]), "batch seq")  # noqa: E731
+    count = x.shape[0] * x.shape[1] // PIECE  # said, as tables of no rotation have no numbers
+    cut = lambda a: constrain(a.reshape(count, PIECE, *a.shape[2:]), "batch seq")  # noqa: E731
     return cut, lambda a: constrain(a.reshape(x.shape), "batch stream embed")
 
 

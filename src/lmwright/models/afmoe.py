@@ -17,13 +17,12 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import dot, name_result
 from lmwright.models.block import output, project
-from lmwright.models.by_reach import local_rotations
+from lmwright.models.by_reach import THREE_OF_FOUR, local_rotations
 from lmwright.models.decoder import LayerReach
 from lmwright.models.gemma import times_root
 from lmwright.models.layers import Attend
 from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers
 from lmwright.models.moe_by_reach import MoeByReach, reach_in
-from lmwright.models.olmo2 import USUAL
 from lmwright.models.out_norms import OutNorms
 from lmwright.nn.attention import Scoring
 
@@ -40,7 +39,7 @@ class Afmoe(OutNorms, MoeByReach):
     window: Annotated[
         PositiveInt, Field(description="Tokens that local layers look at, the query included.")
     ] = 1024
-    layer_pattern: tuple[LayerReach, ...] = USUAL
+    layer_pattern: tuple[LayerReach, ...] = THREE_OF_FOUR
     """Reach of each layer, of which local ones rotate; the pattern repeats over all layers."""
     embedding_scale: Literal["none", "root"] = "none"
     """Factor on embeddings: none, or the root of their width."""

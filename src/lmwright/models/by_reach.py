@@ -1,11 +1,18 @@
 """Rotations that differ between layers: between local and global ones, or of none at all."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from jax import Array
+from pydantic import Field
 
+from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Tree
-from lmwright.models.decoder import Decoder
+from lmwright.errors import UserError
+from lmwright.models.decoder import Decoder, LayerReach
 from lmwright.nn.rope import rope_tables
+
+THREE_OF_FOUR: tuple[LayerReach, ...] = ("local", "local", "local", "global")
 
 
 def tables_by_reach(
@@ -23,6 +30,47 @@ def no_rotations(positions: Array) -> Tree:
     """Rotations of no dimension for positions [B, T], of layers that turn nothing."""
     none = jnp.zeros((*positions.shape, 0), jnp.float32)
     return none, none
+
+
+@section
+class LocalTurns(Decoder):
+    """A decoder that may have windows; its global layers beside local ones do not rotate."""
+
+    window: Annotated[
+        PositiveInt | None,
+        Field(
+            description="Tokens that local layers look at, the query included; with it, only these "
+            "layers rotate."
+        ),
+    ] = None
+    layer_pattern: Annotated[
+        tuple[LayerReach, ...],
+        Field(
+            description="Reach of each layer where there is a window; the pattern repeats over all "
+            "layers."
+        ),
+    ] = THREE_OF_FOUR
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is None and self.layer_pattern != THREE_OF_FOUR:
+            raise UserError(
+                "model.layer_pattern: has no effect without model.window; give the window too"
+            )
+
+    @property
+    def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
+        """The window of local layers, and the pattern of local and global ones."""
+        return self.window, self.layer_pattern
+
+    def tables(self, positions: Array, length: int) -> Tree:
+        """Rotations for positions [B, T] in rows of `length`, by the reach of a layer: of no
+        dimension in global layers beside local ones."""
+        turned = super().tables(positions, length)
+        return {
+            "local": turned,
+            "global": turned if self.window is None else no_rotations(positions),
+        }
 
 
 def local_rotations(model: Decoder, positions: Array, length: int) -> dict[str, Tree]:

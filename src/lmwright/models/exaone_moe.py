@@ -9,11 +9,10 @@ from pydantic import Field
 
 from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Tree
-from lmwright.models.by_reach import local_rotations
+from lmwright.models.by_reach import THREE_OF_FOUR, local_rotations
 from lmwright.models.decoder import LayerReach
 from lmwright.models.moe import DenseDim, DenseLayers
 from lmwright.models.moe_by_reach import MoeByReach
-from lmwright.models.olmo2 import USUAL
 
 
 @section
@@ -27,7 +26,7 @@ class ExaoneMoe(MoeByReach):
     window: Annotated[
         PositiveInt, Field(description="Tokens that local layers look at, the query included.")
     ] = 128
-    layer_pattern: tuple[LayerReach, ...] = USUAL
+    layer_pattern: tuple[LayerReach, ...] = THREE_OF_FOUR
     """Reach of each layer, of which local ones rotate; the pattern repeats over all layers."""
 
     def tables(self, positions: Array, length: int) -> Tree:

@@ -29,7 +29,7 @@ class Neighbors(PreNorm):
         """Queries [B, T, N, H] and keys [B, T, K, H] after the rotation of their first dims."""
         turned = []
         for heads in (q, k):
-            first, rest = jnp.split(heads, [self.rotary_dim], axis=-1)
+            first, rest = jnp.split(heads, [tables[0].shape[-1]], axis=-1)
             first = turn_pairs(first, tables)
             turned.append(jnp.concatenate([first, rest], axis=-1) if rest.shape[-1] else first)
         return turned[0], turned[1]

@@ -17,5 +17,6 @@ def norm_spec(embed_dim: int, *names: str, biases: bool = True) -> Tree:
 
 
 def normed(w: Tree, name: str, x: Array, eps: float) -> Array:
-    """x [..., D] after the layer norm of this name, and plus its bias, if it has one."""
-    return layer_norm(x, w[name], w.get(f"{name}_bias"), eps)
+    """x [..., D] after the layer norm of this name, times its scale and plus its bias, if it has
+    these."""
+    return layer_norm(x, w.get(name), w.get(f"{name}_bias"), eps)

@@ -17,13 +17,13 @@ from lmwright.core.param import Tree
 from lmwright.core.weight import name_result
 from lmwright.errors import UserError
 from lmwright.models.block import output, project
+from lmwright.models.by_reach import THREE_OF_FOUR
 from lmwright.models.chunks import Chunked
 from lmwright.models.decoder import LayerReach
 from lmwright.models.glm4 import Neighbors
 from lmwright.models.layers import Attend
 from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers
 from lmwright.models.moe_by_reach import MoeByReach, reach_in
-from lmwright.models.olmo2 import USUAL
 from lmwright.nn.attention import Scoring
 from lmwright.nn.chunks import InChunks
 
@@ -39,7 +39,7 @@ class Llama4(Chunked, Neighbors, MoeByReach):
     dense_layers: DenseLayers = ()
     chunk_tokens: PositiveInt = 8192
     """Tokens of a chunk, beyond which local layers do not look."""
-    layer_pattern: tuple[LayerReach, ...] = USUAL
+    layer_pattern: tuple[LayerReach, ...] = THREE_OF_FOUR
     """Reach of each layer, of which local ones rotate; the pattern repeats over all layers."""
     rotated_norm: Literal["none", "head"] = "head"
     """Norm, without weights, of each head of queries and keys behind their rotation."""

@@ -7,7 +7,6 @@ queries and keys, in what is plain among their layers, and in defaults.
 
 from typing import Annotated, ClassVar, Literal
 
-import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
 
@@ -18,6 +17,7 @@ from lmwright.errors import UserError
 from lmwright.models.block import into_stream
 from lmwright.models.experts import Experts
 from lmwright.models.layers import Attend
+from lmwright.models.limited import QkvLimit, limited
 from lmwright.models.llama import PreNorm
 from lmwright.nn.mlp import GatedMlp
 
@@ -127,15 +127,11 @@ class Olmoe(MoeDecoder):
     qk_norm: ClassVar = "all"
     kind: Literal["olmoe"] = "olmoe"
     bias: AttentionBias = "none"
-    qkv_limit: Positive | None = None
-    """Largest magnitude of queries, keys and values; none if unset."""
+    qkv_limit: QkvLimit = None
 
     def normed(self, w: Tree, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values after their norms, within the limit."""
-        q, k, v = super().normed(w, q, k, v)
-        if (limit := self.qkv_limit) is None:
-            return q, k, v
-        return jnp.clip(q, -limit, limit), jnp.clip(k, -limit, limit), jnp.clip(v, -limit, limit)
+        return limited(self.qkv_limit, *super().normed(w, q, k, v))
 
 
 @section

@@ -29,14 +29,12 @@ from lmwright.models.block import (
     qk_norm_spec,
     qk_normed,
 )
-from lmwright.models.by_reach import tables_by_reach
+from lmwright.models.by_reach import THREE_OF_FOUR, tables_by_reach
 from lmwright.models.decoder import Decoder, LayerReach
 from lmwright.models.layers import Attend
 from lmwright.nn.attention import Scoring
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope
-
-USUAL: tuple[LayerReach, ...] = ("local", "local", "local", "global")
 
 
 class NormsBehind(Decoder):
@@ -84,14 +82,14 @@ class Olmo2(NormsBehind):
     """Projections that add a bias."""
     window: PositiveInt | None = None
     """Tokens that local layers look at, the query included; none in OLMo 2."""
-    layer_pattern: tuple[LayerReach, ...] = USUAL
+    layer_pattern: tuple[LayerReach, ...] = THREE_OF_FOUR
     """Reach of each layer where there is a window; the pattern repeats over all layers."""
     local_rope_theta: Positive | None = None
     """Theta of local layers, which are then not scaled; that of all layers if unset."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unread = {"layer_pattern": self.layer_pattern != USUAL,
+        unread = {"layer_pattern": self.layer_pattern != THREE_OF_FOUR,
                   "local_rope_theta": self.local_rope_theta is not None}  # fmt: skip
         if self.window is None and any(unread.values()):
             name = next(name for name, said in unread.items() if said)

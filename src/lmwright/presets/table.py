@@ -30,6 +30,7 @@ FEATURES = {
     "block_pattern": "memories and cells in place of attention",
     "attention_soft_cap": "soft caps",
     "embedding_multiplier": "multipliers",
+    "logits_multiplier": "multipliers",
     "experts": "experts",
     "reasoning": "reasoning layers",
     "dense_layers": "plain layers among them",

@@ -6,25 +6,15 @@ from lmwright.models.hf.olmo2 import Olmo2Hf
 from lmwright.models.hf.pairs import ACT, HEAD, Derived, Json
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import Table
-from lmwright.models.hf.window import (
-    pattern_of,
-    reach_said,
-    refuse_period,
-    window_config,
-    window_said,
-)
+from lmwright.models.hf.window import pattern_of, reach_of_every, window_config, window_said
 
-EVERY = "sliding_window_pattern"
 USUAL = 4096  # where config.json says no window
 
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
-    every, window = config.get(EVERY, 4), config.get("sliding_window", USUAL)
-    if config.get("layer_types") is None and window is None:
+    if config.get("layer_types") is None and config.get("sliding_window", USUAL) is None:
         return {"window": None}
-    if config.get("layer_types") is None:
-        refuse_period(EVERY, every, where)
-    reach = reach_said(config, every, fields["num_layers"], where)
+    reach = reach_of_every(config, fields["num_layers"], where)
     # a window turns off the rotation of global layers, even where no layer is in it
     window = window_said(config, USUAL, reach, where)
     if window is None:

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from lmwright.models.hf.exaone4 import EVERY, USUAL
+from lmwright.models.hf.exaone4 import USUAL
 from lmwright.models.hf.moe import (
     BLOCK,
     DOTS_KEYS,
@@ -16,21 +16,18 @@ from lmwright.models.hf.moe import (
 from lmwright.models.hf.pairs import ACT, HEAD, Derived, Fixed, Json
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.window import (
+    EVERY,
     always_window,
     pattern_of,
     reach_config,
-    reach_said,
-    refuse_period,
+    reach_of_every,
 )
 
 SHARED = "num_shared_experts"
 
 
 def _read_reach(config: Json, fields: Json, where: str) -> Json:
-    every, num_layers = config.get(EVERY, 4), fields["num_layers"]
-    if config.get("layer_types") is None:
-        refuse_period(EVERY, every, where)
-    reach = reach_said(config, every, num_layers, where)
+    reach = reach_of_every(config, fields["num_layers"], where)
     return {"window": always_window(config, USUAL, where), "layer_pattern": pattern_of(reach)}
 
 

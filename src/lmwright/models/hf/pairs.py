@@ -134,22 +134,17 @@ NO_IDS = only_written(bos_token_id=None, eos_token_id=None, pad_token_id=None)
 """Ids that a class would fill in with those of the released models."""
 
 
-def _read_heads(config: Json, fields: Json, where: str) -> Json:
+def _read_width(config: Json, fields: Json, where: str) -> Json:
     heads, width = fields["num_heads"], fields["embed_dim"]
     if width % heads:
         raise UserError(
             f"{where}: hidden_size = {width} is not a multiple of num_attention_heads = {heads}; "
             "correct one of them"
         )
-    return {"num_kv_heads": heads, "head_dim": width // heads}
+    return {"head_dim": width // heads}
 
 
-def _write_heads(model: Any, _: str, family: str) -> Json:
-    if model.num_kv_heads != model.num_heads:
-        raise UserError(
-            f"model.num_kv_heads: {model.num_kv_heads} differs from model.num_heads = "
-            f"{model.num_heads}, which Hugging Face's {family} cannot have; make them equal"
-        )
+def _write_width(model: Any, _: str, family: str) -> Json:
     if model.head_dim * model.num_heads != model.embed_dim:
         raise UserError(
             f"model.head_dim: {model.head_dim} times {model.num_heads} heads is not "
@@ -158,5 +153,21 @@ def _write_heads(model: Any, _: str, family: str) -> Json:
     return {}
 
 
-EVEN_HEADS = Derived(_read_heads, _write_heads)
+def _write_heads(model: Any, architecture: str, family: str) -> Json:
+    if model.num_kv_heads != model.num_heads:
+        raise UserError(
+            f"model.num_kv_heads: {model.num_kv_heads} differs from model.num_heads = "
+            f"{model.num_heads}, which Hugging Face's {family} cannot have; make them equal"
+        )
+    return _write_width(model, architecture, family)
+
+
+EVEN_WIDTH = Derived(_read_width, _write_width)
+"""Heads of queries that share the width."""
+EVEN_HEADS = Derived(
+    lambda config, fields, where: {
+        "num_kv_heads": fields["num_heads"], **_read_width(config, fields, where)
+    },
+    _write_heads,
+)  # fmt: skip
 """Heads of keys and of values as many as of queries, which share the width."""

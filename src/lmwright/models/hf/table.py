@@ -18,6 +18,12 @@ from lmwright.models.hf.rope import ROPE
 
 ENDS = {"": "weight", "_bias": "bias"}
 """Ends of the names of a layer's weights, theirs by ours."""
+STREAM_BIASES = {
+    "norm_bias": "model.norm.bias",
+    "layers.attention_norm_bias": "model.layers.{i}.input_layernorm.bias",
+    "layers.mlp_norm_bias": "model.layers.{i}.post_attention_layernorm.bias",
+}
+"""Biases of layer norms."""
 WEIGHTS = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -42,7 +48,7 @@ KEYS = {
     "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
     "seq_len": "max_position_embeddings", "norm_eps": "rms_norm_eps",
 }  # fmt: skip
-NUMBERS = {*KEYS.values(), "layer_norm_eps", "norm_eps"}
+NUMBERS = {*KEYS.values(), "layer_norm_eps", "norm_eps", "norm_epsilon"}
 """Keys whose values are above 0."""
 EVEN_KEYS = {n: key for n, key in KEYS.items() if n not in ("num_kv_heads", "head_dim")}
 """Those beside `EVEN_HEADS`."""
@@ -98,6 +104,9 @@ class Table:
     """Paths of filters, which are [numbers, 1, tokens] there."""
     rows: ClassVar[tuple[str, ...]] = ()
     """Paths of vectors, which are [1, numbers] there."""
+    by_head: ClassVar[tuple[str, ...]] = ()
+    """Paths of vectors of heads, which are [heads, numbers] there; or one tensor for each head, if
+    the name has its number, `{}`."""
     classifier: ClassVar[ClassifierForm | None] = None
     answers: ClassVar[str | None] = None
     """The layer of scores in its class for question answering."""
@@ -171,7 +180,7 @@ class Table:
         null = {name: value for name, value in usual.items() if config.get(name, ...) is None}
         config = usual | self.defaults | self.own_defaults.get(architecture, {}) | null | known
         for name in sorted(NUMBERS & known.keys() & set(self.keys.values())):
-            refuse_number(name, known[name], where, whole=not name.endswith("eps"))
+            refuse_number(name, known[name], where, whole=not name.endswith(("eps", "epsilon")))
         fields = required(config, self.keys, where)
         fields |= {ours: config.get(theirs) for ours, theirs in self.optional.items()}
         for pair in self.pairs:

@@ -8,6 +8,7 @@ from lmwright.models.decoder import LayerReach
 from lmwright.models.hf.pairs import refuse_number
 
 Kind = TypeVar("Kind", bound=str)
+EVERY = "sliding_window_pattern"
 TYPES: dict[LayerReach, str] = {"local": "sliding_attention", "global": "full_attention"}
 
 
@@ -43,6 +44,15 @@ def reach_said(config: Any, every: int, num_layers: int, where: str) -> list[Lay
     """The reach of each layer by `layer_types`; without any, the last of each `every` is global.
     Raises UserError as `reach_of` does."""
     return kinds_said(config, TYPES, every, num_layers, where)
+
+
+def reach_of_every(config: Any, num_layers: int, where: str) -> list[LayerReach]:
+    """The reach of each layer by `layer_types`, or by the number before it, whose multiples are
+    global. Raises UserError where neither says it."""
+    every = config.get(EVERY, 4)
+    if config.get("layer_types") is None:
+        refuse_period(EVERY, every, where)
+    return reach_said(config, every, num_layers, where)
 
 
 def kinds_said(
