@@ -22,9 +22,11 @@ from lmwright.presets import (
     layer_normed,
     nemotron,
     recurrent,
+    research,
 )
 
-ALL = decoders.PRESETS | encoders.PRESETS | recurrent.PRESETS | layer_normed.PRESETS
+ALL = decoders.PRESETS | research.PRESETS | encoders.PRESETS | recurrent.PRESETS
+ALL |= layer_normed.PRESETS
 HYBRIDS = granite4.PRESETS | nemotron.PRESETS | falcon_h1.PRESETS
 ALL |= {name: make for name, make in HYBRIDS.items() if "active" not in make.__doc__}
 PRESETS = {name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in ALL.items()}
@@ -97,6 +99,10 @@ PUBLISHED = {
     "olmo-1b": 1_176_764_416,
     "olmo-7b": 6_888_095_744,
     "phi3-medium": 13_960_238_080,
+    # as their author counts
+    "nanochat-d20": 560_988_160,
+    "nanochat-d32": 1_879_048_192,
+    "nanochat-d34": 2_217_082_880,
     "gpt2-small": 124_439_808,
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
@@ -187,12 +193,12 @@ def test_windows_are_counted(name):
         met = model.chunk_tokens / 2 * (width + model.mamba_num_groups * rows)
         filters = model.conv_tokens * (width + 2 * model.mamba_num_groups * rows)
         attention += 3 * 2 * count * (2 * rows * width + met + filters)
-    if model.kind == "qwen3-5":  # memories read twice and written, half a chunk met
-        count, h, chunk = model.num_layers - len(model.windows), 128, model.chunk_tokens
+    if model.kind in ("qwen3-5", "olmo-hybrid"):  # memories read twice and written, half a chunk
+        count, (k, h), chunk = model.kinds.count("linear"), model.memory_dims, model.chunk_tokens
         keys, values = model.linear_num_key_heads, model.linear_num_value_heads
-        met = chunk / 2 * (2 * keys * h + 2 * values * h)  # of keys and queries; of values, twice
+        met = chunk / 2 * (2 * keys * k + 2 * values * h)  # of keys and queries; of values, twice
         inverted = values * chunk**2 / 6
-        attention += 3 * 2 * count * (3 * values * h * h + met + inverted)
+        attention += 3 * 2 * count * (3 * values * k * h + met + inverted)
     found = plan.flops_per_step / plan.tokens_per_step
     assert found == pytest.approx(6 * weights + attention, rel=3e-3, abs=6 * vectors)
     layout = Layout.of(plan)

@@ -30,7 +30,10 @@ from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
+from lmwright.models.modernbert import ModernBertDecoder
+from lmwright.models.nanochat import NanoChat
 from lmwright.models.olmo import Olmo
+from lmwright.models.olmo_hybrid import OlmoHybrid
 from lmwright.models.phi import Phi
 from lmwright.models.stablelm import StableLm
 from lmwright.models.starcoder2 import Starcoder2
@@ -297,6 +300,14 @@ FAMILIES = {
         "all",
     ),
     "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
+    "a head with a layer": (ModernBertDecoder(**SMALL | {"num_kv_heads": 4}), Clm(), "all"),
+    "memories of other widths": (
+        OlmoHybrid(**SMALL, mixer_pattern=("linear", "full"), linear_num_key_heads=2,
+                   linear_key_dim=5, linear_num_value_heads=4, linear_value_dim=7),
+        Clm(),
+        "all",
+    ),
+    "norms of rotated heads": (NanoChat(**SMALL), Clm(), "all"),
     "one norm of two branches": (Cohere(**SMALL, qk_norm="head"), Clm(), "all"),
     "layers with and without rotations": (Cohere(**SMALL, window=5), Clm(), "all"),
     "other names of an mlp": (Starcoder2(**SMALL, window=5), Clm(), "all"),

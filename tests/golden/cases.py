@@ -15,15 +15,18 @@ HYBRID = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linea
 CONVS, R = {"mixer_pattern": ["conv", "full"]}, {"residual_multiplier": 0.4}
 HALF, SECOND = {"rotary_fraction": 0.5}, {"experts": EXPERTS, "dense_layers": [1]}
 HEADS = {"mamba_num_heads": 6, "mamba_head_dim": 16, "mamba_state_dim": 10, "mamba_num_groups": 2}
+MEMORIES = {"mixer_pattern": ["linear", "full"], "linear_num_key_heads": 2, "linear_key_dim": 12,
+            "linear_num_value_heads": 4, "linear_value_dim": 20, "norm_eps": 0.05}  # fmt: skip
 MAMBA = HEADS | {"mixer_pattern": ["mamba", "full"]}
 EVEN, MIX = DENSE | {"num_kv_heads": 4}, {"layer_pattern": ["local", "global"], "window": 24}
 GEMMA4 = DENSE | MIX | {"num_layers": 4, "global_head_dim": 20, "num_shared_layers": 2,
                         "layer_input_dim": 10}  # fmt: skip
+PLAIN = "olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus nanochat".split()
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
     "gemma4": GEMMA4, "gemma4-moe": GEMMA4 | {"experts": EXPERTS}, "qwen3-5": DENSE | HYBRID,
-    **dict.fromkeys("olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus".split(), DENSE),
+    **dict.fromkeys(PLAIN, DENSE),
     "smollm3": DENSE | {"rope_pattern": ["rope", "nope"]}, "ministral3": DENSE | GROWING,
     "granite": DENSE | {"embedding_multiplier": 6.0, "residual_multiplier": 0.4,
                         "attention_multiplier": 0.2, "logits_scaling": 2.0}, "gemma1": DENSE,
@@ -32,7 +35,8 @@ MODELS = {
     "lfm2": DENSE | CONVS, "lfm2-moe": DENSE | BIASED | CONVS, "ernie4-5": DENSE | {"bias": "all"},
     "lfm3": DENSE | {"mixer_pattern": ["conv", "local"], "window": 24}, "nemotron-h": DENSE | MAMBA,
     "nemotron-h-moe": DENSE | MAMBA | {"mixer_pattern": ["mamba", "moe"], "experts": SHARED},
-    "modernbert": EVEN | {"num_layers": 4, "window": 17}, "bert": EVEN | {"separator_id": 5},
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), EVEN | {"num_layers": 4, "window": 17}),
+    "bert": EVEN | {"separator_id": 5},
     "deberta": EVEN | {"position_buckets": 16, "max_distance": 64}, "gpt2": EVEN,
     **dict.fromkeys(("roberta", "xlm-roberta"), EVEN | {"first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
@@ -44,6 +48,7 @@ MODELS = {
     "qwen3-moe": DENSE | SECOND, "qwen2-moe": DENSE | SECOND | {"experts": GATED},
     "ernie4-5-moe": DENSE | {"dense_layers": [0], "experts": SHARED | {"bias_rate": 0.001}},
     "mellum": DENSE | MIX | SECOND, "minimax-m2": SIZES | {"experts": BALANCED},
+    "olmo-hybrid": DENSE | MEMORIES,
     "olmoe": SIZES | {"experts": EXPERTS | {"shares": "all"}, "qkv_limit": 8.0},
     "gpt-oss": SIZES | {"window": 24, "experts": EXPERTS | {"bias": "all"}},
     **{kind: DENSE | MIX | BIASED for kind in ("exaone-moe", "afmoe")},

@@ -12,6 +12,7 @@ from lmwright.errors import UserError
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
 from lmwright.presets import of_section
+from tests.in_memory import export_hf
 
 RELEASED = {  # of answerdotai/ModernBERT-base, which transformers 4.48 wrote
     "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert",
@@ -69,17 +70,41 @@ def test_heads_that_it_cannot_have_are_refused(change):
         model.hf.config(model)
 
 
-def test_fresh_weights_are_drawn_as_theirs():
+DECODER = of_section("model")["ettin-decoder-150m"]()
+
+
+@pytest.mark.parametrize("said", [{"local_attention": None}, {"sliding_window": -1}])
+def test_a_decoder_needs_a_window_where_layers_have_one(said):
+    config = DECODER.hf.config(DECODER) | {"sliding_window": None} | said
+    with pytest.raises(UserError, match="sliding_attention have no window; set local_attention"):
+        model_from_config(config, "config.json")
+    everywhere = config | {"layer_types": ["full_attention"] * 22}
+    assert model_from_config(everywhere, "config.json").windows == (None,) * 22
+
+
+def test_ids_of_a_decoder_are_in_its_vocabulary(tmp_path):
+    """transformers' class takes no null, and would have rows for the released models' ids."""
+    transformers = pytest.importorskip("transformers")
+    model = replace(DECODER, vocab_size=99, num_layers=2)
+    export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    ids = [config[f"{name}_token_id"] for name in ("bos", "pad", "cls", "sep")]
+    assert ids == [98] * 4 and config["eos_token_id"] is None
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
+
+
+@pytest.mark.parametrize("base", [BASE, DECODER], ids=("encoder", "decoder"))
+def test_fresh_weights_are_drawn_as_theirs(base):
     """Deviation and largest value of each matrix, in units of what its deviation was before the
     cut; head and logits begin as they do there."""
     transformers = pytest.importorskip("transformers")
     import torch
 
     sizes = {"embed_dim": 128, "mlp_dim": 192, "num_layers": 4, "num_heads": 2, "num_kv_heads": 2}
-    model = replace(BASE, **sizes, vocab_size=999, init_cut=2.0)
+    model = replace(base, **sizes, vocab_size=999, init_cut=2.0)
     torch.manual_seed(0)
-    config = transformers.ModernBertConfig(**model.hf.config(model))
-    theirs = transformers.ModernBertForMaskedLM(config).state_dict()
+    cls = getattr(transformers, model.hf.architectures[0])
+    theirs = cls(cls.config_class(**model.hf.config(model))).state_dict()
     ours = HfTensors(model, init_weights(model.spec(), jax.random.key(0)))
     for name in ours:
         a, b = np.asarray(ours[name], np.float64), theirs[name].double().numpy()

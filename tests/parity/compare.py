@@ -14,6 +14,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch
 from lmwright.evals.generate import Sampling, generate
 from lmwright.formats.inputs_first import inputs_first
+from lmwright.formats.recut_tensors import RecutTensors
 from lmwright.objectives.clm import Clm
 from tests.in_memory import to_hf
 
@@ -60,7 +61,7 @@ def saved_buffers(theirs):
 
 def in_class(model, tensors):
     """Tensors by the names of transformers' class, and in its layout, of those in files."""
-    named = [(_renamed(name, model.hf.modules), a) for name, a in tensors.items()]
+    named = [(_renamed(name, model.hf.modules), a) for name, a in _joined(model, tensors).items()]
     return dict(inputs_first(named, model.hf.inputs_first))
 
 
@@ -68,7 +69,19 @@ def in_files(model, tensors):
     """Tensors by our names and layout, of those in transformers' class."""
     ours = {theirs: name for name, theirs in model.hf.modules.items()}
     named = [(_renamed(name, ours), tensor) for name, tensor in tensors.items()]
-    return dict(inputs_first(named, model.hf.inputs_first))  # which is its own inverse
+    own = dict(inputs_first(named, model.hf.inputs_first))  # which is its own inverse
+    parts, renamed = model.hf.recut(model.hf.config(model), "config.json")
+    return dict(RecutTensors(own, parts, renamed, "weights")) if parts else own
+
+
+def _joined(model, tensors):
+    """Tensors with those that transformers' class has as one."""
+    named = dict(tensors)
+    for whole, parts in model.hf.recut(model.hf.config(model), "config.json")[0].items():
+        first = parts[0][0]
+        for base in [n.removesuffix(first) for n in tensors if n.endswith(first)]:
+            named[base + whole] = np.concatenate([named.pop(base + part) for part, _ in parts])
+    return named
 
 
 def _renamed(name, modules):

@@ -10,6 +10,7 @@ from tests.parity.glms import GLMS
 from tests.parity.granites import GRANITES
 from tests.parity.layernorms import LAYERNORMS
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
+from tests.parity.smalls import SMALLS
 
 MODERN = {
     "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "norm_eps": 3e-4,
@@ -209,6 +210,7 @@ ROWS = {
     ),
     **GEMMAS,
     **GRANITES,
+    **SMALLS,
     **LAYERNORMS,
     "olmo2": Row(
         "Olmo2ForCausalLM",

@@ -14,9 +14,12 @@ from tests.parity.test_moe_parity import SIZES
 transformers = pytest.importorskip("transformers")
 
 NULL = ("sliding_window", "q_lora_rank")  # means something else than a key that is not there
-CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in
-         ("cohere", "cohere2", "ernie4-5", "gemma1", "granite-swa", "ministral3", "olmo", "phi",
-          "qwen2", "seed-oss", "smollm3", "stablelm", "starcoder2")} | {
+DENSE = (
+    "cohere", "cohere2", "ernie4-5", "gemma1", "granite-swa", "ministral3", "modernbert-decoder",
+    "nanochat", "olmo", "olmo-hybrid", "phi", "qwen2", "seed-oss", "smollm3", "stablelm",
+    "starcoder2",
+)  # fmt: skip
+CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in DENSE} | {
     name: (architecture, {k: v for k, v in (SIZES | said).items() if v is not None or k in NULL})
     for name, (architecture, said) in MOE.items()
 }  # fmt: skip

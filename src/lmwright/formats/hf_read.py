@@ -17,6 +17,7 @@ from lmwright.formats.float8_blocks import Float8Blocks, is_float8
 from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.hf_stream import from_hf
 from lmwright.formats.inputs_first import OutputsFirst
+from lmwright.formats.recut_tensors import RecutTensors
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.sentence import read_modules
 from lmwright.formats.stacked_experts import UnstackedExperts
@@ -161,6 +162,9 @@ def open_tensors(folder: Path, config: dict[str, Any]) -> Mapping[str, np.ndarra
         return UnstackedExperts(named, str(folder), table.stacked_experts)
     if table.inputs_first:
         return OutputsFirst(named, table)
+    cuts, renamed = table.recut(own, where)
+    if cuts:
+        return RecutTensors(named, cuts, renamed, str(folder))
     fused = table.fused(own, where)
     return FusedTensors(named, fused, str(folder)) if fused else named
 

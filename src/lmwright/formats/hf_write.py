@@ -218,11 +218,11 @@ def _write_config(
     name = TORCH_NAMES[encoding.rest]
     # torch_dtype is what transformers before 4.56 reads
     own = model.hf.config(model)
-    if (pad := own.get("pad_token_id")) is not None:  # by which positions are counted
-        ids["pad_token_id"] = pad
-    config = own | ids | {"dtype": name, "torch_dtype": name}
-    write_json(folder / "config.json", config | encoding.config)
+    if not model.hf.needs_ids and (pad := own.get("pad_token_id")) is not None:
+        ids["pad_token_id"] = pad  # by which positions are counted
     known = {name: value for name, value in ids.items() if value is not None}
+    config = own | (known if model.hf.needs_ids else ids) | {"dtype": name, "torch_dtype": name}
+    write_json(folder / "config.json", config | encoding.config)
     write_json(folder / GENERATION, {**generation, **known} | _ends(ids, generation))
 
 

@@ -25,9 +25,9 @@ from lmwright.models.by_reach import tables_by_reach
 from lmwright.models.decoder import AnyMlp, Head, LayerReach
 from lmwright.models.from_zero import FromZero, norm_from_zero
 from lmwright.models.layers import Attend
+from lmwright.models.soft_cap import SoftCapped
 from lmwright.nn.attention import Scoring
 from lmwright.nn.rope import apply_rope
-from lmwright.nn.soft_cap import soft_capped
 
 
 def times_root(x: Array) -> Array:
@@ -44,7 +44,7 @@ class ScaledEmbedding(FromZero):
 
 
 @section
-class Gemma(ScaledEmbedding):
+class Gemma(ScaledEmbedding, SoftCapped):
     """A decoder of the Gemma family; its fields are the model."""
 
     kind: Literal["gemma"] = "gemma"
@@ -88,11 +88,6 @@ class Gemma(ScaledEmbedding):
     def tables(self, positions: Array, length: int) -> Tree:
         """Rotations for positions [B, T] in rows of `length`, by the reach of a layer."""
         return tables_by_reach(self, self.local_rope_theta, positions, length)
-
-    def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        logits, cap = super().logits(w, hidden), self.logits_soft_cap
-        return logits if cap is None else soft_capped(logits, cap)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend

@@ -47,11 +47,12 @@ from lmwright.models.block import (
 from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
 from lmwright.models.experts import EXPERT_SCALE, Experts
 from lmwright.models.layers import Attend, Kernel, run_layers
+from lmwright.models.soft_cap import SoftCapped
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import GatedMlp, gated
 from lmwright.nn.norm import rms_norm
 from lmwright.nn.rope import apply_rope, rope_tables
-from lmwright.nn.soft_cap import soft_capped
+from lmwright.nn.unit_norm import unit_norm
 
 KEPT, SHARED = "kept", "shared"
 """Kinds of layers whose keys and values others look at, and of those others."""
@@ -72,7 +73,7 @@ class TwoWidths(Attention):
 
 
 @section
-class Gemma4(Decoder):
+class Gemma4(SoftCapped):
     """A decoder of the Gemma 4 family; its fields are the model."""
 
     normed_branches: ClassVar = ("o", "down", "input_out")
@@ -216,11 +217,6 @@ class Gemma4(Decoder):
         local = rope_tables(positions, self.head_dim, self.local_rope_theta)
         return {"local": local, "global": Decoder.tables(self.wide, positions, length)}
 
-    def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        logits, cap = super().logits(w, hidden), self.logits_soft_cap
-        return logits if cap is None else soft_capped(logits, cap)
-
     def hidden_by(
         self, kernel: Kernel, w: Tree, batch: Batch, compute: Compute
     ) -> tuple[Array, Aux]:
@@ -253,7 +249,7 @@ class Gemma4(Decoder):
         else:
             k, v = heads["k"], heads.get("v", heads["k"])
             k = name_result(apply_rope(norm(k, w["k_norm"]), tables[reach]))
-            v = _unit(v, self.norm_eps)
+            v = unit_norm(v, self.norm_eps)
         h = attend(q, k, v, Scoring(1.0, self.window_of(kind)))
         h = constrain(output(w, h), "batch stream embed")
         x = constrain(x + norm(h, w["attention_out_norm"]), "batch stream embed")
@@ -342,7 +338,7 @@ class Gemma4Moe(Gemma4):
         """The feed-forward of x [B, T, D], between its norms, and what the router did."""
         h, chunk = self._norm(x, w["mlp_norm"]), attend.mlp_chunk_tokens
         h = feed_forward(self.mlp, w, h, chunk, OutNorm("mlp_branch_norm", self._norm))
-        routed = _unit(x.astype(jnp.float32), self.norm_eps) * w["router_scale"]
+        routed = unit_norm(x.astype(jnp.float32), self.norm_eps) * w["router_scale"]
         y, aux = self.experts.run(
             self.mlp, w, self._norm(x, w["experts_norm"]), attend.real, chunk,
             routed * self.embed_dim**-0.5,
@@ -359,13 +355,6 @@ def _reach(kind: str) -> LayerReach:
 def _kept(reach: LayerReach) -> tuple[str, str]:
     """Names of the keys and values of the kept layer of a reach."""
     return f"{reach} {KEPT} k", f"{reach} {KEPT} v"
-
-
-def _unit(x: Array, eps: float) -> Array:
-    """x over its root mean square along the last axis; dtype of x."""
-    x32 = x.astype(jnp.float32)
-    mean = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * lax.rsqrt(mean + eps)).astype(x.dtype)
 
 
 def _with_inputs(span: Span, layers: Tree, inputs: Array) -> Tree:

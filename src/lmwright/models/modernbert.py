@@ -1,23 +1,25 @@
 """ModernBERT (https://arxiv.org/abs/2412.13663): an encoder of pre-norm blocks, most of which look
-through a window on either side.
+through a window on either side; and decoders of the same blocks, which look back alone.
 
     tokens --embed--> norm --> blocks --> norm --> hidden --dense--> gelu --> norm --> logits
 
     x --+--> norm --> attention --+--> norm --> mlp --+-->     the first block has no norm
         +-------------------------^ +-----------------^        before its attention
 
-Local and global layers have rotations of their own. As over there, q, k and v are one matrix, and
-so are the gate and what it multiplies:
+Local and global layers have rotations of their own. As over there, q, k and v of an encoder are one
+matrix, and so are the gate and what it multiplies:
 
     qkv      embed -> heads head_dim     the heads of q, then those of k, then those of v
     gate_up  embed -> gate_up mlp        the gate, then what it multiplies
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from jax import Array
+from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
 from lmwright.core.compute import Compute
@@ -25,7 +27,7 @@ from lmwright.core.param import Param, Tree, map_params
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.core.weight import before_products, dot, name_result
-from lmwright.models.block import into_stream, output, with_bias
+from lmwright.models.block import attention_spec, into_stream, output, project, with_bias
 from lmwright.models.by_reach import tables_by_reach
 from lmwright.models.chunked import chunked
 from lmwright.models.decoder import Decoder, Head, LayerReach, reaches
@@ -47,33 +49,31 @@ TRANSFORM = ("dense", "dense_bias", "head_norm", "head_norm_bias")
 """Weights of the head before its logits."""
 
 Biased = Literal["attention", "mlp", "norm", "dense", "decoder"]
+BIASES = (
+    "Parts with biases: projections of attention, of the mlp, all norms, the dense layer of the "
+    "head, and its logits (`decoder`)."
+)
+INIT_CUT = "Deviations beyond which fresh weights are drawn anew; 2 in the released models."
 
 
 @section
-class ModernBert(Decoder):
-    """An encoder of the ModernBERT family; its fields are the model."""
+class ModernBlocks(Decoder):
+    """All of the family but the projections of attention."""
 
-    both_ways: ClassVar[bool] = True
-    # released models say "mean", which also needs no token in front
-    document_head: ClassVar[DocumentHead] = DocumentHead(("mean", "cls"), TRANSFORM)
-
-    kind: Literal["modernbert"] = "modernbert"
     mlp_dim: PositiveInt
-    window: PositiveInt = 65
-    """Tokens that local layers look at on either side, the query included."""
-    layer_pattern: tuple[LayerReach, ...] = ("global", "local", "local")
-    """Reach of each layer; the pattern repeats over all layers."""
+    window: PositiveInt
+    layer_pattern: Annotated[
+        tuple[LayerReach, ...],
+        Field(description="Reach of each layer; the pattern repeats over all layers."),
+    ] = ("global", "local", "local")
     rope_theta: Positive = 160_000.0
-    local_rope_theta: Positive = 10_000.0
-    """Theta of local layers, which are not scaled."""
-    mlp: GatedMlp = "geglu_erf"
-    """Gate of the feed-forward."""
+    local_rope_theta: Annotated[
+        Positive, Field(description="Theta of local layers, which are not scaled.")
+    ] = 10_000.0
+    mlp: Annotated[GatedMlp, Field(description="Gate of the feed-forward.")] = "geglu_erf"
     head: Head = "tied"
-    init_cut: Positive | None = None
-    """Deviations beyond which fresh weights are drawn anew; 2 in the released models."""
-    biases: tuple[Biased, ...] = ("decoder",)
-    """Parts with biases: projections of attention, of the mlp, all norms, the dense layer of the
-    head, and its logits (`decoder`)."""
+    init_cut: Annotated[Positive | None, Field(description=INIT_CUT)] = None
+    biases: Annotated[tuple[Biased, ...], Field(description=BIASES)] = ("decoder",)
 
     @property
     def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
@@ -106,23 +106,28 @@ class ModernBert(Decoder):
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
-        d, f, h, std = self.embed_dim, self.mlp_dim, self.head_dim, self.embed_std
-        heads, n = self.num_heads + 2 * self.num_kv_heads, self.num_heads
+        d, f, std = self.embed_dim, self.mlp_dim, self.embed_std
         out = std * into_stream(self)
+        bias: Literal["attention", "none"] = "attention" if "attention" in self.biases else "none"
         spec = {
             **self._norm_spec(*(() if kind.startswith(FIRST) else ("attention_norm",)), "mlp_norm"),
-            "qkv": Param("embed -> heads head_dim", (d, heads, h), std=std),
-            "o": Param("heads head_dim -> embed", (n, h, d), std=out),
+            **{n: replace(p, std=out if n == "o" else std) if p.fill is None else p
+               for n, p in self.mixer_spec(attention_spec(self, bias)).items()},
             "gate_up": Param("embed -> gate_up mlp", (d, 2, f), std=std),
             "down": Param("mlp -> embed", (f, d), std=out),
-        }
-        if "attention" in self.biases:
-            spec["qkv_bias"] = Param("heads head_dim", (heads, h), fill=0.0)
-            spec["o_bias"] = Param("norm", (d,), fill=0.0)
+        }  # fmt: skip
         if "mlp" in self.biases:
             spec["gate_up_bias"] = Param("gate_up mlp", (2, f), fill=0.0)
             spec["down_bias"] = Param("norm", (d,), fill=0.0)
         return spec
+
+    def mixer_spec(self, spec: Tree) -> Tree:
+        """Weights of attention, of those with matrices of their own for q, k and v."""
+        return spec
+
+    def projected(self, w: Tree, h: Array) -> Sequence[Array]:
+        """q [B, T, N, H], k and v [B, T, K, H] of h [B, T, D]."""
+        return project(w, h)
 
     def _norm_spec(self, *names: str) -> Tree:
         return norm_spec(self.embed_dim, *names, biases="norm" in self.biases)
@@ -163,15 +168,50 @@ class ModernBert(Decoder):
         """x [B, T, D] after attention and mlp."""
         rotations = tables[kind.removeprefix(FIRST)]
         h = self._normed(w, "attention_norm", x) if "attention_norm" in w else x
-        cuts = [self.num_heads, self.num_heads + self.num_kv_heads]
-        q, k, v = parts("btd,dnh->btnh", before_products(h), w, "qkv", cuts)
-        q = constrain(q, "batch seq heads head_dim")
+        q, k, v = self.projected(w, before_products(h))
         q, k = (name_result(apply_rope(a, rotations)) for a in (q, k))
         h = attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind)))
         x = constrain(x + output(w, h), "batch stream embed")
         h, run = self._normed(w, "mlp_norm", x), partial(_mlp, self.mlp)
         h = chunked(run, MLP_WEIGHTS, w, h, attend.mlp_chunk_tokens)
         return constrain(x + h, "batch stream embed"), {}
+
+
+@section
+class ModernBert(ModernBlocks):
+    """An encoder of the ModernBERT family; its fields are the model."""
+
+    both_ways: ClassVar[bool] = True
+    # released models say "mean", which also needs no token in front
+    document_head: ClassVar[DocumentHead] = DocumentHead(("mean", "cls"), TRANSFORM)
+
+    kind: Literal["modernbert"] = "modernbert"
+    window: PositiveInt = 65
+    """Tokens that local layers look at on either side, the query included."""
+
+    def mixer_spec(self, spec: Tree) -> Tree:
+        """Weights of attention, with q, k and v in one."""
+        heads, h = self.num_heads + 2 * self.num_kv_heads, self.head_dim
+        joint = {"qkv": Param("embed -> heads head_dim", (self.embed_dim, heads, h))}
+        if "q_bias" in spec:
+            joint["qkv_bias"] = Param("heads head_dim", (heads, h), fill=0.0)
+        return joint | {name: spec[name] for name in ("o", "o_bias") if name in spec}
+
+    def projected(self, w: Tree, h: Array) -> Sequence[Array]:
+        """q [B, T, N, H], k and v [B, T, K, H] of h [B, T, D]."""
+        cuts = [self.num_heads, self.num_heads + self.num_kv_heads]
+        q, k, v = parts("btd,dnh->btnh", h, w, "qkv", cuts)
+        return constrain(q, "batch seq heads head_dim"), k, v
+
+
+@section
+class ModernBertDecoder(ModernBlocks):
+    """A decoder of the same blocks, as the decoders of Ettin (https://arxiv.org/abs/2507.11412)
+    are; its fields are the model."""
+
+    kind: Literal["modernbert-decoder"] = "modernbert-decoder"
+    window: PositiveInt = 64
+    """Tokens that local layers look at, the query included."""
 
 
 def _mlp(kind: GatedMlp, w: Tree, h: Array) -> Array:

@@ -41,6 +41,8 @@ class NormsBehind(Decoder):
     """A decoder of blocks with norms behind the branches, and of queries and keys."""
 
     normed_branches: ClassVar = ("o", "down")
+    behind: ClassVar[tuple[str, str]] = ("attention_norm", "mlp_norm")
+    """Names of the norms behind attention and mlp."""
     mlp_dim: int
     bias: Bias = "none"
 
@@ -49,9 +51,8 @@ class NormsBehind(Decoder):
         return {
             **attention_spec(self, self.bias),
             **qk_norm_spec(self, self.qk_norm),
-            "attention_norm": Param("norm", (self.embed_dim,), fill=1.0),
             **mlp_spec(self, self.mlp_dim),
-            "mlp_norm": Param("norm", (self.embed_dim,), fill=1.0),
+            **{name: Param("norm", (self.embed_dim,), fill=1.0) for name in self.behind},
         }
 
     def layer(
@@ -62,9 +63,10 @@ class NormsBehind(Decoder):
         q, k = qk_normed(self.qk_norm, w, q, k, self.norm_eps)
         q, k = (name_result(apply_rope(a, tables[kind])) for a in (q, k))
         h = output(w, attend(q, k, v, Scoring(self.head_dim**-0.5, self.window_of(kind))))
-        h = rms_norm(constrain(h, "batch stream embed"), w["attention_norm"], self.norm_eps)
+        behind_attention, behind_mlp = self.behind
+        h = rms_norm(constrain(h, "batch stream embed"), w[behind_attention], self.norm_eps)
         x = constrain(x + h, "batch stream embed")
-        norm = OutNorm("mlp_norm", partial(rms_norm, eps=self.norm_eps))
+        norm = OutNorm(behind_mlp, partial(rms_norm, eps=self.norm_eps))
         h = feed_forward(self.mlp, w, x, attend.mlp_chunk_tokens, norm)
         return constrain(x + h, "batch stream embed"), {}
 

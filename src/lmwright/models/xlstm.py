@@ -32,6 +32,7 @@ from lmwright.kernels import select
 from lmwright.models.block import feed_forward, mlp_spec, output
 from lmwright.models.decoder import Decoder, Head
 from lmwright.models.layers import Attend
+from lmwright.models.soft_cap import SoftCapped
 from lmwright.nn.for_all import times
 from lmwright.nn.layer_norm import layer_norm
 from lmwright.nn.mlp import GatedMlp
@@ -104,7 +105,7 @@ class Recurrent(Decoder):
 
 
 @section
-class Xlstm(Recurrent):
+class Xlstm(Recurrent, SoftCapped):
     """A decoder of the xLSTM family; its fields are the model."""
 
     mixer: ClassVar[str] = "mLSTM"
@@ -161,11 +162,6 @@ class Xlstm(Recurrent):
         return jax.eval_shape(
             lambda: empty(batch_size, self.num_heads, self.key_dim, self.head_dim)
         )
-
-    def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        logits, cap = super().logits(w, hidden), self.logits_soft_cap
-        return logits if cap is None else soft_capped(logits, cap)
 
     def layer(
         self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend

@@ -18,6 +18,7 @@ SECTIONS = {
         "lmwright.presets.granite4",
         "lmwright.presets.nemotron",
         "lmwright.presets.falcon_h1",
+        "lmwright.presets.research",
         "lmwright.presets.layer_normed",
         "lmwright.presets.encoders",
         "lmwright.presets.recurrent",

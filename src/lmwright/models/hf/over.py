@@ -66,6 +66,7 @@ class OverTable:
         self.peft_experts: Stacked = table.peft_experts
         self.peft_refuses: tuple[str, ...] = table.peft_refuses
         self.stacked_names: Mapping[str, str] = table.stacked_names
+        self.needs_ids: bool = table.needs_ids
 
     def config(self, model: Any) -> Json:
         """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
+from lmwright.models.delta_net import Mixer
 from lmwright.models.hf.moe import (
     BLOCK,
     COMMON,
@@ -16,7 +17,6 @@ from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair, W
 from lmwright.models.hf.rope import rope_fields, write_partial_rope
 from lmwright.models.hf.table import KEYS, WEIGHTS, Fused, Table
 from lmwright.models.hf.window import kinds_said, pattern_of
-from lmwright.models.qwen3_5 import Mixer
 
 LINEAR = "model.layers.{i}.linear_attn."
 INPUTS = {

@@ -133,6 +133,9 @@ class Table:
     """Ends of the names of these tensors in files, where transformers' class has others."""
     quantized: ClassVar[bool] = False
     """True if a pair reads `quantization_config`, which is refused otherwise."""
+    needs_ids: ClassVar[bool] = False
+    """True where transformers' class takes no null for ids of tokens: a pair writes some, in whose
+    place come those that a tokenizer has."""
     own_head: ClassVar[bool] = False
     """True where transformers' class ties no head to the embedding, whatever config.json says."""
     defaults: ClassVar[Json] = {}
@@ -170,6 +173,11 @@ class Table:
     def fused(self, config: Json, where: str) -> Fused:
         """Tensors of a folder with this config.json at `where` in which several are one."""
         return {}
+
+    def recut(self, config: Json, where: str) -> tuple[Fused, Mapping[str, str]]:
+        """Tensors that transformers' class has as one and files in parts, whose rows some cut
+        elsewhere; pieces of names in such files, and the usual ones."""
+        return {}, {}
 
     def fields(self, config: Json, where: str) -> Json:
         """Fields of the model for a config.json at `where`. Raises UserError for anything that

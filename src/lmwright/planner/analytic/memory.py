@@ -35,6 +35,7 @@ from lmwright.planner.units import memory_size
 BEFORE_NORM = " before its norm"
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
 CAPPED_ALIVE = 2  # and with a soft cap
+BIASED_ALIVE = 1  # and with a bias
 HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for the products
 GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
 WIDE_ALIVE = 4  # arrays of an mlp's width in its backward pass
@@ -311,7 +312,8 @@ def loss_bytes(layout: Layout) -> float:
         gathered = head * size if layout.gathered_ways(table) > 1 else 0.0
         return LOGITS_ALIVE * logits * WEIGHT_BYTES + logits * size + gathered + streams
     capped = CAPPED_ALIVE if m.soft_capped else 0
-    first = (LOGITS_ALIVE + capped) * logits * WEIGHT_BYTES + (logits + head) * size
+    biased = BIASED_ALIVE if "decoder_bias" in m.spec else 0
+    first = (LOGITS_ALIVE + capped + biased) * logits * WEIGHT_BYTES + (logits + head) * size
     if train.head_gradient == "once":  # which is there in every chunk, and has no copies
         return first + head * WEIGHT_BYTES + streams
     then = HEAD_ALIVE * head * WEIGHT_BYTES + (logits + 2 * head) * size
