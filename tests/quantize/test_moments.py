@@ -13,7 +13,7 @@ from lmwright.core.ragged import dot_ragged
 from lmwright.core.weight import dot
 from lmwright.formats.hf_layout import slots
 from lmwright.models.counts import is_layer_matrix
-from lmwright.quantize.moments import measure, moments_shape
+from lmwright.quantize.moments import at_once, goes_by_layers, measured, moments_shape
 from tests.parity.compare import assert_near, in_files, make_batch
 from tests.parity.families import ROWS
 from tests.parity.test_families import TOKENS, problem
@@ -52,7 +52,7 @@ def test_a_family_is_measured_as_hooks_do(name):
     """Falcon-H1's multipliers stand before its matrices there and behind them here."""
     _, theirs, model, w = problem(name)
     params = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
-    ours = measure(model, w, [make_batch(TOKENS)], params, Compute())
+    ours = at_once(model, w, [make_batch(TOKENS)], params, Compute())
     there = in_files(model, theirs_by_hooks(theirs))
     compared = 0
     for slot in slots(model):
@@ -67,6 +67,23 @@ def test_a_family_is_measured_as_hooks_do(name):
         assert moments.shape == moments_shape(params[path])
         assert (np.diagonal(moments, axis1=-2, axis2=-1).sum(-1) > 0).any(), path
     assert compared > 3
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ROWS]
+)
+def test_layer_after_layer_is_as_all_at_once(name):
+    _, _, model, w = problem(name)
+    if not goes_by_layers(model):
+        pytest.skip("its layers read more than the stream")
+    params = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
+    rows = [make_batch(tokens[None]) for tokens in TOKENS]
+    wanted, found = at_once(model, w, rows, params, Compute()), set()
+    for each in measured(model, w, rows, params, Compute()):
+        one = np.asarray(wanted[each.path][each.layer])
+        assert_near(np.asarray(each.moments), one, f"{each.path} {each.layer}")
+        found.add((each.path, each.layer))
+    assert found == {(path, i) for path, param in params.items() for i in range(param.shape[0])}
 
 
 def gradient(run, moments):
@@ -118,9 +135,8 @@ def test_inputs_that_all_experts_share_count_for_each():
 def test_batches_add_up():
     _, _, model, w = problem("llama")
     params = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
-    once, seen = measure(model, w, [make_batch(TOKENS)], params, Compute()), []
+    once = at_once(model, w, [make_batch(TOKENS)], params, Compute())
     parts = [make_batch(tokens[None]) for tokens in TOKENS]
-    twice = measure(model, w, parts, params, Compute(), lambda: seen.append(1))
-    assert len(seen) == 2
+    twice = at_once(model, w, parts, params, Compute())
     for path, moments in once.items():
         assert_near(np.asarray(twice[path]), np.asarray(moments), path)

@@ -99,14 +99,18 @@ def extend(
     x = model.placed(w, model.embedded(w, tokens, compute), positions)
     kernel = None
     if empty_cache:
-        named = "attention with sinks" if model.sinks else getattr(model, "attention", None)
-        own = select.KERNELS[named] if named else select.causal_attention
-        kernel = own(compute)
+        kernel = attention_of(model, compute)
     w = model.with_inputs(w, tokens, x)
     x, cache = extend_layers(
         model.layer, model.spans, w, x, tables, valid, cache, kernel, model.tables_after, branches
     )
     return model.stream_norm(w, x), cache
+
+
+def attention_of(model: Decoder, compute: Compute) -> Callable[..., Array]:
+    """The platform's attention for whole rows of a decoder."""
+    named = "attention with sinks" if model.sinks else getattr(model, "attention", None)
+    return (select.KERNELS[named] if named else select.causal_attention)(compute)
 
 
 def cache_positions(valid: Array, cache: Tree) -> Array:

@@ -9,7 +9,7 @@ grow far into a text:
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from pydantic import Field
 
 from lmwright.config.run import Positive, PositiveInt, section
@@ -26,6 +26,7 @@ from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers
 from lmwright.models.moe_by_reach import MoeByReach, reach_in
 from lmwright.nn.attention import Scoring
 from lmwright.nn.chunks import InChunks
+from lmwright.nn.unit_norm import unit_norm
 
 GROWTH_TOKENS = 8192
 
@@ -73,15 +74,8 @@ class Llama4(Chunked, Neighbors, MoeByReach):
         if local:
             q, k = self.rotated(q, k, tables["local"])
             if self.rotated_norm == "head":
-                q, k = (_unit(a, self.norm_eps) for a in (q, k))
+                q, k = (unit_norm(a, self.norm_eps) for a in (q, k))
         else:
             q = (q * tables["global"][..., None, None]).astype(q.dtype)
         q, k = map(name_result, (q, k))
         return output(w, attend(q, k, v, InChunks(*scoring) if local else scoring))
-
-
-def _unit(x: Array, eps: float) -> Array:
-    """x [..., H] over its root mean square; dtype of x."""
-    x32 = x.astype(jnp.float32)
-    mean = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * lax.rsqrt(mean + eps)).astype(x.dtype)

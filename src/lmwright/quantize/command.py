@@ -3,7 +3,7 @@
 model --moments of inputs on calibration rows--> integers (GPTQ) --export--> folder or GGUF file
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from lmwright.models.over import OverEncoder
 from lmwright.program.qat_section import uneven
 from lmwright.quantize.difference import Difference, compare
 from lmwright.quantize.gptq import gptq, nearest
-from lmwright.quantize.moments import Moments, measure
+from lmwright.quantize.moments import Measured, measured
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
 from lmwright.storage.bucket import is_bucket
 
@@ -42,6 +42,7 @@ Grid = Literal["int4", "int8", "q4_0"]
 Method = Literal["gptq", "nearest"]
 ROWS, CONTEXT, GROUP = 32, 1024, 32
 WORST = 3  # matrices that are named
+METHODS = {"gptq": gptq, "nearest": nearest}
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ def quantize_command(
     _refuse_model(loaded, out, to, group_size, overwrite)
     chosen = _rows(loaded, text, text_column, rows, context)
     compute = row_compute()
-    moments = measured(loaded, chosen, to, compute)
+    moments = measured(
+        loaded.model, loaded.weights, chosen.batches(), matrices_of(loaded.model, to), compute
+    )
     done = quantized(loaded, chosen, moments, to, compute, group_size=group_size, method=method)
     _tell(done, chosen, to, text or str(loaded.path))
     return export_loaded(
@@ -103,24 +106,10 @@ def grid_of(out: str | Path, to: Grid | None, group_size: int | None) -> Grid:
     return to
 
 
-def measured(loaded: LoadedModel, rows: Rows, to: Grid, compute: Compute) -> Moments:
-    """The moments of all matrices that the grid `to` rounds."""
-    batches, progress = rows.batches(), console_progress()
-    progress.start("measure", len(batches), 0, "tokens")
-    tokens = {"tokens": int(batches[0].tokens.size)}
-    try:
-        return measure(
-            loaded.model, loaded.weights, batches, matrices_of(loaded.model, to), compute,
-            lambda: progress.advance(tokens),
-        )  # fmt: skip
-    finally:
-        progress.finish()
-
-
 def quantized(
     loaded: LoadedModel,
     rows: Rows,
-    moments: Moments,
+    moments: Iterable[Measured],
     to: Grid,
     compute: Compute,
     *,
@@ -128,29 +117,39 @@ def quantized(
     method: Method = "gptq",
 ) -> Quantized:
     """The model with the matrices of its layers as integers on the grid `to`, beside which the
-    others stay as they are stored; `moments` are emptied on the way."""
+    others stay as they are stored; `moments` are those of `rows`, in any order."""
     model, w, group = loaded.model, loaded.weights, group_of(to, group_size)
     params = matrices_of(model, to)
     names = {(slot.path, slot.at): slot.name.removesuffix(".weight") for slot in slots(model)}
-    leaves, codes, errors = dict(walk(w)), {}, {}
+    leaves, errors = dict(walk(w)), {}
+    codes = {path: np.zeros(param.shape, np.int8) for path, param in params.items()}
+    scales = {path: np.zeros(_scales_shape(param, group), "f4") for path, param in params.items()}
     progress = console_progress()
-    progress.start("round", sum(_count(param) for param in params.values()), 0, "weights")
+    progress.start("quantize", sum(param.shape[0] for param in params.values()), 0, "weights")
     try:
-        with jax.default_matmul_precision("highest"):
-            for path, param in params.items():
-                codes[path], found = _rounded(
-                    leaves[path], moments.pop(path), param, to, group, method, progress.advance
-                )
-                errors |= {names[path, at]: error for at, error in found.items()}
-                leaves[path] = _values(*codes[path], param)
+        for each in moments:
+            if (param := params.get(each.path)) is None:
+                continue
+            for at in np.ndindex(each.moments.shape[:-2]):
+                place, moment = (each.layer, *at), each.moments[at]
+                with jax.default_matmul_precision("highest"):
+                    matrix = jnp.asarray(leaves[each.path][place], jnp.float32)
+                    found = METHODS[method](matrix.reshape(param.matrix_shape), moment, to, group)
+                codes[each.path][place] = np.reshape(found.codes, matrix.shape)
+                scales[each.path][place] = np.reshape(found.scale, scales[each.path][place].shape)
+                errors[names[each.path, place]] = float(found.error)
+            progress.advance({"weights": param.size // param.shape[0]})
     finally:
         progress.finish()
+    for path, param in params.items():
+        leaves[path] = _values(codes[path], scales[path], param)
     rounded = nest(leaves.items())
     rest = stored_dtype(model, loaded.tensors)
+    both = {path: (codes[path], scales[path]) for path in params}
     return Quantized(
         replace(
             loaded,
-            tensors=HfTensors(model, rounded, codes, to, rest),
+            tensors=HfTensors(model, rounded, both, to, rest),
             reference=None,
             origin=None,
             facts=replace(loaded.facts, origin=_origin(loaded, to, method)),
@@ -173,31 +172,11 @@ def matrices_of(model: Any, to: Grid) -> dict[str, Param]:
     return even if to == "q4_0" else matrices
 
 
-def _count(param: Param) -> int:
-    """Number of matrices that are stacked in a weight."""
-    return int(np.prod(param.shape[: len(param.batch)]))
-
-
-def _rounded(
-    leaf: Any, moments: Any, param: Param, to: Grid, group: int, method: Method, advance: Any
-) -> tuple[tuple[np.ndarray, np.ndarray], dict[tuple[int, ...], float]]:
-    """Codes like the weight and scales [*batch, groups, *outputs], and the error of each matrix."""
-    by, shape = {"gptq": gptq, "nearest": nearest}[method], param.matrix_shape
-    stacked, outputs = (
-        param.shape[: len(param.batch)],
-        param.shape[len(param.batch + param.inputs) :],
-    )
-    codes, scales, errors = [], [], {}
-    for at in np.ndindex(stacked):
-        one = by(jnp.asarray(leaf[at], jnp.float32).reshape(shape), moments[at], to, group)
-        codes.append(np.asarray(one.codes))
-        scales.append(np.asarray(one.scale))
-        errors[at] = float(one.error)
-        advance({"weights": shape[0] * shape[1]})
-    return (
-        np.stack(codes).reshape(param.shape),
-        np.stack(scales).reshape(*stacked, -1, *outputs),
-    ), errors
+def _scales_shape(param: Param, group: int) -> tuple[int, ...]:
+    """Shape of a weight's scales, [*batch, groups, *outputs]."""
+    groups = param.matrix_shape[0] // group if group else 1
+    stacked, outputs = len(param.batch), len(param.batch + param.inputs)
+    return (*param.shape[:stacked], groups, *param.shape[outputs:])
 
 
 def _values(codes: np.ndarray, scale: np.ndarray, param: Param) -> jax.Array:

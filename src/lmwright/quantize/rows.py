@@ -55,7 +55,7 @@ def rows_of_run(run: Run, count: int, length: int) -> Rows:
 
 
 def _cut(pieces: Iterator[np.ndarray], count: int, length: int, where: str) -> Rows:
-    wanted = count + -(-count // (COMPARED - 1))
+    wanted = count + max(1, count // (COMPARED - 1))
     found, size = [], 0
     for piece in pieces:
         found.append(piece)
