@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmwright.models import KINDS
+from lmwright.models.hf.over import OF_FILES
+from lmwright.models.hf.table import Table
 from lmwright.presets.table import models_command, models_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,18 @@ def test_the_page_has_the_table_of_the_registry(capsys):
     assert table == models_table() and all(f"| `{kind}` |" in table for kind in KINDS)
     page = (ROOT / "docs" / "models.md").read_text()
     assert table in page, "put the output of `lmwright models` into docs/models.md"
+
+
+OF_CONFIG = (
+    "name", "mark", "model_types", "weights", "body_prefix", "classifier", "answers", "body",
+    "detector", "gguf_types", "keys", "optional", "pairs", "quantized", "own_head", "defaults",
+    "own_defaults",
+)  # fmt: skip
+
+
+def test_what_a_table_says_of_files_holds_under_another_head_too():
+    """A new attribute of `Table` is of files, or belongs here."""
+    assert {*Table.__annotations__} == {*OF_FILES, *OF_CONFIG}
 
 
 def test_the_page_about_adding_a_family_counts_right():

@@ -8,7 +8,6 @@ from typing import Any
 from lmwright.errors import UserError
 from lmwright.models import TABLES
 from lmwright.models.hf.pairs import Json, Pair
-from lmwright.models.hf.table import Stacked
 from lmwright.models.text_part import architecture_of
 
 
@@ -51,6 +50,13 @@ class Over:
         return fields
 
 
+OF_FILES = (
+    "modules", "inputs_first", "convs", "rows", "by_head", "stacked_experts", "peft_experts",
+    "peft_refuses", "stacked_names", "needs_ids",
+)  # fmt: skip
+"""What a table says of weights in files, which is the same under another head."""
+
+
 class OverTable:
     """The table of one model over an encoder."""
 
@@ -58,15 +64,8 @@ class OverTable:
         table = model.encoder.hf
         self.form, self.name = form, table.name
         self.weights: Mapping[str, str] = form.weights(table)
-        self.modules: Mapping[str, str] = table.modules
-        self.inputs_first: tuple[str, ...] = table.inputs_first
-        self.convs: tuple[str, ...] = table.convs
-        self.rows: tuple[str, ...] = table.rows
-        self.stacked_experts: Stacked = table.stacked_experts
-        self.peft_experts: Stacked = table.peft_experts
-        self.peft_refuses: tuple[str, ...] = table.peft_refuses
-        self.stacked_names: Mapping[str, str] = table.stacked_names
-        self.needs_ids: bool = table.needs_ids
+        for said in OF_FILES:
+            setattr(self, said, getattr(table, said))
 
     def config(self, model: Any) -> Json:
         """config.json of the model, tokenizer ids left out. Raises UserError for what it cannot
