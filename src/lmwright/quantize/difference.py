@@ -48,7 +48,7 @@ def compare(
     count, kl, same, *losses = map(float, sums)
     before, after = (math.exp(loss / losses[2]) for loss in losses[:2])
     perplexities = None if model.both_ways else (before, after)
-    return Difference(int(count), kl / count, same / count, perplexities)
+    return Difference(int(count), max(kl / count, 0.0), same / count, perplexities)
 
 
 def _sums(model: Model, compute: Compute, floats: Tree, rounded: Tree, batch: Batch) -> Array:

@@ -21,6 +21,7 @@ from lmwright.formats.loaded import LoadedModel
 
 COMPARED = 8  # one row of so many is kept
 BATCH_TOKENS = 2048
+MOST_CHARS = 32  # read of one text, for each token that is measured
 
 
 class Rows(NamedTuple):
@@ -43,7 +44,8 @@ def rows_of_text(
     texts = open_texts(path, column or "text", None, documents="file")
     refuse_columns(texts, path, {"--text-column": column})
     try:
-        return _cut(_ids_of_texts(loaded, texts), count, length, path)
+        pieces = _ids_of_texts(loaded, texts, MOST_CHARS * count * length)
+        return _cut(pieces, count, length, path)
     except UserError as error:
         raise own_words(error, texts.source) from None
 
@@ -72,12 +74,13 @@ def _cut(pieces: Iterator[np.ndarray], count: int, length: int, where: str) -> R
     return Rows(rows[~kept], rows[kept])
 
 
-def _ids_of_texts(loaded: LoadedModel, texts: Texts) -> Iterator[np.ndarray]:
+def _ids_of_texts(loaded: LoadedModel, texts: Texts, most: int) -> Iterator[np.ndarray]:
+    """Ids of each text, of one longer than `most` characters those of its beginning."""
     ends = loaded.tokenizer.eos_id
     after = [] if ends is None else [ends]
     for row in texts.rows():
         if not isinstance(row, Bad):
-            ids = [*loaded.prompt_prefix, *loaded.tokenizer.encode(row.text), *after]
+            ids = [*loaded.prompt_prefix, *loaded.tokenizer.encode(row.text[:most]), *after]
             yield np.asarray(ids, np.int32)
 
 
