@@ -11,7 +11,7 @@ from lmwright.core.param import map_params
 from lmwright.errors import UserError
 from lmwright.formats import proof
 from lmwright.formats.gguf_names import config_of
-from lmwright.formats.gguf_read import refuse_q4_0
+from lmwright.formats.gguf_read import refuse_blocks
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
@@ -113,7 +113,7 @@ def test_weights_of_a_grid_are_refused(tmp_path):
     """Those of a grid of four bits with their multipliers are on none."""
     model, w = made({})
     with pytest.raises(UserError, match="whose multipliers GGUF has in the weights"):
-        refuse_q4_0(model, "qat.weights")
+        refuse_blocks(model, "qat.weights")
     with pytest.raises(UserError, match="whose multipliers GGUF has in the weights"):
         write(model, w, tmp_path / "m.gguf", "q4_0")
     tensors = HfTensors(model, w)

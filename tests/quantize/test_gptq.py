@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.core.rounding import GRIDS
-from lmwright.quantize.gptq import BOTH_SIGNS, DAMPING, TRIED, gptq, nearest
+from lmwright.quantize.gptq import DAMPING, TRIED, gptq, nearest
+from lmwright.quantize.grids import BLOCKS, RULES
 
-LEVELS = {"int4": (-8, 7), "int8": (-128, 127), "q4_0": (-8, 7)}
+LEVELS = {"int4": (-8, 7), "int8": (-128, 127), "q4_0": (-8, 7), "iq4_nl": (-127, 113)}
 
 
 def problem(inputs=64, outputs=7, tokens=300, seed=0):
@@ -34,13 +34,19 @@ def by_least_squares(w, moments, scale, whole, low, high):
     return codes
 
 
-@pytest.mark.parametrize("grid, group", [("int4", 16), ("int8", 0), ("q4_0", 32), ("int4", 64)])
+@pytest.mark.parametrize(
+    "grid, group", [("int4", 16), ("int8", 0), ("q4_0", 32), ("iq4_nl", 32), ("int4", 64)]
+)
 def test_codes_are_those_of_the_derivation(grid, group):
     w, x = problem()
     moments = x.T @ x
     found = gptq(jnp.asarray(w, jnp.float32), jnp.asarray(moments, jnp.float32), grid, group)
     scale = np.repeat(np.asarray(found.scale, np.float64), group or 64, axis=0)
-    whole = (lambda a: np.trunc(a + 8.5) - 8) if grid == "q4_0" else np.round
+    kvalues = pytest.importorskip("gguf").quants.IQ4_NL.kvalues
+    whole = {
+        "q4_0": lambda a: np.trunc(a + 8.5) - 8,
+        "iq4_nl": lambda a: np.take(kvalues, np.abs(a[..., None] - kvalues).argmin(-1)),
+    }.get(grid, np.round)
     wanted = by_least_squares(w, moments, scale, whole, *LEVELS[grid])
     same = np.mean(np.asarray(found.codes) == wanted)
     assert same > 0.99, same  # float32 turns one that lies halfway now and then
@@ -48,7 +54,7 @@ def test_codes_are_those_of_the_derivation(grid, group):
     np.testing.assert_allclose(found.error, error / np.linalg.norm(x @ w) ** 2, rtol=1e-3)
 
 
-@pytest.mark.parametrize("grid, group", [("int4", 16), ("int8", 0), ("q4_0", 32)])
+@pytest.mark.parametrize("grid, group", [("int4", 16), ("int8", 0), ("q4_0", 32), ("iq4_nl", 32)])
 def test_results_are_nearer_than_those_of_the_nearest_integers(grid, group):
     for seed in range(3):
         w, x = problem(seed=seed)
@@ -72,10 +78,10 @@ def test_scales_are_the_best_of_those_tried(grid):
     w = problem(32, 5)[0].astype("f4")
     weights = np.exp(np.random.default_rng(1).standard_normal(32)).astype("f4")
     found = gptq(jnp.asarray(w), jnp.diag(jnp.asarray(weights)), grid, 0)
-    rule, (low, high) = GRIDS[grid], LEVELS[grid]
+    rule, (low, high) = RULES[grid], LEVELS[grid]
     own = np.asarray(rule.scale(jnp.asarray(w)[None])[0])[0, 0]
     counted = weights + DAMPING * weights.mean()
-    signs = (1, -1) if grid in BOTH_SIGNS else (1,)
+    signs = (1, -1) if grid in BLOCKS else (1,)
     errors = {}
     for ratio in (s * r for s in signs for r in (1.0, *TRIED)):
         scale = np.asarray(rule.stored(jnp.asarray(own * np.float32(ratio))))

@@ -75,11 +75,12 @@ def test_a_run_in_int4_is_read_by_others(run, tmp_path, capsys):
     assert said["config_groups"]["group_0"]["weights"]["group_size"] == 16
 
 
-def test_a_file_in_q4_0_gives_the_same_logits_in_llama_cpp(run, floats, tmp_path):
+@pytest.mark.parametrize("to", ["q4_0", "iq4_nl"])
+def test_a_file_gives_the_same_logits_in_llama_cpp(to, run, floats, tmp_path):
     pytest.importorskip("gguf", reason="writes the file")
     out = tmp_path / "m.gguf"
     text = run.parent.parent / "text.jsonl"
-    assert main(["quantize", str(floats), str(out), "--text", str(text), *FEW]) == 0
+    assert main(["quantize", str(floats), str(out), "--text", str(text), "--to", to, *FEW]) == 0
     back = load_model(out)
     before = dict(walk(load_model(floats).weights))
     for path, leaf in walk(back.load(dtype=jnp.float32)):
@@ -118,17 +119,19 @@ def test_experts_are_rounded_on_their_own_tokens(folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["int4", "q4_0"])
+@pytest.mark.parametrize("to", ["int4", "q4_0", "iq4_nl"])
 def test_the_results_are_nearer_than_those_of_the_nearest_integers(
     to, shared_data, tmp_path, capsys
 ):
     """A real model of 260,032 parameters, on text that it was not measured on."""
-    out = str(tmp_path / ("m.gguf" if to == "q4_0" else "m"))
+    out = str(tmp_path / ("m" if to == "int4" else "m.gguf"))
     kl = {}
     for method in ("nearest", "gptq"):
         command = ["quantize", str(shared_data / "models" / "stories260k"), out, "--overwrite"]
         command += ["--text", str(shared_data / "text" / "books_a.parquet"), "--context", "256"]
-        command += ["--method", method] + (["--group-size", "4"] if to == "int4" else [])
+        command += ["--method", method, "--to", to] + (
+            ["--group-size", "4"] if to == "int4" else []
+        )
         assert main(command) == 0
         kl[method] = float(capsys.readouterr().out.split("KL ")[1].split()[0])
     assert kl["gptq"] < 0.7 * kl["nearest"], kl

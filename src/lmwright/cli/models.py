@@ -147,6 +147,7 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
             "tq1_0",
             "tq2_0",
             "q4_0",
+            "iq4_nl",
             "int4",
             "int8",
         ]
@@ -182,9 +183,9 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 @click.argument("out")
 @click.option(
     "--to",
-    type=click.Choice(["int4", "int8", "q4_0"]),
-    help="Integers: int4 or int8 in a folder, q4_0 in a .gguf file; default: int4, or q4_0 for a "
-    "name that ends in .gguf.",
+    type=click.Choice(["int4", "int8", "q4_0", "iq4_nl"]),
+    help="Integers: int4 or int8 in a folder, q4_0 or iq4_nl (of the same size, nearer) in a .gguf "
+    "file; default: int4, or q4_0 for a name that ends in .gguf.",
 )
 @click.option(
     "--group-size",

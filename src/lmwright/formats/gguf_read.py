@@ -182,21 +182,22 @@ def cuts_of(model: HfModel) -> tuple[Cut, ...]:
     return ()
 
 
-def refuse_q4_0(model: HfModel, field: str) -> None:
-    """Raises UserError for a model that no GGUF file holds in q4_0; `field` asks for that."""
+def refuse_blocks(model: HfModel, field: str, dtype: str = "q4_0") -> None:
+    """Raises UserError for a model that no GGUF file holds in blocks of this type; `field` asks for
+    that."""
     try:
         gguf_arch_of(model.hf.config(model))
     except UserError as error:
         raise error.at(field) from error
     if cuts_of(model):
         raise UserError(
-            f"{field}: q4_0 is not written for a {model.kind!r} model, some of whose matrices GGUF "
-            "holds in parts; use int4 and a folder"
+            f"{field}: {dtype} is not written for a {model.kind!r} model, some of whose matrices "
+            "GGUF holds in parts; use int4 and a folder"
         )
     if gguf_falcon.has_multipliers(model):
         raise UserError(
-            f"{field}: q4_0 is not written for a {model.kind!r} model, whose multipliers GGUF has "
-            "in the weights; use int4 and a folder"
+            f"{field}: {dtype} is not written for a {model.kind!r} model, whose multipliers GGUF "
+            "has in the weights; use int4 and a folder"
         )
     metadata_of(model.hf.config(model), field)
 

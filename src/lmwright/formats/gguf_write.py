@@ -25,7 +25,7 @@ from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_m
 from lmwright.errors import UserError
 from lmwright.formats import gguf_apertus, gguf_falcon, gguf_hybrid, gguf_mamba, gguf_read
 from lmwright.formats.card import Facts
-from lmwright.formats.compressed import Q8_ROW, q4_0_blocks, refuse_grid
+from lmwright.formats.compressed import BLOCKS, Q8_ROW, refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_apart import Apart
 from lmwright.formats.gguf_names import SHIFT, NameMap, in_order, metadata_of
@@ -44,7 +44,7 @@ from lmwright.models.counts import is_layer_matrix
 
 TYPES = {
     "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
-    "tq2_0": "TQ2_0", "q4_0": "Q4_0",
+    "tq2_0": "TQ2_0", "q4_0": "Q4_0", "iq4_nl": "IQ4_NL",
 }  # fmt: skip
 TERNARY = ("TQ1_0", "TQ2_0")
 TERNARY_ROW = 256  # values of a row that share a scale
@@ -98,7 +98,7 @@ def write_gguf(
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
     refuse_type(proved, TYPES[dtype])
-    if dtype in ("q4_0", "q8_0"):
+    if dtype in ("q4_0", "iq4_nl", "q8_0"):
         refuse_grid(dtype, of_source)
     entries = _entries(model, name, TYPES[dtype])
     if has_ternary(model):
@@ -171,9 +171,9 @@ def _kind(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
     if vector or "experts" in slot.param.outputs or slot.param.inputs == ("distances",):
         return "F32"
     run = gguf_hybrid.in_order(slot.name, slot.shape[-1], config)
-    if (kind in ("Q8_0", "Q4_0") and run % Q8_ROW) or (kind in TERNARY and not slot.param.ternary):
+    if (kind in ("Q8_0", *BLOCKS) and run % Q8_ROW) or (kind in TERNARY and not slot.param.ternary):
         return "F16"
-    if kind == "Q4_0" and not is_layer_matrix(slot.param):
+    if kind in BLOCKS and not is_layer_matrix(slot.param):
         return "F16"
     return kind
 
@@ -191,8 +191,8 @@ def refuse_type(model: HfModel, kind: str) -> None:
             f"dtype: q8_0 would round the ternary weights of a {model.kind!r} model again; use "
             "tq2_0, which is smaller and exact"
         )
-    if kind == "Q4_0":
-        gguf_read.refuse_q4_0(model, "dtype")
+    if kind in BLOCKS:
+        gguf_read.refuse_blocks(model, "dtype", kind.lower())
     odd = next((slot for slot in ternary if slot.shape[-1] % TERNARY_ROW), None)
     if kind in TERNARY and odd is not None:
         raise UserError(
@@ -249,7 +249,7 @@ def _write(
     writer = gguf.GGUFWriter(path, name)
     types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
     kinds = {entry.kind for entry in entries} - {"F32"}
-    small = [kind for kind in ("Q8_0", "Q4_0", *TERNARY) if kind in kinds]
+    small = [kind for kind in ("Q8_0", *BLOCKS, *TERNARY) if kind in kinds]
     main = next(iter((*small, *kinds)), "F32")
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else f"MOSTLY_{main}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -296,15 +296,15 @@ def _laid_out(
             cast_tensor(slot.name, array, np.dtype(np.float16))  # refuses what is too large
         if entry.kind in TERNARY:
             array = codes_of_values(array)[0]
-        if entry.kind == "Q4_0":
+        if entry.kind in BLOCKS:
             codes, scale = tensors.codes(slot.name)  # type: ignore[attr-defined]
             rows = np.concatenate([codes.reshape(len(codes), -1, Q8_ROW), scale[..., None]], -1)
             array = rows.reshape(len(codes), -1)  # so that a block moves with its scale
         array = in_order(slot.name, array, config, arch, into=True)
         if shift := arch.shift_of(slot.name):
             array = array + np.float32(shift)
-        if entry.kind == "Q4_0":
-            parts.append(q4_0_blocks(array))
+        if entry.kind in BLOCKS:
+            parts.append(BLOCKS[entry.kind](array))
             continue
         parts.append(gguf.quantize(array, gguf.GGMLQuantizationType[entry.kind]))
     return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])
@@ -330,7 +330,7 @@ def _compare(path: Path, model: HfModel, entries: list[Entry], tensors: Mapping[
             blocks = np.abs(wanted).reshape(-1, Q8_ROW).max(-1, keepdims=True)
             apart = np.abs(wanted - read).reshape(-1, Q8_ROW)
             same = bool((apart <= blocks * Q8_ERROR + 1e-7).all())
-        elif kind in ("F32", "Q4_0") and not slot.name.endswith(("norm.weight", ".A_log")):
+        elif kind in ("F32", *BLOCKS) and not slot.name.endswith(("norm.weight", ".A_log")):
             same = np.array_equal(wanted, read)
         else:
             steps = {"F32": 2.0**-23, "F16": 2.0**-11, "BF16": 2.0**-8}

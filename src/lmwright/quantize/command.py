@@ -20,7 +20,7 @@ from lmwright.evals.compute import row_compute
 from lmwright.formats.compressed import is_packed
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.encoding import refuse_packed, stored_dtype
-from lmwright.formats.gguf_read import refuse_q4_0
+from lmwright.formats.gguf_read import refuse_blocks
 from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.formats.hf_write import checked_tokenizer, refuse_existing_folder
 from lmwright.formats.load import load_model
@@ -34,11 +34,11 @@ from lmwright.models.over import OverEncoder
 from lmwright.program.qat_section import uneven
 from lmwright.quantize.difference import Difference, compare
 from lmwright.quantize.gptq import gptq, nearest
+from lmwright.quantize.grids import BLOCKS, GridName
 from lmwright.quantize.moments import Measured, measured
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
 from lmwright.storage.bucket import is_bucket
 
-Grid = Literal["int4", "int8", "q4_0"]
 Method = Literal["gptq", "nearest"]
 ROWS, CONTEXT, GROUP = 32, 1024, 32
 WORST = 3  # matrices that are named
@@ -60,7 +60,7 @@ def quantize_command(
     path: str | Path,
     out: str | Path,
     *,
-    to: Grid | None = None,
+    to: GridName | None = None,
     group_size: int | None = None,
     text: str | None = None,
     text_column: str | None = None,
@@ -72,7 +72,8 @@ def quantize_command(
     overwrite: bool = False,
 ) -> Proof:
     """Writes the model at `path` in few bits as `out`, a Hugging Face folder (int4 or int8) or a
-    .gguf file (q4_0), and prints how far it is from the floats, and the proof of the files.
+    .gguf file (q4_0 or iq4_nl), and prints how far it is from the floats and the proof of the
+    files.
 
     `group_size` inputs share a scale of int4. `rows` of `context` tokens are measured: of `text`, a
     file as `prepare` reads them, or of those that a run trained on. Raises UserError, before
@@ -93,13 +94,15 @@ def quantize_command(
     )
 
 
-def grid_of(out: str | Path, to: Grid | None, group_size: int | None) -> Grid:
+def grid_of(out: str | Path, to: GridName | None, group_size: int | None) -> GridName:
     """The grid that is meant: by the ending of `out` if none is given. Raises UserError for one
     that is for other files, and for groups without effect."""
     gguf = Path(out).suffix == ".gguf"
     to = to or ("q4_0" if gguf else "int4")
-    if (to == "q4_0") != gguf:
-        what, cure = ("a .gguf file", "int4 or int8") if to == "q4_0" else ("a folder", "q4_0")
+    if (to in BLOCKS) != gguf:
+        what, cure = "a folder", "q4_0 or iq4_nl"
+        if to in BLOCKS:
+            what, cure = "a .gguf file", "int4 or int8"
         raise UserError(f"--to: {to} is for {what}, and OUT is {out}; use {cure}")
     if group_size is not None and to != "int4":
         raise UserError(f"--group-size: has no effect with --to {to}; leave it out")
@@ -110,7 +113,7 @@ def quantized(
     loaded: LoadedModel,
     rows: Rows,
     moments: Iterable[Measured],
-    to: Grid,
+    to: GridName,
     compute: Compute,
     *,
     group_size: int | None = None,
@@ -159,17 +162,17 @@ def quantized(
     )
 
 
-def group_of(to: Grid, group_size: int | None) -> int:
+def group_of(to: GridName, group_size: int | None) -> int:
     """Inputs that share a scale; 0 if all do."""
     return 0 if to == "int8" else group_size or GROUP
 
 
-def matrices_of(model: Any, to: Grid) -> dict[str, Param]:
-    """The weights that are rounded, by path: the matrices of attention, mlps and experts; for q4_0
-    those whose inputs are whole groups, as GGUF files hold the others as floats."""
+def matrices_of(model: Any, to: GridName) -> dict[str, Param]:
+    """The weights that are rounded, by path: the matrices of attention, mlps and experts; of a
+    .gguf file those whose inputs are whole groups, as it holds the others as floats."""
     matrices = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
     even = {path: param for path, param in matrices.items() if param.matrix_shape[0] % GROUP == 0}
-    return even if to == "q4_0" else matrices
+    return even if to in BLOCKS else matrices
 
 
 def _scales_shape(param: Param, group: int) -> tuple[int, ...]:
@@ -202,7 +205,7 @@ def _opened(path: str | Path, adapter: str | None) -> LoadedModel:
 
 
 def _refuse_model(
-    loaded: LoadedModel, out: str | Path, to: Grid, group_size: int | None, overwrite: bool
+    loaded: LoadedModel, out: str | Path, to: GridName, group_size: int | None, overwrite: bool
 ) -> None:
     """Raises UserError for a model that cannot be written so, or an `out` that is there."""
     model = loaded.model
@@ -213,20 +216,20 @@ def _refuse_model(
     if has_ternary(model):
         raise UserError(f"{loaded.path}: the weights of a {model.kind!r} model are ternary already")
     found = uneven(model, group_of(to, group_size))
-    if found and (to != "q4_0" or not matrices_of(model, to)):
+    if found and (to not in BLOCKS or not matrices_of(model, to)):
         path, inputs, fits = found
         cure = f"use {'' if to == 'int4' else '--to int4 and a folder with '}--group-size {fits}"
         raise UserError(
             f"--to: groups of {group_of(to, group_size)} do not divide the {inputs} inputs of "
             f"{path}; {cure}"
         )
-    if to == "q4_0":
-        refuse_q4_0(model, "--to")
+    if to in BLOCKS:
+        refuse_blocks(model, "--to", to)
     else:
         refuse_packed(to, model, "--to", "use q4_0 and a .gguf file")
     checked_tokenizer(model, loaded.tokenizer_dir)
     if not is_bucket(out):
-        refuse = refuse_existing if to == "q4_0" else refuse_existing_folder
+        refuse = refuse_existing if to in BLOCKS else refuse_existing_folder
         refuse(new_place(out), overwrite)
 
 
@@ -248,12 +251,12 @@ def _rows(
     return rows_of_run(open_place(loaded.path).run, count, length)
 
 
-def _origin(loaded: LoadedModel, to: Grid, method: Method) -> str:
+def _origin(loaded: LoadedModel, to: GridName, method: Method) -> str:
     how = {"gptq": "with GPTQ", "nearest": "to the nearest"}[method]
     return f"{loaded.facts.origin} Rounded to {to} {how} by lmwright.".strip()
 
 
-def _tell(done: Quantized, rows: Rows, to: Grid, where: str) -> None:
+def _tell(done: Quantized, rows: Rows, to: GridName, where: str) -> None:
     rounded = sum(param.size for param in matrices_of(done.loaded.model, to).values())
     count, length = rows.measured.shape
     print(f"measured on {count} rows of {length:,} tokens of {where}: {rounded:,} weights rounded")

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lmwright.core.rounding import GRIDS, Grid
+from lmwright.core.rounding import Grid
+from lmwright.quantize.grids import BLOCKS, RULES, GridName
 
 DAMPING = 0.01  # of the mean moment, so that inputs that never vary apart can be told apart
 BLOCK = 128  # inputs whose errors reach the later ones by one product
 TRIED = np.linspace(0.5, 1.1, 25)  # scales, by the grid's own
-BOTH_SIGNS = ("q4_0",)  # grids whose scales may be negative
 
 
 class Integers(NamedTuple):
@@ -36,20 +36,20 @@ class Integers(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("grid", "group"))
-def nearest(w: Array, moments: Array, grid: str, group: int) -> Integers:
+def nearest(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
     """Every weight of w [I, O] at the integer next to it, by the grid's own scales; `group` inputs
     share one, or all if it is 0."""
-    rule, blocks = GRIDS[grid], _blocks(w, group)
+    rule, blocks = RULES[grid], _blocks(w, group)
     scale, inverse = rule.scale(blocks)
     codes = jnp.clip(rule.whole(blocks * inverse), rule.low, rule.high)
     return _integers(w, moments, codes.reshape(w.shape), scale[:, 0])
 
 
 @partial(jax.jit, static_argnames=("grid", "group"))
-def gptq(w: Array, moments: Array, grid: str, group: int) -> Integers:
+def gptq(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
     """The integers of float32 w [I, O] for inputs of these moments [I, I]; `group` inputs share a
     scale, or all if it is 0. Inputs that were never seen are rounded to the nearest."""
-    rule, size = GRIDS[grid], w.shape[0]
+    rule, size = RULES[grid], w.shape[0]
     diagonal = jnp.diagonal(moments)
     damping = DAMPING * jnp.mean(diagonal)
     # without any moments: as if all inputs were alike
@@ -73,11 +73,11 @@ def _codes(w: Array, scale: Array, rule: Grid) -> Array:
     return jnp.clip(rule.whole(ratio), rule.low, rule.high)
 
 
-def _searched(blocks: Array, weights: Array, rule: Grid, grid: str) -> Array:
+def _searched(blocks: Array, weights: Array, rule: Grid, grid: GridName) -> Array:
     """Scales [groups, O] with the least squared error of `blocks` [groups, inputs, O], where inputs
     count by `weights` [groups, inputs]."""
     own = rule.scale(blocks)[0]
-    signs = (1.0, -1.0) if grid in BOTH_SIGNS else (1.0,)
+    signs = (1.0, -1.0) if grid in BLOCKS else (1.0,)
     tried = jnp.asarray([sign * ratio for sign in signs for ratio in (1.0, *TRIED)], jnp.float32)
 
     def one(best: tuple[Array, Array], ratio: Array) -> tuple[tuple[Array, Array], None]:

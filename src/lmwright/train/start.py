@@ -98,14 +98,14 @@ def refuse_start(plan: Plan, store: TokenStore) -> None:
 def _refuse_grid(run: Run) -> None:
     """Raises UserError for rounded weights that no file of the model holds."""
     from lmwright.formats.encoding import refuse_packed
-    from lmwright.formats.gguf_read import refuse_q4_0
+    from lmwright.formats.gguf_read import refuse_blocks
 
     assert run.qat is not None
     if run.qat.weights == "q4_0":
-        refuse_q4_0(run.model, "qat.weights")
+        refuse_blocks(run.model, "qat.weights")
     else:
         try:
-            refuse_q4_0(run.model, "")
+            refuse_blocks(run.model, "")
             cure = "use 'q4_0', which is for .gguf files"
         except UserError:
             cure = "no other is, either, so remove [qat]"

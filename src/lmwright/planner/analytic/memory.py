@@ -35,7 +35,7 @@ from lmwright.planner.units import memory_size
 BEFORE_NORM = " before its norm"
 LOGITS_ALIVE = 1  # float32 logits, beside their gradient for the products
 CAPPED_ALIVE = 2  # and with a soft cap
-BIASED_ALIVE = 1  # and with a bias
+BIASED_ALIVE = 0.5  # and with a bias: by the compiler one, or none in models of 256 to 384 dims
 HEAD_ALIVE = 1  # the head's gradient in float32, beside that and the head for the products
 GATHERED_ALIVE = 2  # a layer's weights, or their gradients, in the products' precision
 WIDE_ALIVE = 4  # arrays of an mlp's width in its backward pass

@@ -1,0 +1,38 @@
+"""Grids that matrices are rounded to: those of training (`core.rounding`), and IQ4_NL, whose 16
+levels lie closer around zero. Its codes are the levels themselves."""
+
+from itertools import pairwise
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import Array
+
+from lmwright.core.rounding import GRIDS, Q4_0, Grid
+from lmwright.formats.compressed import IQ4_NL
+
+GridName = Literal["int4", "int8", "q4_0", "iq4_nl"]
+BETWEEN = tuple((a + b) / 2 for a, b in pairwise(IQ4_NL))
+
+
+class Iq4Nl(Grid):
+    """GGUF's: the value of largest magnitude is -127, the scale a float16."""
+
+    def scale(self, blocks: Array) -> tuple[Array, Array]:
+        """(scale, its inverse) of each block, along axis -2."""
+        scale = Q4_0.scale(SIXTEEN, blocks)[0] * (-8 / self.low)
+        scale = self.stored(scale)
+        return scale, jnp.where(scale == 0, 0.0, 1 / jnp.where(scale == 0, 1.0, scale))
+
+    def whole(self, x: Array) -> Array:
+        """The level next to `x`."""
+        return jnp.asarray(IQ4_NL, jnp.float32)[jnp.searchsorted(jnp.asarray(BETWEEN), x)]
+
+    def stored(self, scale: Array) -> Array:
+        """The nearest float16."""
+        return SIXTEEN.stored(scale)
+
+
+SIXTEEN = Q4_0(-8, 7)
+RULES: dict[GridName, Grid] = {**GRIDS, "iq4_nl": Iq4Nl(IQ4_NL[0], IQ4_NL[-1])}  # type: ignore[dict-item]
+BLOCKS: tuple[GridName, ...] = ("q4_0", "iq4_nl")
+"""Grids of .gguf files, of 32 inputs, whose scales may be negative."""
