@@ -123,7 +123,8 @@ def q4_0_blocks(rows: np.ndarray) -> np.ndarray:
 
 
 def iq4_nl_blocks(rows: np.ndarray) -> np.ndarray:
-    """The same of codes that are levels of IQ4_NL, by their places among them."""
+    """uint8 [out, bytes] like `q4_0_blocks`, of codes that are levels of IQ4_NL: their places among
+    these are stored."""
     return _halves(rows, lambda codes: np.searchsorted(IQ4_NL, codes))
 
 
