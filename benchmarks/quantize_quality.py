@@ -10,7 +10,8 @@ import argparse
 
 from lmwright.evals.compute import row_compute
 from lmwright.formats.load import load_model
-from lmwright.quantize.command import Grid, Method, matrices_of, quantized
+from lmwright.quantize.command import Method, matrices_of, quantized
+from lmwright.quantize.grids import GridName
 from lmwright.quantize.moments import measured
 from lmwright.quantize.rows import rows_of_text
 
@@ -28,12 +29,12 @@ def main() -> None:
     said = parser.parse_args()
     loaded, compute = load_model(said.model), row_compute("fp32")
     rows = rows_of_text(loaded, said.text, None, said.rows, said.context)
-    cases: list[tuple[Grid, int | None]] = [("int4", group) for group in said.groups]
+    cases: list[tuple[GridName, int | None]] = [("int4", group) for group in said.groups]
     params = matrices_of(loaded.model, "int4")
     moments = list(measured(loaded.model, loaded.weights, rows.batches(), params, compute))
     print("| grid | method | perplexity, floats | rounded | KL, nats | same choice |")
     print("|---|---|---:|---:|---:|---:|", flush=True)
-    for to, group in [*cases, ("q4_0", None), ("int8", None)]:
+    for to, group in [*cases, ("q4_0", None), ("iq4_nl", None), ("int8", None)]:
         for method in METHODS:
             found = quantized(
                 loaded, rows, moments, to, compute, group_size=group, method=method
