@@ -147,7 +147,6 @@ def _refuse_idle(options: dict[str, Any], by_position: bool, needle: bool) -> No
             "tq1_0",
             "tq2_0",
             "q4_0",
-            "iq4_nl",
             "int4",
             "int8",
         ]

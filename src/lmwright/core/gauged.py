@@ -51,7 +51,7 @@ _gauge.defvjp(_gauge_fwd, _gauge_bwd)
 
 def moments_of(eqn: str, num_inputs: int, x: Array) -> Array:
     """float32 [*batch, I, I]: sums of x x' over the tokens of x, for the weight of `eqn`, whose
-    inputs are the first `num_inputs` letters that x shares and the result lacks."""
+    inputs are the last `num_inputs` letters that x shares and the result lacks."""
     x_letters, w_letters, out = letters(eqn)
     inputs = [letter for letter in w_letters if letter in x_letters and letter not in out]
     inputs = inputs[-num_inputs:]

@@ -98,7 +98,7 @@ def write_gguf(
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
     refuse_type(proved, TYPES[dtype])
-    if dtype in ("q4_0", "iq4_nl", "q8_0"):
+    if TYPES[dtype] in ("Q8_0", *BLOCKS):
         refuse_grid(dtype, of_source)
     entries = _entries(model, name, TYPES[dtype])
     if has_ternary(model):

@@ -14,25 +14,19 @@ GridName = Literal["int4", "int8", "q4_0", "iq4_nl"]
 BETWEEN = tuple((a + b) / 2 for a, b in pairwise(IQ4_NL))
 
 
-class Iq4Nl(Grid):
+class Iq4Nl(Q4_0):
     """GGUF's: the value of largest magnitude is -127, the scale a float16."""
 
     def scale(self, blocks: Array) -> tuple[Array, Array]:
         """(scale, its inverse) of each block, along axis -2."""
-        scale = Q4_0.scale(SIXTEEN, blocks)[0] * (-8 / self.low)
-        scale = self.stored(scale)
+        scale = self.stored(super().scale(blocks)[0] * (-8 / self.low))
         return scale, jnp.where(scale == 0, 0.0, 1 / jnp.where(scale == 0, 1.0, scale))
 
     def whole(self, x: Array) -> Array:
         """The level next to `x`."""
         return jnp.asarray(IQ4_NL, jnp.float32)[jnp.searchsorted(jnp.asarray(BETWEEN), x)]
 
-    def stored(self, scale: Array) -> Array:
-        """The nearest float16."""
-        return SIXTEEN.stored(scale)
 
-
-SIXTEEN = Q4_0(-8, 7)
 RULES: dict[GridName, Grid] = {**GRIDS, "iq4_nl": Iq4Nl(IQ4_NL[0], IQ4_NL[-1])}  # type: ignore[dict-item]
 BLOCKS: tuple[GridName, ...] = ("q4_0", "iq4_nl")
 """Grids of .gguf files, of 32 inputs, whose scales may be negative."""
