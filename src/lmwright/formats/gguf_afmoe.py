@@ -6,8 +6,8 @@ from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.formats import gguf_deepseek
+from lmwright.formats.gguf_reach import types_of_every
 from lmwright.models.hf.afmoe import DENSE, SHARED, WINDOW
-from lmwright.models.hf.rope import SIDES
 
 NAME = "afmoe"
 KEYS = {
@@ -18,13 +18,9 @@ KEYS = {
 FIXED = {"hidden_act": "silu", "attention_bias": False, "mup_enabled": True}
 
 
-def _layers(num_layers: int) -> list[str]:
-    return [SIDES[bool((i + 1) % 4)] for i in range(num_layers)]
-
-
 def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Keys below the architecture's name. Raises UserError for another order of windows."""
-    if config["layer_types"] != _layers(config["num_hidden_layers"]):
+    if config["layer_types"] != types_of_every(4, config["num_hidden_layers"]):
         raise UserError(
             f"{where}: llama.cpp's {NAME} has windows in all layers but every fourth "
             "(model.layer_pattern); export to a Hugging Face folder instead"
@@ -40,5 +36,5 @@ def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], where: str) ->
             f"{where}: {NAME} with routing weights that are no sigmoids normalized over the chosen "
             "experts is not computed; take another conversion"
         )
-    layers = _layers(config.get("num_hidden_layers", 0))
+    layers = types_of_every(4, config.get("num_hidden_layers", 0))
     return {"layer_types": layers, "sliding_window": config.get("sliding_window", WINDOW)}

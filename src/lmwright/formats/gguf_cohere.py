@@ -10,8 +10,8 @@ from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.formats.gguf_gemma4 import PATTERN
+from lmwright.formats.gguf_reach import types_of_every
 from lmwright.models.hf.cohere import SCALE
-from lmwright.models.hf.window import TYPES
 
 PLAIN, WINDOWS = "command-r", "cohere2"
 NAMES = (PLAIN, WINDOWS)
@@ -33,7 +33,7 @@ def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
         return {}
     types = list(config["layer_types"])
     for every in (4, 0, *range(2, num_layers + 1)):
-        if types == _layers(every, num_layers):
+        if types == types_of_every(every, num_layers):
             return {PATTERN: every}
     raise UserError(
         f"{where}: llama.cpp's {name} has as many local layers before each global one, one at "
@@ -46,9 +46,4 @@ def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], name: str) -> 
     num_layers = config.get("num_hidden_layers", 0)
     if name == PLAIN:
         return {"use_qk_norm": num_layers >= NORMED}
-    return {"layer_types": _layers(int(meta.get(f"{name}.{PATTERN}", 4)), num_layers)}
-
-
-def _layers(every: int, num_layers: int) -> list[str]:
-    is_local = (every == 0 or (i + 1) % every > 0 for i in range(num_layers))
-    return [TYPES["local" if each else "global"] for each in is_local]
+    return {"layer_types": types_of_every(int(meta.get(f"{name}.{PATTERN}", 4)), num_layers)}

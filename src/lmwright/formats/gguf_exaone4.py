@@ -17,16 +17,14 @@ MOE_KEYS = gguf_deepseek.KEYS | {"expert_shared_count": SHARED}
 WITH_WINDOWS = 64
 
 
-def _layers(num_layers: int) -> list[str]:
-    return [TYPES["local" if (i + 1) % 4 else "global"] for i in range(num_layers)]
-
-
 def refuse(config: Mapping[str, Any], where: str) -> None:
     """Raises UserError for windows where llama.cpp computes none, or the other way round."""
     num_layers, window = config["num_hidden_layers"], config["sliding_window"]
     as_there = window is None
     if num_layers == WITH_WINDOWS:
-        as_there = window is not None and config["layer_types"] == _layers(num_layers)
+        as_there = window is not None and config["layer_types"] == gguf_reach.types_of_every(
+            4, num_layers
+        )
     if not as_there:
         raise UserError(
             f"{where}: llama.cpp has windows in EXAONE 4 of {WITH_WINDOWS} layers alone, in all "
@@ -41,7 +39,7 @@ def config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if num_layers != WITH_WINDOWS:
         return {"sliding_window": None}
     window = config.get("sliding_window", USUAL)
-    return {"sliding_window": window, "layer_types": _layers(num_layers)}
+    return {"sliding_window": window, "layer_types": gguf_reach.types_of_every(4, num_layers)}
 
 
 def moe_metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
