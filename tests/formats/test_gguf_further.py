@@ -1,4 +1,5 @@
-"""Layers that predict a further token are behind the others in a GGUF file, and are left out."""
+"""Layers that predict a further token are behind the others in a GGUF file, and are left out;
+a file of the same name in the current folder is not taken for the one that was given."""
 
 import jax
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 pytest.importorskip("gguf")
 
 from lmwright.formats import proof
+from lmwright.formats.convert import import_command
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.load import load_model
 from lmwright.formats.reference import Reference
-from tests.formats.test_gguf import rewritten
+from tests.formats.test_gguf import FAMILIES, rewritten, weights_of, write
 from tests.formats.test_gguf_families import model_of
 
 
@@ -42,3 +44,18 @@ def test_they_are_left_out(case, name, tmp_path, monkeypatch):
     after = load_model(path)
     assert after.model == model
     jax.tree.map(np.testing.assert_array_equal, after.weights, before)
+
+
+def test_transformers_reads_the_file_that_was_given(tmp_path, monkeypatch):
+    """By its name alone it takes the one of the current folder."""
+    for needed in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(needed)
+    model = FAMILIES["llama tied"]
+    for seed, name in enumerate(("here", "there")):
+        (tmp_path / name).mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(proof, "transformers_says", lambda *_: Reference(None, "not asked"))
+            write(model, weights_of(model, seed), tmp_path / name / "m.gguf")
+    monkeypatch.chdir(tmp_path / "here")
+    found = import_command(tmp_path / "there" / "m.gguf", tmp_path / "folder")
+    assert found.source_to_transformers.kl < 1e-6

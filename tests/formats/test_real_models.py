@@ -48,7 +48,7 @@ def test_smollm_gives_the_text_of_transformers(smollm, imported):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    said = {"gguf_file": smollm.name}
+    said = {"gguf_file": str(smollm)}
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm.parent, **said)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         smollm.parent, dtype=torch.float32, **said

@@ -100,7 +100,7 @@ def test_transformers_reads_the_file(q4, tmp_path):
         pytest.importorskip(needed)
     assert main(["export", q4, str(tmp_path / "m.gguf"), "--dtype", "q4_0"]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="m.gguf", dtype=torch.float32
+        tmp_path, gguf_file=str(tmp_path / "m.gguf"), dtype=torch.float32
     )
     ours = load_model(tmp_path / "m.gguf")
     with torch.no_grad():

@@ -125,7 +125,8 @@ def _logits(
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    folder, file = (path.parent, {"gguf_file": path.name}) if is_gguf else (path, {})
+    # by its name alone it takes one of that name in the current folder
+    folder, file = (path.parent, {"gguf_file": str(path.absolute())}) if is_gguf else (path, {})
     if not is_gguf:
         file["use_safetensors"] = True
     if adapter is None:
