@@ -7,12 +7,16 @@ Rows of TEXT are measured on, every eighth is kept to compare on.
 """
 
 import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lmwright.evals.compute import row_compute
 from lmwright.formats.load import load_model
 from lmwright.quantize.command import Method, matrices_of, quantized
 from lmwright.quantize.grids import GridName
+from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import measured
+from lmwright.quantize.parts import Parts
 from lmwright.quantize.rows import rows_of_text
 
 METHODS: tuple[Method, ...] = ("nearest", "gptq")
@@ -31,14 +35,17 @@ def main() -> None:
     rows = rows_of_text(loaded, said.text, None, said.rows, said.context)
     cases: list[tuple[GridName, int | None]] = [("int4", group) for group in said.groups]
     params = matrices_of(loaded.model, "int4")
-    moments = list(measured(loaded.model, loaded.weights, rows.batches(), params, compute))
+    weights = Weights(loaded.model, loaded.tensors)
+    moments = list(measured(loaded.model, weights, rows.batches(), params, compute))
     print("| grid | method | perplexity, floats | rounded | KL, nats | same choice |")
     print("|---|---|---:|---:|---:|---:|", flush=True)
     for to, group in [*cases, ("q4_0", None), ("iq4_nl", None), ("int8", None)]:
         for method in METHODS:
-            found = quantized(
-                loaded, rows, moments, to, compute, group_size=group, method=method
-            ).difference
+            with TemporaryDirectory() as folder:
+                found = quantized(
+                    loaded, rows, Parts(Path(folder)), to, compute,
+                    group_size=group, method=method, moments=moments,
+                ).difference  # fmt: skip
             before, after = found.perplexities
             print(
                 f"| {to}{f', groups of {group}' if group else ''} | {method} | {before:.2f} | "

@@ -11,9 +11,10 @@ from lmwright.core.leaves import Gauged
 from lmwright.core.param import walk
 from lmwright.core.ragged import dot_ragged
 from lmwright.core.weight import dot
-from lmwright.formats.hf_layout import slots
+from lmwright.formats.hf_layout import HfTensors, slots
 from lmwright.models.counts import is_layer_matrix
-from lmwright.quantize.moments import at_once, goes_by_layers, measured, moments_shape
+from lmwright.quantize.layers import Weights, goes_by_layers
+from lmwright.quantize.moments import at_once, measured, moments_shape
 from tests.parity.compare import assert_near, in_files, make_batch
 from tests.parity.families import ROWS
 from tests.parity.test_families import TOKENS, problem
@@ -79,7 +80,8 @@ def test_layer_after_layer_is_as_all_at_once(name):
     params = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
     rows = [make_batch(tokens[None]) for tokens in TOKENS]
     wanted, found = at_once(model, w, rows, params, Compute()), set()
-    for each in measured(model, w, rows, params, Compute()):
+    weights = Weights(model, HfTensors(model, w))
+    for each in measured(model, weights, rows, params, Compute()):
         one = np.asarray(wanted[each.path][each.layer])
         assert_near(np.asarray(each.moments), one, f"{each.path} {each.layer}")
         found.add((each.path, each.layer))

@@ -13,37 +13,13 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from tests.formats import llama_cpp
 from tests.formats.unpacked import IDS, is_read_by_others
-from tests.train.texts import MODEL, PLAIN, STEADY, write_run, write_texts
+from tests.quantize.conftest import trained
+from tests.train.texts import MODEL
 
 FEW = ["--rows", "4", "--context", "16"]
 MIXTURE = MODEL.format(kind="mixtral").replace(
     "mlp_dim = 96", "experts = {num_experts = 4, experts_per_token = 2, mlp_dim = 32}"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Folder of the runs, their text and its prepared form."""
-    folder = tmp_path_factory.mktemp("quantize")
-    write_texts(folder / "text.jsonl")
-    return folder
-
-
-def trained(folder, name, model, top="", steps=4):
-    """Run directory of a run of a few steps."""
-    (folder / name).mkdir()
-    path = write_run(
-        folder / name, model, top=top, data=folder / "data", train=PLAIN,
-        source=f'sources = [{{path = "{folder}/text.jsonl"}}]', more=STEADY.format(rate=1e-2),
-    )  # fmt: skip
-    assert main(["prepare", path]) == main(["train", path, f"train.steps={steps}"]) == 0
-    return folder / name / "run"
-
-
-@pytest.fixture(scope="module")
-def run(folder):
-    """Run directory of a llama."""
-    return trained(folder, "plain", MODEL.format(kind="llama"))
 
 
 @pytest.fixture(scope="module")

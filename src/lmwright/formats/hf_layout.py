@@ -67,6 +67,8 @@ class HfTensors(Tensors):
     integers and scales on a `grid` of those that are rounded, by path, beside which a file holds
     the others as `rest`."""
 
+    computed = True
+
     def __init__(
         self, model: HfModel, weights: Tree, codes: Mapping[str, tuple[Any, Any]] | None = None,
         grid: str = "", rest: str = "fp32",

@@ -67,9 +67,9 @@ def from_hf(
     for slot in wanted:
         by_leaf.setdefault(slot.path, []).append(slot)
     for path, parts in by_leaf.items():
-        kind = jnp.dtype(dtype or _stored_dtype(parts, tensors))
+        kind = jnp.dtype(dtype or stored_kind(parts, tensors))
         if parts[0].param.balance_rate is not None:  # which is never narrowed
-            kind = jnp.promote_types(kind, _stored_dtype(parts, tensors))
+            kind = jnp.promote_types(kind, stored_kind(parts, tensors))
         leaves[path] = _filled(parts, tensors, kind, placed.get(path))
     return nest(leaves.items())
 
@@ -125,7 +125,8 @@ def _check_names(wanted: list[Slot], tensors: Mapping[str, Any], where: str) -> 
         )
 
 
-def _stored_dtype(parts: list[Slot], tensors: Mapping[str, Any]) -> Any:
+def stored_kind(parts: list[Slot], tensors: Mapping[str, Any]) -> Any:
+    """The dtype that holds all tensors of a weight as they are stored; float64 becomes float32."""
     kinds = {described(tensors, slot.name)[0] for slot in parts}
     kinds = {"float32" if kind == "float64" else kind for kind in kinds}
     return jnp.result_type(*(jnp.dtype(kind) for kind in kinds))
@@ -137,11 +138,11 @@ def _filled(
     """A leaf from its tensors; of a large one each is let go before the next is read."""
     shape, depth = parts[0].param.shape, len(parts[0].at)
     if depth == 0:
-        return on_devices(_read(parts[0], tensors, dtype), sharding)
+        return on_devices(part_of(parts[0], tensors, dtype), sharding)
     if parts[0].param.size * dtype.itemsize <= SMALL:
         stack = np.zeros(shape, dtype)
         for slot in parts:
-            stack[slot.at] = _read(slot, tensors, dtype)
+            stack[slot.at] = part_of(slot, tensors, dtype)
         return on_devices(stack, sharding)
     entries = () if sharding is None else tuple(sharding.spec)
     entries += (None,) * (len(shape) - len(entries))
@@ -149,15 +150,18 @@ def _filled(
     put = _put(depth, any(entries[:depth]), sharding)
     leaf = jnp.zeros(shape, dtype, device=sharding)
     for slot in parts:
-        part = on_devices(_read(slot, tensors, dtype), part_sharding)
+        part = on_devices(part_of(slot, tensors, dtype), part_sharding)
         leaf = put(leaf, part, np.asarray(slot.at, np.int32))
         leaf.block_until_ready()  # else the host runs ahead, and holds several
         del part
     return leaf
 
 
-def _read(slot: Slot, tensors: Mapping[str, Any], dtype: Any) -> np.ndarray:
+def part_of(slot: Slot, tensors: Mapping[str, Any], dtype: Any = None) -> np.ndarray:
+    """The part of a weight that a tensor holds, in our layout; without a `dtype` as it is
+    stored."""
     array = np.asarray(tensors[slot.name])
+    dtype = jnp.dtype(dtype or stored_kind([slot], tensors))
     if slot.param.ternary and dtype not in (array.dtype, np.float32):
         # rounded floats would have other codes near a threshold
         array = floats_of(*codes_of(array.astype(np.float32)))

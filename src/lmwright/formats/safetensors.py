@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +49,9 @@ def described(tensors: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
 
 class Tensors(Mapping[str, np.ndarray]):
     """Tensors by name; a subclass defines how one is read when it is asked for."""
+
+    computed: ClassVar[bool] = False
+    """True where they are not what a file holds."""
 
     def __init__(self, names: Collection[str]):
         self._names = names

@@ -11,7 +11,7 @@ from lmwright.data.json_text import parse_json
 from lmwright.errors import UserError
 from lmwright.formats.compressed import ENDINGS
 from lmwright.formats.gguf_write import names_in_file
-from lmwright.formats.hf_layout import HfTensors, slots
+from lmwright.formats.hf_layout import slots
 from lmwright.formats.safetensors import TensorFiles
 from lmwright.formats.stacked_experts import in_files, stacked_name
 from lmwright.formats.tensor_hash import CONVERT, hash_tensors
@@ -22,7 +22,7 @@ def refuse_changed(model: HfModel, tensors: Mapping[str, np.ndarray], path: Path
     written. Models without it are not looked at."""
     is_file = path.is_file()
     note = path.with_name(f"{path.name}.{CONVERT}") if is_file else path / CONVERT
-    if isinstance(tensors, HfTensors) or not note.exists():  # which are computed
+    if getattr(tensors, "computed", False) or not note.exists():
         return
     try:
         record = parse_json(note)

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xxhash
+from jax import Array
 
 from lmwright.core.compute import Compute
-from lmwright.core.param import Param, nest, walk
+from lmwright.core.param import Param, walk
 from lmwright.data.progress import console_progress
 from lmwright.errors import UserError
 from lmwright.evals.compute import row_compute
@@ -21,13 +23,14 @@ from lmwright.formats.compressed import is_packed
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.encoding import refuse_packed, stored_dtype
 from lmwright.formats.gguf_read import refuse_blocks
-from lmwright.formats.hf_layout import HfTensors, slots
+from lmwright.formats.hf_layout import slots
 from lmwright.formats.hf_write import checked_tokenizer, refuse_existing_folder
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import open_place
 from lmwright.formats.places import new_place, refuse_existing
 from lmwright.formats.proof import Proof
+from lmwright.formats.tensor_hash import hash_tensors
 from lmwright.formats.ternary import has_ternary
 from lmwright.models.counts import is_layer_matrix
 from lmwright.models.over import OverEncoder
@@ -35,7 +38,9 @@ from lmwright.program.qat_section import uneven
 from lmwright.quantize.difference import Difference, compare
 from lmwright.quantize.gptq import gptq, nearest
 from lmwright.quantize.grids import BLOCKS, GridName
+from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import Measured, measured
+from lmwright.quantize.parts import Parts, Rounded, folder_of, kept_parts
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
 from lmwright.storage.bucket import is_bucket
 
@@ -83,15 +88,15 @@ def quantize_command(
     loaded = _opened(path, adapter)
     _refuse_model(loaded, out, to, group_size, overwrite)
     chosen = _rows(loaded, text, text_column, rows, context)
-    compute = row_compute()
-    moments = measured(
-        loaded.model, loaded.weights, chosen.batches(), matrices_of(loaded.model, to), compute
-    )
-    done = quantized(loaded, chosen, moments, to, compute, group_size=group_size, method=method)
-    _tell(done, chosen, to, text or str(loaded.path))
-    return export_loaded(
-        done.loaded, out, dtype=to, max_shard_bytes=max_shard_bytes, overwrite=overwrite
-    )
+    asked = _asked(loaded, chosen, to, group_of(to, group_size), method)
+    with kept_parts(folder_of(out), asked, overwrite) as parts:
+        done = quantized(
+            loaded, chosen, parts, to, row_compute(), group_size=group_size, method=method
+        )
+        _tell(done, chosen, to, text or str(loaded.path))
+        return export_loaded(
+            done.loaded, out, dtype=to, max_shard_bytes=max_shard_bytes, overwrite=overwrite
+        )
 
 
 def grid_of(out: str | Path, to: GridName | None, group_size: int | None) -> GridName:
@@ -112,54 +117,58 @@ def grid_of(out: str | Path, to: GridName | None, group_size: int | None) -> Gri
 def quantized(
     loaded: LoadedModel,
     rows: Rows,
-    moments: Iterable[Measured],
+    parts: Parts,
     to: GridName,
     compute: Compute,
     *,
     group_size: int | None = None,
     method: Method = "gptq",
+    moments: Iterable[Measured] | None = None,
 ) -> Quantized:
     """The model with the matrices of its layers as integers on the grid `to`, beside which the
-    others stay as they are stored; `moments` are those of `rows`, in any order."""
-    model, w, group = loaded.model, loaded.weights, group_of(to, group_size)
-    params = matrices_of(model, to)
-    names = {(slot.path, slot.at): slot.name.removesuffix(".weight") for slot in slots(model)}
-    leaves, errors = dict(walk(w)), {}
-    codes = {path: np.zeros(param.shape, np.int8) for path, param in params.items()}
-    scales = {path: np.zeros(_scales_shape(param, group), "f4") for path, param in params.items()}
+    others stay as they are stored. What `parts` lacks is added to it, by the `moments` of `rows`,
+    in any order; they are measured if not given."""
+    model, params, done = loaded.model, matrices_of(loaded.model, to), parts.done
+    floats = Weights(model, loaded.tensors)
+    if moments is None:
+        moments = measured(model, floats, rows.batches(), params, compute, done)
+    moments = (each for each in moments if each.path in params and each[:2] not in done)
     progress = console_progress()
-    progress.start("quantize", sum(param.shape[0] for param in params.values()), 0, "weights")
+    total = sum(param.shape[0] for param in params.values())
+    progress.start("quantize", total, len(done), "weights")
     try:
-        for each in moments:
-            if (param := params.get(each.path)) is None:
-                continue
-            for at in np.ndindex(each.moments.shape[:-2]):
-                place, moment = (each.layer, *at), each.moments[at]
-                with jax.default_matmul_precision("highest"):
-                    matrix = jnp.asarray(leaves[each.path][place], jnp.float32)
-                    found = METHODS[method](matrix.reshape(param.matrix_shape), moment, to, group)
-                codes[each.path][place] = np.reshape(found.codes, matrix.shape)
-                scales[each.path][place] = np.reshape(found.scale, scales[each.path][place].shape)
-                errors[names[each.path, place]] = float(found.error)
-            progress.advance({"weights": param.size // param.shape[0]})
+        for path, layer, moment in moments:
+            weight, param = floats.weight(path, layer), params[path]
+            group = group_of(to, group_size)
+            parts.put(path, layer, _rounded(weight, moment, param, to, group, method))
+            progress.advance({"weights": weight.size})
     finally:
         progress.finish()
-    for path, param in params.items():
-        leaves[path] = _values(codes[path], scales[path], param)
-    rounded = nest(leaves.items())
     rest = stored_dtype(model, loaded.tensors)
-    both = {path: (codes[path], scales[path]) for path in params}
-    return Quantized(
-        replace(
-            loaded,
-            tensors=HfTensors(model, rounded, both, to, rest),
-            reference=None,
-            origin=None,
-            facts=replace(loaded.facts, origin=_origin(loaded, to, method)),
-        ),
-        compare(model, w, rounded, rows.compared, compute),
-        errors,
-    )
+    tensors = Rounded(model, loaded.tensors, params, parts, to, rest)
+    facts = replace(loaded.facts, origin=_origin(loaded, to, method))
+    rounded = replace(loaded, tensors=tensors, reference=None, origin=None, facts=facts)
+    difference = compare(model, (floats, Weights(model, tensors)), rows.compared, compute)
+    return Quantized(rounded, difference, tensors.errors())
+
+
+def _rounded(
+    weight: Array, moments: Array, param: Param, to: GridName, group: int, method: Method
+) -> dict[str, np.ndarray]:
+    """Codes, scales and errors of a weight of a layer, [*batch, ...] each."""
+    batch = moments.shape[:-2]
+    matrices = weight.reshape(-1, *param.matrix_shape)
+    found = []
+    for matrix, moment in zip(matrices, moments.reshape(-1, *moments.shape[-2:]), strict=True):
+        with jax.default_matmul_precision("highest"):
+            one = METHODS[method](matrix.astype(jnp.float32), moment, to, group)
+        found.append([np.asarray(array) for array in one])
+    stacked = (np.stack(arrays) for arrays in zip(*found, strict=True))
+    names = ("codes", "scale", "error")
+    return {
+        name: array.reshape((*batch, *array.shape[1:]))
+        for name, array in zip(names, stacked, strict=True)
+    }
 
 
 def group_of(to: GridName, group_size: int | None) -> int:
@@ -173,22 +182,6 @@ def matrices_of(model: Any, to: GridName) -> dict[str, Param]:
     matrices = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
     even = {path: param for path, param in matrices.items() if param.matrix_shape[0] % GROUP == 0}
     return even if to in BLOCKS else matrices
-
-
-def _scales_shape(param: Param, group: int) -> tuple[int, ...]:
-    """Shape of a weight's scales, [*batch, groups, *outputs]."""
-    groups = param.matrix_shape[0] // group if group else 1
-    stacked, outputs = len(param.batch), len(param.batch + param.inputs)
-    return (*param.shape[:stacked], groups, *param.shape[outputs:])
-
-
-def _values(codes: np.ndarray, scale: np.ndarray, param: Param) -> jax.Array:
-    """float32 values of integers, like the weight."""
-    stacked = param.shape[: len(param.batch)]
-    groups = scale.shape[len(stacked)]
-    parts = codes.reshape(*stacked, groups, -1, param.matrix_shape[1]).astype(np.float32)
-    scale = scale.reshape(*stacked, groups, 1, -1)
-    return jnp.asarray((parts * scale).reshape(param.shape))
 
 
 def _opened(path: str | Path, adapter: str | None) -> LoadedModel:
@@ -249,6 +242,22 @@ def _rows(
     if column is not None:
         raise UserError("--text-column: has no effect without --text; leave it out")
     return rows_of_run(open_place(loaded.path).run, count, length)
+
+
+def _asked(
+    loaded: LoadedModel, rows: Rows, to: GridName, group: int, method: Method
+) -> dict[str, Any]:
+    """Model, text and settings, which decide the integers."""
+    model = loaded.model
+    text = xxhash.xxh3_128_hexdigest(np.concatenate(rows).tobytes())
+    return {
+        "model": repr(model),
+        "weights": hash_tensors(loaded.tensors, [slot.name for slot in slots(model)]),
+        "text": [list(rows.measured.shape), text],
+        "to": to,
+        "group_size": group,
+        "method": method,
+    }
 
 
 def _origin(loaded: LoadedModel, to: GridName, method: Method) -> str:

@@ -1,8 +1,8 @@
 """How far a rounded model is from the floats that it was made of, on rows of text."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +12,12 @@ from jax import Array
 
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
-from lmwright.core.param import Tree
+from lmwright.models.decoder import Decoder
+from lmwright.quantize.layers import Runner, Weights, goes_by_layers, layers_of
 from lmwright.quantize.rows import batch_of
+
+Both = tuple[Any, Any]
+"""What belongs to the floats, and to the rounded model."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +44,59 @@ class Difference:
 
 
 def compare(
-    model: Model, floats: Tree, rounded: Tree, rows: np.ndarray, compute: Compute
+    model: Model, weights: tuple[Weights, Weights], rows: np.ndarray, compute: Compute
 ) -> Difference:
-    """The difference of two sets of weights of a model on rows int32 [N, T], one at a time."""
-    measure = jax.jit(partial(_sums, model, compute))
-    sums = sum(np.asarray(measure(floats, rounded, batch_of(row[None]))) for row in rows)
+    """The difference of the floats and of what they were rounded to, two sets of weights of a
+    model, on rows int32 [N, T]."""
+    batches = [batch_of(row[None]) for row in rows]
+    how = _by_layers if goes_by_layers(model) else _at_once
+    sums = sum(np.asarray(each) for each in how(model, weights, batches, compute))
     count, kl, same, *losses = map(float, sums)
     before, after = (math.exp(loss / losses[2]) for loss in losses[:2])
     perplexities = None if model.both_ways else (before, after)
     return Difference(int(count), max(kl / count, 0.0), same / count, perplexities)
 
 
-def _sums(model: Model, compute: Compute, floats: Tree, rounded: Tree, batch: Batch) -> Array:
-    """float32 [6]: tokens, divergence, equal choices, both losses, targets."""
-    first, second = (_predicted(model, w, batch, compute) for w in (floats, rounded))
+def _at_once(
+    model: Model, weights: tuple[Weights, Weights], rows: list[Batch], compute: Compute
+) -> Iterator[Array]:
+    """The sums of each row, of models that are in memory as a whole."""
+    trees = tuple(each.tree() for each in weights)
+
+    def of_row(trees: Both, batch: Batch) -> Array:
+        return _sums(model, trees, [model.hidden(w, batch, compute)[0] for w in trees], batch)
+
+    measure = jax.jit(of_row)
+    return (measure(trees, batch) for batch in rows)
+
+
+def _by_layers(
+    model: Decoder, weights: tuple[Weights, Weights], rows: list[Batch], compute: Compute
+) -> Iterator[Array]:
+    """The sums of each row, with a layer of both models in memory."""
+    runner, outer = Runner(model, compute), tuple(each.outer() for each in weights)
+    streams = [[runner.begin(w, batch) for w in outer] for batch in rows]
+    for stack, number, kind in layers_of(model):
+        layer = [each.layer(stack, number) for each in weights]
+        streams = [
+            [runner.run(kind, w, x, batch) for w, x in zip(layer, pair, strict=True)]
+            for pair, batch in zip(streams, rows, strict=True)
+        ]
+
+    def of_row(outer: Both, streams: list[Array], batch: Batch) -> Array:
+        ends = [model.stream_norm(w, x) for w, x in zip(outer, streams, strict=True)]
+        return _sums(model, outer, ends, batch)
+
+    measure = jax.jit(of_row)
+    return (measure(outer, pair, batch) for pair, batch in zip(streams, rows, strict=True))
+
+
+def _sums(model: Model, trees: Both, hidden: list[Array], batch: Batch) -> Array:
+    """float32 [6]: tokens, divergence, equal choices, both losses, targets; from the streams
+    [B, T, D] after the last norm."""
+    first, second = (
+        jax.nn.log_softmax(model.logits(w, x), axis=-1) for w, x in zip(trees, hidden, strict=True)
+    )
     kl = jnp.sum(jnp.exp(first) * (first - second))
     same = jnp.sum(jnp.argmax(first, -1) == jnp.argmax(second, -1))
     target = batch.tokens[:, 1:, None]
@@ -62,8 +105,3 @@ def _sums(model: Model, compute: Compute, floats: Tree, rounded: Tree, batch: Ba
     ]
     return jnp.stack([jnp.asarray(a, jnp.float32) for a in (
         batch.tokens.size, kl, same, *losses, target.size)])  # fmt: skip
-
-
-def _predicted(model: Model, w: Tree, batch: Batch, compute: Compute) -> Array:
-    hidden, _ = model.hidden(w, batch, compute)
-    return jax.nn.log_softmax(model.logits(w, hidden), axis=-1)

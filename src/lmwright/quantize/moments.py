@@ -8,10 +8,9 @@ families whose layers read more than the stream (Gemma 4, xLSTM, some encoders) 
 once, by differentiating the whole model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,16 +21,13 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Model
 from lmwright.core.leaves import Gauged
 from lmwright.core.param import Param, Tree, nest, walk
-from lmwright.models.cached import attention_of
-from lmwright.models.chunks import Chunked
 from lmwright.models.decoder import Decoder
-from lmwright.models.layers import Attend, Kernel, LayerKind
-from lmwright.models.sinks import Sinks
+from lmwright.quantize.layers import Runner, Weights, goes_by_layers, layers_of
 
 Moments = dict[str, Array]
 """float32 [*batch, I, I] by path, for a weight [*batch, *inputs, *outputs] of I inputs."""
-OWN_WAY = ("hidden_by", "with_inputs", "tables_after")
-"""Methods of `Decoder` by which a family's layers may read more than the stream."""
+Done = Collection[tuple[str, int]]
+"""Weights, by path and layer, that need no measuring."""
 
 
 class Measured(NamedTuple):
@@ -51,24 +47,25 @@ def moments_shape(param: Param) -> tuple[int, ...]:
 
 
 def measured(
-    model: Model, w: Tree, rows: Sequence[Batch], params: Mapping[str, Param], compute: Compute
+    model: Model,
+    weights: Weights,
+    rows: Sequence[Batch],
+    params: Mapping[str, Param],
+    compute: Compute,
+    done: Done = (),
 ) -> Iterator[Measured]:
     """The moments of the weights at the paths of `params` over `rows`, batches of one shape, layer
-    after layer."""
-    if isinstance(model, Decoder) and goes_by_layers(model):
-        yield from _by_layers(model, w, rows, params, compute)
+    after layer, but for those that are `done`."""
+    wanted = {(path, layer) for path, param in params.items() for layer in range(param.shape[0])}
+    if not (wanted := wanted - set(done)):
         return
-    for path, moments in at_once(model, w, rows, params, compute).items():
+    if goes_by_layers(model):
+        yield from _by_layers(model, weights, rows, params, compute, wanted)
+        return
+    for path, moments in at_once(model, weights.tree(), rows, params, compute).items():
         for layer in range(params[path].shape[0]):
-            yield Measured(path, layer, moments[layer])
-
-
-def goes_by_layers(model: Decoder) -> bool:
-    """True if a layer reads the stream and the rotations alone, so that one can be run after the
-    other."""
-    own = any(getattr(type(model), name) is not getattr(Decoder, name) for name in OWN_WAY)
-    known = [each.hidden for each in (Decoder, Sinks, Chunked)]
-    return not own and not model.both_ways and type(model).hidden in known
+            if (path, layer) in wanted:
+                yield Measured(path, layer, moments[layer])
 
 
 def at_once(
@@ -89,48 +86,36 @@ def at_once(
 
 
 def _by_layers(
-    model: Decoder, w: Tree, rows: Sequence[Batch], params: Mapping[str, Param], compute: Compute
+    model: Decoder,
+    weights: Weights,
+    rows: Sequence[Batch],
+    params: Mapping[str, Param],
+    compute: Compute,
+    wanted: set[tuple[str, int]],
 ) -> Iterator[Measured]:
-    kernel = attention_of(model, compute)
-    begin = jax.jit(lambda w, b: model.placed(w, model.embedded(w, b.tokens, compute), b.positions))
-    outer = {name: leaf for name, leaf in w.items() if name not in {s.name for s in model.spans}}
-    stream = [begin(outer, batch) for batch in rows]
-    programs: dict[Any, tuple[Any, Any]] = {}
-    for span in model.spans:
-        places = list(span.places())
-        for number in range(span.repeats):
-            for path, kind, _ in places:
-                stack = reduce(getitem, path.split("."), w)
-                layer = jax.tree.map(lambda a, n=number: a[n], stack)
-                inside = {
-                    name: params[f"{path}.{name}"].unstacked()
-                    for name, _ in walk(layer) if f"{path}.{name}" in params
-                }  # fmt: skip
-                if kind not in programs:
-                    run = partial(_run, model, kind, kernel, compute)
-                    add = jax.jit(partial(_added, run, inside), donate_argnums=0)
-                    programs[kind] = jax.jit(run), add
-                run, add = programs[kind]
-                total = _zeros(inside)
-                for x, batch in zip(stream, rows, strict=True):
-                    total = add(total, layer, x, batch)
-                for name in inside:
-                    yield Measured(f"{path}.{name}", number, total.pop(name))
-                stream = [run(layer, x, batch) for x, batch in zip(stream, rows, strict=True)]
-
-
-def _run(
-    model: Decoder, kind: LayerKind, kernel: Kernel, compute: Compute, w: Tree, x: Array,
-    batch: Batch,
-) -> Array:  # fmt: skip
-    """x [B, T, D] after a layer."""
-
-    def attend(q: Array, k: Array, v: Array, setting: Any, *more: Array) -> Array:
-        return kernel(q, k, v, *more, batch.segment_ids, setting)
-
-    tables = model.tables(batch.positions, batch.tokens.shape[1])
-    own = Attend(attend, batch.segment_ids, kernels=compute.kernels)
-    return kind.run(model.layer, w, x, tables, own)[0]
+    runner, outer = Runner(model, compute), weights.outer()
+    stream = [runner.begin(outer, batch) for batch in rows]
+    del outer
+    programs: dict[Any, Any] = {}
+    for stack, number, kind in layers_of(model):
+        layer = weights.layer(stack, number)
+        inside = {name: params[path].unstacked() for name in layer
+                  if (path := f"{stack}.{name}") in params}  # fmt: skip
+        own = {(f"{stack}.{name}", number) for name in inside}
+        if own & wanted:
+            if kind not in programs:
+                run = partial(runner.traced, kind)
+                programs[kind] = jax.jit(partial(_added, run, inside), donate_argnums=0)
+            total = _zeros(inside)
+            for x, batch in zip(stream, rows, strict=True):
+                total = programs[kind](total, layer, x, batch)
+            for name in inside:
+                moments = total.pop(name)
+                if (f"{stack}.{name}", number) in wanted:
+                    yield Measured(f"{stack}.{name}", number, moments)
+            if not (wanted := wanted - own):
+                return
+        stream = [runner.run(kind, layer, x, b) for x, b in zip(stream, rows, strict=True)]
 
 
 def _zeros(params: Mapping[str, Param]) -> Moments:
