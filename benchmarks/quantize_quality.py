@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 
 from lmwright.evals.compute import row_compute
 from lmwright.formats.load import load_model
-from lmwright.quantize.command import Method, matrices_of, quantized
+from lmwright.quantize.command import matrices_of, quantized
+from lmwright.quantize.gptq import Method
 from lmwright.quantize.grids import GridName
 from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import measured

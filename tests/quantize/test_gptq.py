@@ -5,10 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.quantize.gptq import DAMPING, TRIED, gptq, nearest
+from lmwright.quantize.gptq import DAMPING, TRIED, Rounder, prepared
 from lmwright.quantize.grids import BLOCKS, RULES
 
 LEVELS = {"int4": (-8, 7), "int8": (-128, 127), "q4_0": (-8, 7), "iq4_nl": (-127, 113)}
+
+
+def gptq(w, moments, grid, group):
+    return Rounder("gptq", grid, group)(w, moments)
+
+
+def nearest(w, moments, grid, group):
+    return Rounder("nearest", grid, group)(w, moments)
 
 
 def problem(inputs=64, outputs=7, tokens=300, seed=0):
@@ -108,3 +116,18 @@ def test_a_number_of_inputs_that_no_block_divides():
     w, x = problem(300, 4, 900)
     found = gptq(jnp.asarray(w, jnp.float32), jnp.asarray(x.T @ x, jnp.float32), "int8", 0)
     assert found.codes.shape == (300, 4) and found.error < 1e-4
+
+
+def test_matrices_that_read_the_same_share_what_follows_from_it(monkeypatch):
+    asked = []
+    count = lambda moments: asked.append(1) or prepared(moments)  # noqa: E731
+    monkeypatch.setattr("lmwright.quantize.gptq.prepared", count)
+    one, (w, x) = Rounder("gptq", "int4", 16), problem()
+    w, moments = (jnp.asarray(a, jnp.float32) for a in (w, x.T @ x))
+    first = [one(w, moments), one(-w, moments + 0), one(w, jnp.eye(64))]
+    assert len(asked) == 2
+    alone = [gptq(w, moments, "int4", 16), gptq(-w, moments, "int4", 16),
+             gptq(w, jnp.eye(64), "int4", 16)]  # fmt: skip
+    for found, wanted in zip(first, alone, strict=True):
+        np.testing.assert_array_equal(found.codes, wanted.codes)
+    assert (first[2].codes != first[0].codes).any()

@@ -6,10 +6,8 @@ model --moments of inputs on calibration rows--> integers (GPTQ) --export--> fol
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import xxhash
 from jax import Array
@@ -36,7 +34,7 @@ from lmwright.models.counts import is_layer_matrix
 from lmwright.models.over import OverEncoder
 from lmwright.program.qat_section import uneven
 from lmwright.quantize.difference import Difference, compare
-from lmwright.quantize.gptq import gptq, nearest
+from lmwright.quantize.gptq import Method, Rounder
 from lmwright.quantize.grids import BLOCKS, GridName
 from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import Measured, measured
@@ -44,10 +42,8 @@ from lmwright.quantize.parts import Parts, Rounded, folder_of, kept_parts
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
 from lmwright.storage.bucket import is_bucket
 
-Method = Literal["gptq", "nearest"]
 ROWS, CONTEXT, GROUP = 32, 1024, 32
 WORST = 3  # matrices that are named
-METHODS = {"gptq": gptq, "nearest": nearest}
 
 
 @dataclass(frozen=True)
@@ -132,15 +128,15 @@ def quantized(
     floats = Weights(model, loaded.tensors)
     if moments is None:
         moments = measured(model, floats, rows.batches(), params, compute, done)
+    one = Rounder(method, to, group_of(to, group_size))
     moments = (each for each in moments if each.path in params and each[:2] not in done)
     progress = console_progress()
     total = sum(param.shape[0] for param in params.values())
     progress.start("quantize", total, len(done), "weights")
     try:
         for path, layer, moment in moments:
-            weight, param = floats.weight(path, layer), params[path]
-            group = group_of(to, group_size)
-            parts.put(path, layer, _rounded(weight, moment, param, to, group, method))
+            weight = floats.weight(path, layer)
+            parts.put(path, layer, _rounded(weight, moment, params[path], one))
             progress.advance({"weights": weight.size})
     finally:
         progress.finish()
@@ -152,17 +148,15 @@ def quantized(
     return Quantized(rounded, difference, tensors.errors())
 
 
-def _rounded(
-    weight: Array, moments: Array, param: Param, to: GridName, group: int, method: Method
-) -> dict[str, np.ndarray]:
+def _rounded(weight: Array, moments: Array, param: Param, one: Rounder) -> dict[str, np.ndarray]:
     """Codes, scales and errors of a weight of a layer, [*batch, ...] each."""
     batch = moments.shape[:-2]
-    matrices = weight.reshape(-1, *param.matrix_shape)
-    found = []
-    for matrix, moment in zip(matrices, moments.reshape(-1, *moments.shape[-2:]), strict=True):
-        with jax.default_matmul_precision("highest"):
-            one = METHODS[method](matrix.astype(jnp.float32), moment, to, group)
-        found.append([np.asarray(array) for array in one])
+    pairs = zip(
+        weight.reshape(-1, *param.matrix_shape),
+        moments.reshape(-1, *moments.shape[-2:]),
+        strict=True,
+    )
+    found = [list(map(np.asarray, one(*pair))) for pair in pairs]
     stacked = (np.stack(arrays) for arrays in zip(*found, strict=True))
     names = ("codes", "scale", "error")
     return {

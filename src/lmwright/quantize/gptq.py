@@ -9,7 +9,7 @@ Scales are fixed before the codes, so the order of inputs leaves no trace in a f
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax import Array, lax
 from lmwright.core.rounding import Grid
 from lmwright.quantize.grids import BLOCKS, RULES, GridName
 
+Method = Literal["gptq", "nearest"]
 DAMPING = 0.01  # of the mean moment, so that inputs that never vary apart can be told apart
 BLOCK = 128  # inputs whose errors reach the later ones by one product
 TRIED = np.linspace(0.5, 1.1, 25)  # scales, by the grid's own
@@ -35,6 +36,21 @@ class Integers(NamedTuple):
     """float32, mean squared error of results as a share of their mean square."""
 
 
+class Inputs(NamedTuple):
+    """The inputs of a matrix as they were measured, and what follows from that for all matrices
+    that read them."""
+
+    moments: Array
+    """float32 [I, I]."""
+    weights: Array
+    """float32 [I]: how much each counts by itself."""
+    order: Array
+    """int [I]: those with the largest moments first."""
+    factor: Array
+    """float32 [I, I], in that order, upper triangular: its row i says how the later inputs make up
+    for an error of input i."""
+
+
 @partial(jax.jit, static_argnames=("grid", "group"))
 def nearest(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
     """Every weight of w [I, O] at the integer next to it, by the grid's own scales; `group` inputs
@@ -45,21 +61,47 @@ def nearest(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
     return _integers(w, moments, codes.reshape(w.shape), scale[:, 0])
 
 
-@partial(jax.jit, static_argnames=("grid", "group"))
-def gptq(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
-    """The integers of float32 w [I, O] for inputs of these moments [I, I]; `group` inputs share a
-    scale, or all if it is 0. Inputs that were never seen are rounded to the nearest."""
-    rule, size = RULES[grid], w.shape[0]
+@jax.jit
+def prepared(moments: Array) -> Inputs:
+    """What GPTQ needs to know of inputs with these moments [I, I]."""
     diagonal = jnp.diagonal(moments)
     damping = DAMPING * jnp.mean(diagonal)
     # without any moments: as if all inputs were alike
     damping = jnp.where(damping > 0, damping, 1.0)
-    scale = _searched(_blocks(w, group), _blocks(diagonal + damping, group), rule, grid)
-    each = jnp.repeat(scale, group or size, axis=0)
     order = jnp.argsort(-diagonal)
-    factor = _factor((moments + damping * jnp.eye(size))[order][:, order])
-    codes = _in_turn(w[order], each[order], factor, rule)
-    return _integers(w, moments, jnp.zeros_like(w).at[order].set(codes), scale)
+    damped = moments + damping * jnp.eye(len(moments))
+    return Inputs(moments, diagonal + damping, order, _factor(damped[order][:, order]))
+
+
+@partial(jax.jit, static_argnames=("grid", "group"))
+def gptq(w: Array, inputs: Inputs, grid: GridName, group: int) -> Integers:
+    """The integers of float32 w [I, O]; `group` inputs share a scale, or all if it is 0. Inputs
+    that were never seen are rounded to the nearest."""
+    rule, size = RULES[grid], w.shape[0]
+    scale = _searched(_blocks(w, group), _blocks(inputs.weights, group), rule, grid)
+    each, order = jnp.repeat(scale, group or size, axis=0), inputs.order
+    codes = _in_turn(w[order], each[order], inputs.factor, rule)
+    return _integers(w, inputs.moments, jnp.zeros_like(w).at[order].set(codes), scale)
+
+
+class Rounder:
+    """Rounds matrices one after the other, by GPTQ or to the nearest integers. What follows from
+    moments alone is computed once for those that read the same, as q, k and v do."""
+
+    def __init__(self, method: Method, grid: GridName, group: int):
+        self.method, self.grid, self.group = method, grid, group
+        self._inputs: Inputs | None = None
+
+    def __call__(self, w: Array, moments: Array) -> Integers:
+        """The integers of w [I, O] for inputs of these moments [I, I]."""
+        with jax.default_matmul_precision("highest"):
+            w = w.astype(jnp.float32)
+            if self.method == "nearest":
+                return nearest(w, moments, self.grid, self.group)
+            if self._inputs is None or not jnp.array_equal(self._inputs.moments, moments):
+                self._inputs = None  # before there are two
+                self._inputs = prepared(moments)
+            return gptq(w, self._inputs, self.grid, self.group)
 
 
 def _blocks(w: Array, group: int) -> Array:
@@ -92,11 +134,11 @@ def _searched(blocks: Array, weights: Array, rule: Grid, grid: GridName) -> Arra
 
 
 def _factor(moments: Array) -> Array:
-    """Upper triangular U with U'U the inverse of the moments: its row i says how the later inputs
-    make up for an error of input i."""
-    lower = jnp.linalg.cholesky(moments)
-    inverse = jax.scipy.linalg.cho_solve((lower, True), jnp.eye(len(moments)))
-    return jnp.linalg.cholesky(inverse).T
+    """Upper triangular U with U'U the inverse of the moments. With the inputs in the opposite order
+    their triangle is the inverse of U."""
+    lower = jnp.linalg.cholesky(moments[::-1, ::-1])
+    eye = jnp.eye(len(moments))
+    return jax.scipy.linalg.solve_triangular(lower, eye, lower=True)[::-1, ::-1]
 
 
 def _in_turn(w: Array, scale: Array, factor: Array, rule: Grid) -> Array:
