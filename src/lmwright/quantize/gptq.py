@@ -63,7 +63,7 @@ def nearest(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
 
 @jax.jit
 def prepared(moments: Array) -> Inputs:
-    """What GPTQ needs to know of inputs with these moments [I, I]."""
+    """The inputs of these moments [I, I], with all that GPTQ needs to know of them."""
     diagonal = jnp.diagonal(moments)
     damping = DAMPING * jnp.mean(diagonal)
     # without any moments: as if all inputs were alike
