@@ -77,6 +77,7 @@ def test_the_last_sentence_is_what_bounds_the_run_and_what_quick_gains(plan, tmp
     assert plan("--on", "v4-32", "--quick", "train.remat=block") == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert " ".join(words) in last and f"{slow['advice']['gain']:.2f} times as fast" in last
+    assert last.endswith(f" a step instead of {short_duration(slow['step_s'])}")
 
 
 def test_a_price_is_that_of_every_machine(plan, capsys, monkeypatch):

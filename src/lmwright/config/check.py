@@ -87,7 +87,8 @@ def _check_length(run: Run) -> None:
         raise UserError("train.steps: missing; say how many steps, or passes in train.epochs")
     if steps is not None and epochs is not None:
         raise UserError(
-            f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; keep one"
+            f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; "
+            "keep one (train.epochs=none or train.steps=none unsets the other)"
         )
 
 
