@@ -12,6 +12,7 @@ from lmwright.planner import command, compare
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
 from lmwright.planner.compiler import compile as aot
+from lmwright.planner.units import short_duration
 from tests.planner.runs import run_of
 
 
