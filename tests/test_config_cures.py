@@ -208,3 +208,11 @@ def test_names_of_thousands_of_parts_or_digits_are_told(name, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("a." * 3000 + "a = 1\n")
     assert told(path).startswith(f"{path}: lists or tables are nested too deeply")
+
+
+def test_the_length_is_said_anew_over_the_other_way_of_saying_it():
+    file = {**RUN, "train": {"epochs": 2, "global_batch_size": 8}}
+    cure = "train.epochs=none"
+    assert cure in told(file, "train.steps=4")
+    train = load_run(file, ["train.steps=4", cure]).train
+    assert train.steps == 4 and train.epochs is None

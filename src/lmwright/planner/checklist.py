@@ -64,7 +64,8 @@ def known_now(
         Check(SPEED, None, speed),
         *(Check(name, None, "") for name in later),
     ]
-    return [*checklist(checks), "for what is not known here: lmwright train RUN --rehearse, there"]
+    rest = "a rehearsal on that machine tells what is not known here: lmwright train RUN --rehearse"
+    return [*checklist(checks), rest]
 
 
 def _data_check(plan: Plan) -> Check:

@@ -71,8 +71,8 @@ PRESETS = {
         llama, (12_288, 49_152, 96, 96, 8), vocab_size=128_256, seq_len=4096,
         rope_theta=500_000.0, head="untied"),
     "llama-600b": row(
-        "619.0 B: our own, for plans of more than a slice holds; 8 kv heads and the vocabulary as in "
-        "Llama 3 70B, heads of 18,432 / 128 = 144",
+        "619.0 B: our own, for plans of more than a slice holds; 8 kv heads and the vocabulary as "
+        "in Llama 3 70B, heads of 18,432 / 128 = 144",
         llama, (18_432, 73_728, 128, 128, 8), vocab_size=128_256, head_dim=144, seq_len=4096,
         rope_theta=500_000.0, head="untied"),
     "fanformer-1b": row("1.24 B: FANformer-1B (https://arxiv.org/abs/2502.21309)", _fanformer,

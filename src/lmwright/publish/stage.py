@@ -118,8 +118,8 @@ def complete(subject: Subject) -> Subject:
         relation = "quantized"
     if relation == "adapter" and base is None:
         raise UserError(
-            f"{place.path}: is an adapter whose base has no name on the hub; publish the base and say "
-            "--base-model owner/name, or publish what `lmwright export` makes of both"
+            f"{place.path}: is an adapter whose base has no name on the hub; publish the base and "
+            "say --base-model owner/name, or publish what `lmwright export` makes of both"
         )
     _refuse_options(subject)
     for name in names_of(base):
