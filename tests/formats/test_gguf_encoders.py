@@ -1,5 +1,8 @@
 """Encoders in GGUF: all but their heads, bit for bit; llama.cpp gives their hidden states."""
 
+import re
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.param import map_params
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
+from lmwright.formats.gguf_archs import ARCHS
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
 from lmwright.formats.hf_read import model_from_config
@@ -84,3 +88,9 @@ def test_what_a_file_cannot_say_is_refused(case, change, said, tmp_path):
     with pytest.raises(UserError, match=said):
         written(case, tmp_path, "q8_0", **change)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_names_every_architecture_that_is_read():
+    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
+    listed = re.search(r"^Architectures: (.*?)\. `llama` is", page, re.M | re.S)[1]
+    assert set(re.findall(r"`([^`]+)`", listed)) == {n for n, a in ARCHS.items() if not a.encoder}
