@@ -58,6 +58,8 @@ def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
     [
         ("train mine.toml --steps 4", "--steps is not an option; fields of the run are set"),
         ("train mine.toml --rehears", "Did you mean '--rehearse'? (see lmwright train --help)"),
+        ("plan a.toml --hours 9h", "'9h' is not a number. (see lmwright plan --help)"),
+        ("eval a --max-rows 1.5", "'1.5' is not a whole number. (see lmwright eval --help)"),
         ("verify a b --steps 4", "No such option '--steps'. (see lmwright verify --help)"),
         ("generate run hello", "(hello); a prompt is given as --prompt TEXT (see"),
         ("init texts mine.toml", "comes first: lmwright init mine.toml texts"),

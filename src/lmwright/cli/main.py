@@ -194,6 +194,8 @@ def _fail(message: str, exit_code: int = UserError.exit_code) -> int:
 def usage_message(error: Exception) -> str:
     """Message for an error found by click, with a hint to the verb's help."""
     message = error.format_message().replace(" Did you mean '--help'?", "")
+    message = re.sub(r"not a valid integer( range)?\b", "not a whole number", message)
+    message = re.sub(r"not a valid float( range)?\b", "not a number", message)
     context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", "")
     near = getattr(error, "possibilities", None) or ()

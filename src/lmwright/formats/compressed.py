@@ -50,8 +50,8 @@ def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
     if grid != dtype:
         trained = f'they were trained with "{grid}"' if grid else "they were trained as floats"
         raise UserError(
-            f"dtype: {dtype} holds weights that are on its grid already, and {trained}; take "
-            f"lmwright quantize for floats (--to {dtype}), or train with [qat]"
+            f"dtype: {dtype} is for weights that a run with [qat] trained on its grid, but "
+            f"{trained}; round floats with lmwright quantize --to {dtype}"
         )
 
 
