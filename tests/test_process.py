@@ -3,8 +3,27 @@
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
+
+
+def test_the_age_of_a_process_is_told_to_the_part_of_a_second(monkeypatch):
+    """A session that seems to begin before its job is not counted to it. The time of day of the
+    machine's start, by which psutil reckons, has no parts of a second."""
+    from lmwright.guard.processes import age_s
+
+    at = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: at(process) - 0.9)
+    before = time.time()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    after = time.time()
+    time.sleep(0.2)
+    began = time.time() - age_s(child.pid)
+    child.communicate()
+    assert before - 0.05 <= began <= after + 0.05
+    assert age_s(child.pid) == 0
 
 
 def test_a_process_ends_with_its_parent():

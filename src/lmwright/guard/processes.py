@@ -2,6 +2,7 @@
 again."""
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,16 @@ def start_of(pid: int) -> float | None:
     with suppress(psutil.Error):
         return psutil.Process(pid).create_time()
     return None
+
+
+def age_s(pid: int) -> float:
+    """Seconds since a process began. The time of day of its start would be up to a second early:
+    the system tells that of its own start in whole seconds."""
+    start = start_of(pid)
+    if start is None:
+        return 0.0
+    now = time.time() if start > TIME_OF_DAY else time.clock_gettime(time.CLOCK_BOOTTIME)
+    return max(now - start, 0.0)
 
 
 def began_at(pid: int, start: float) -> bool:

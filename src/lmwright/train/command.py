@@ -1,17 +1,18 @@
 """Command `lmwright train` and its messages at the end of a session."""
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import psutil
 from rich.console import Console
 
 from lmwright.config.run import Run
 from lmwright.core.cards import out_of_memory, refuse_lost_card
 from lmwright.errors import TransientError, UserError
 from lmwright.guard.heartbeat import beat
+from lmwright.guard.processes import age_s
 from lmwright.guard.terminal import visible
 from lmwright.report.html import write_report
 from lmwright.report.read import read_run
@@ -84,7 +85,7 @@ def train_and_tell(
     start of this process."""
     console = Console(highlight=False)
     if began is None:
-        began = time.monotonic() - max(time.time() - psutil.Process().create_time(), 0.0)
+        began = time.monotonic() - age_s(os.getpid())
     beat("start")
     join(pod=pod)
     refuse_lost_card()
