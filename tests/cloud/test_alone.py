@@ -13,9 +13,9 @@ pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not insta
 from lmwright.cloud import alone, host, metadata, tpu_api, vault
 from lmwright.cloud.book import id_of, label_of, read_book
 from lmwright.cloud.identity import HostIdentity
-from lmwright.cloud.spec import Limits, dump_spec
+from lmwright.cloud.spec import Limits, dump_spec, read_state
 from lmwright.cloud.tpu_api import Tpus
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 from lmwright.storage.bucket import Bucket
 from lmwright.train.chips import refuse_missing_chips
 from tests.cloud.fake_tpu import Server, once
@@ -50,6 +50,26 @@ def place(spec, tpu, monkeypatch):
     monkeypatch.setattr(host, "Limits", lambda: SOON)
     yield HostIdentity(url=spec.url, incarnation=id, slice_index=0, worker=0, address="127.0.0.1")
     server.shutdown()
+
+
+def test_a_host_that_could_not_read_its_run_reads_it_at_the_next_start(spec, monkeypatch):
+    """Its job would fail for good without the run file, and begin to count anew without its
+    state."""
+    bucket, read = Bucket(spec.url), Bucket.read
+    bucket.write("run.toml", "steps")
+    bucket.write("state.json", json.dumps(read_state(spec) | {"attempt": 7}))
+
+    def away(bucket, name):
+        if name == "run.toml":
+            raise StorageError(f"{name}: cannot be read")
+        return read(bucket, name)
+
+    with monkeypatch.context() as at:
+        at.setattr(Bucket, "read", away)
+        with pytest.raises(StorageError):
+            host._keep(spec, bucket)
+    host._keep(spec, bucket)
+    assert (spec.folder / "run.toml").read_text() == "steps" and read_state(spec)["attempt"] == 7
 
 
 def test_a_slice_is_deleted_by_what_its_host_knows(place, tpu):

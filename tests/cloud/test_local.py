@@ -1,5 +1,6 @@
 """Jobs of several processes on this machine, through `lmwright launch` and `lmwright jobs`."""
 
+import errno
 import json
 import os
 import signal
@@ -202,6 +203,35 @@ def test_what_cannot_be_launched_is_refused(job):
     for target in ("local:0x2", "local:two", "local:2x2x2"):
         with pytest.raises(UserError, match="no local target"):
             local.parse(target)
+
+
+def test_a_job_is_whole_or_not_there(job, monkeypatch, capsys):
+    """A full disk, a kill or a power loss in between leaves no name that is taken by no job."""
+
+    def full(path, *_, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as at:
+        at.setattr("lmwright.cloud.spec.write_whole", full)
+        with pytest.raises(OSError, match="job-0") as error:
+            job([[0]])
+    assert error.value.filename == str(jobs_folder() / "job-0") and [*jobs_folder().iterdir()] == []
+    spec = job([[0]])
+    write_state(spec, read_state(spec) | {"status": "done"})
+
+    def killed(folder, **_):
+        os.unlink(os.path.join(folder, "job.json"))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at:
+        at.setattr("shutil.rmtree", killed)
+        assert main(["jobs", "forget", spec.name]) == 130
+    capsys.readouterr()
+    assert main(["jobs", "list"]) == 0 and "no jobs" in capsys.readouterr().err
+    save_spec(spec)
+    (spec.folder / "job.json").unlink()  # as earlier versions left it
+    with pytest.raises(UserError, match="is there without a job; remove it"):
+        save_spec(spec)
 
 
 @pytest.mark.parametrize("text", ['{"name": "new", "a_field": 1}', "", "[]"])

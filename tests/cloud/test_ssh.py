@@ -12,6 +12,7 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.cloud.spec import load_spec, read_state
 from lmwright.cloud.ssh import job as by_ssh
+from lmwright.cloud.ssh import launch
 from lmwright.cloud.ssh.hosts import Host, read_hosts
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
@@ -106,6 +107,20 @@ def test_a_job_comes_back_and_leaves_nothing(network, capfd):
     assert capfd.readouterr().out.count("--- attempt") == 2
     assert main(["jobs", "forget", "j"]) == 0
     assert [machine.jobs() for machine in network.machines.values()] == [[], []]
+
+
+def test_a_launch_that_is_killed_leaves_no_job_of_this_machine(network, monkeypatch):
+    """Without the facts beside it the next `jobs follow` would start the ranks here."""
+    seen, save = [], launch.save_spec
+
+    def saved(spec, *files):
+        save(spec, *files)
+        seen.append(by_ssh.is_ssh(spec))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "save_spec", saved)
+    assert ranks([[0, 0]]) == 130 and seen == [True]
+    assert all(machine.jobs() == [] for machine in network.machines.values())
 
 
 @pytest.mark.slow

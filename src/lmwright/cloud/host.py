@@ -214,10 +214,8 @@ async def _leader_address(bucket: Bucket, identity: HostIdentity, host: int) -> 
 def _keep(spec: Spec, bucket: Bucket) -> None:
     """Makes the job's folder on this host; what the leader knew comes from the bucket."""
     if not spec.folder.exists():
-        save_spec(spec)
-        for name in (*PULLED, RUN_FILE):
-            if there := bucket.read(name):
-                (spec.folder / name).write_bytes(there[0])
+        read = {name: bucket.read(name) for name in (*PULLED, RUN_FILE)}
+        save_spec(spec, {name: there[0] for name, there in read.items() if there})
 
 
 async def _watch_notices(agent: Agent) -> None:

@@ -1,7 +1,6 @@
 """Command `lmwright jobs`: what is looked at and done after a launch."""
 
 import math
-import shutil
 import sys
 import threading
 import time
@@ -12,7 +11,15 @@ from typing import Any
 
 from lmwright.cloud import keeper, local, remote
 from lmwright.cloud.kaggle import job as kaggle
-from lmwright.cloud.spec import OVER, Spec, job_names, load_spec, read_state, write_state
+from lmwright.cloud.spec import (
+    OVER,
+    Spec,
+    job_names,
+    load_spec,
+    read_state,
+    remove_job,
+    write_state,
+)
 from lmwright.cloud.ssh import job as by_ssh
 from lmwright.cloud.tell import Teller, last_words
 from lmwright.cloud.tunnel import parse_tunnel
@@ -288,6 +295,6 @@ def forget_command(name: str, *, kill: bool = False) -> None:
     if by_ssh.is_ssh(spec):
         by_ssh.forget(spec, kill=kill)
     if spec.folder.exists() and (not spec.url or remote.is_here(spec)):  # or that of the hosts
-        shutil.rmtree(spec.folder)
+        remove_job(spec)
     stays = f"; its run directory {spec.dir} stays" if spec.dir else ""
     print(f"job {name} is forgotten{stays}")

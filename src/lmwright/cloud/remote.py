@@ -5,7 +5,6 @@ import contextlib
 import json
 import math
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from lmwright.cloud.book import Book, begin, label_of, read_book, read_job_state
 from lmwright.cloud.checks import check
 from lmwright.cloud.pieces import LogReader
 from lmwright.cloud.slices import GOING, Patience, Slices, service_of
-from lmwright.cloud.spec import NAME, OVER, Spec, load_spec, parse_spec, save_spec
+from lmwright.cloud.spec import NAME, OVER, Spec, load_spec, parse_spec, remove_job, save_spec
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
 from lmwright.cloud.target import NO_GCLOUD
@@ -52,7 +51,7 @@ def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
             send_steps(run.name, Bucket(spec.url))
     except BaseException:
         if not is_written(spec):
-            shutil.rmtree(spec.folder)
+            remove_job(spec)
         raise
     print(f"job {spec.name}: {spec.url}; run directory {spec.dir or 'none'}")
     return start(spec, detach=detach)

@@ -8,10 +8,14 @@
   stacks/          of ranks that hung
 """
 
+import errno
 import json
 import os
 import re
 import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,9 @@ from lmwright.guard.files import write_whole
 OVER = ("done", "stopped", "failed")
 START = {"status": "starting", "attempt": 0, "failures": 0, "step": 0, "saved": 0, "error": ""}
 PROGRAM = "lmwright"
+JOB, FOLDERS = "job.json", ("logs", "stacks", "beats")
+HIDDEN = ".job-"  # folders that are being made or removed
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 RUN_FILE = "run.toml"  # in the job's folder, where the hosts do not have the user's file
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,60}")
 
@@ -173,29 +180,47 @@ def jobs_folder() -> Path:
     return Path(root, "lmwright", "jobs")
 
 
-def save_spec(spec: Spec) -> None:
-    """Makes the job's folder, which only its user may read. Raises UserError if the name is
-    taken."""
+def save_spec(spec: Spec, files: Mapping[str, str | bytes] | None = None) -> None:
+    """Makes the job's folder with these files, which only its user may read: all of it, or nothing.
+    Raises UserError if the name is taken."""
     if not NAME.fullmatch(spec.name):
         raise UserError(
             f"--name: {spec.name!r} cannot name a job; use small letters, digits, '-', '_' and '.'"
         )
+    jobs_folder().mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=jobs_folder()))
     try:
-        spec.folder.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(
-            f"--name: there is a job {spec.name!r} already; choose another, or `lmwright jobs "
-            f"forget {spec.name}` if it is over"
-        ) from None
-    spec.folder.chmod(0o700)
-    for name in ("logs", "stacks", "beats"):
-        (spec.folder / name).mkdir()
-    write_whole(spec.folder / "job.json", dump_spec(spec), mode=0o600)
+        for name in FOLDERS:
+            (made / name).mkdir()
+        for name, content in {**(files or {}), JOB: dump_spec(spec)}.items():
+            write_whole(made / name, content, mode=0o600)
+        made.rename(spec.folder)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            if error.errno in TAKEN:
+                raise _taken(spec) from None
+            error.filename = str(spec.folder)
+        raise
+
+
+def _taken(spec: Spec) -> UserError:
+    if (spec.folder / JOB).exists():
+        cure = f"choose another, or `lmwright jobs forget {spec.name}` if it is over"
+        return UserError(f"--name: there is a job {spec.name!r} already; {cure}")
+    return UserError(f"--name: {spec.folder} is there without a job; remove it, or choose another")
+
+
+def remove_job(spec: Spec) -> None:
+    """Removes the job's folder. It is no job any more before the first of its files is removed."""
+    gone = jobs_folder() / f"{HIDDEN}{secrets.token_hex(8)}"
+    spec.folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def load_spec(name: str) -> Spec:
     """The job of a name. Raises UserError where there is none, or one of another version."""
-    path = jobs_folder() / name / "job.json"
+    path = jobs_folder() / name / JOB
     try:
         return parse_spec(path.read_bytes())
     except OSError:
@@ -223,7 +248,8 @@ def parse_spec(data: bytes) -> Spec:
 
 def job_names() -> list[str]:
     """Jobs of this machine, by name."""
-    return sorted(path.parent.name for path in jobs_folder().glob("*/job.json"))
+    names = (path.parent.name for path in jobs_folder().glob(f"*/{JOB}"))
+    return sorted(name for name in names if not name.startswith(HIDDEN))
 
 
 def dump_spec(spec: Spec) -> str:

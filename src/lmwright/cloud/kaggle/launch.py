@@ -22,11 +22,10 @@ from lmwright.cloud.kaggle.service import (
     Unreachable,
 )
 from lmwright.cloud.package import PYTHON
-from lmwright.cloud.spec import Limits, Spec, read_state, save_spec
+from lmwright.cloud.spec import Limits, Spec, read_state, remove_job, save_spec
 from lmwright.cloud.store_check import check_stores
 from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
 from lmwright.guard.temporary import temporary_folder
 from lmwright.storage.kaggle_client import check_client, check_token
 
@@ -97,15 +96,14 @@ def _launch(
         "settings": told,
         "seconds": seconds,
     }
-    save_spec(spec)
+    save_spec(spec, {FACTS: json.dumps(facts, indent=1)})
     try:
-        write_whole(spec.folder / FACTS, json.dumps(facts, indent=1), mode=0o600)
         send(service, parcel)
         look(spec, service)
     finally:
         begun = "pushed" in read_state(spec)
         if not begun:  # what was sent is found again by the next launch
-            shutil.rmtree(spec.folder)
+            remove_job(spec)
     if not begun:
         raise UserError(f"--on {TARGET}: {quota_line(service.quota())}; launch again later")
     return spec

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import socket
 import sys
 import threading
@@ -27,6 +26,7 @@ import psutil
 import lmwright
 from lmwright.cloud import local
 from lmwright.cloud.spec import (
+    FOLDERS,
     OVER,
     Spec,
     dump_spec,
@@ -34,6 +34,7 @@ from lmwright.cloud.spec import (
     load_spec,
     parse_spec,
     read_state,
+    remove_job,
     save_spec,
     write_state,
 )
@@ -166,7 +167,7 @@ def place(job: str, files: dict[str, str]) -> Answer:
     has its name."""
     spec = parse_spec(job.encode())
     try:
-        save_spec(spec)
+        save_spec(spec, files)
     except UserError:
         if not spec.folder.exists() or not _complete(spec):
             raise
@@ -183,7 +184,7 @@ def _complete(spec: Spec) -> bool:
     while not path.exists() and time.monotonic() < end:
         time.sleep(TICK_S)
     if not path.exists():  # an interrupted launch
-        for name in ("logs", "stacks", "beats"):
+        for name in FOLDERS:
             (spec.folder / name).mkdir(exist_ok=True)
         write_whole(path, dump_spec(spec), mode=0o600)
     return parse_spec(path.read_bytes()).token == spec.token
@@ -264,7 +265,7 @@ def end(name: str, host: int, patience_s: float) -> Answer:
 def forget(name: str) -> Answer:
     """Removes the job's folder."""
     with suppress(FileNotFoundError):
-        shutil.rmtree(load_spec(name).folder)
+        remove_job(load_spec(name))
     return {}
 
 

@@ -5,11 +5,10 @@ the job.
 """
 
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lmwright.cloud.spec import RUN_FILE, Limits, Spec, save_spec
+from lmwright.cloud.spec import RUN_FILE, Limits, Spec, remove_job, save_spec
 from lmwright.cloud.ssh.check import check_folders, check_hosts, check_places, leader_place
 from lmwright.cloud.ssh.far import FACTS
 from lmwright.cloud.ssh.hosts import Host, read_hosts
@@ -20,7 +19,6 @@ from lmwright.cloud.work import Work, refuse_several_hosts
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
 from lmwright.guard.urls import redact_text
 
 
@@ -74,19 +72,18 @@ def launch(
 
 def _place(spec: Spec, lines: Sequence[Line], run: Run | None, access: Access) -> None:
     """Makes the job's folder here and on all hosts, or nowhere."""
-    save_spec(spec)
+    files = {FACTS: facts_of([line.host for line in lines], access)}
+    if run is not None:
+        files[RUN_FILE] = dump_toml(run)
+    save_spec(spec, files)  # without its facts it would be taken for a job of this machine
     fleet = Fleet(spec, lines)
     try:
-        if run is not None:
-            write_whole(spec.folder / RUN_FILE, dump_toml(run), mode=0o600)
-        hosts = [line.host for line in lines]
-        write_whole(spec.folder / FACTS, facts_of(hosts, access), mode=0o600)
         for answer in every(lines, fleet.place):
             if isinstance(answer, UserError):
                 raise answer
     except BaseException:
         fleet.remove(end=False)
-        shutil.rmtree(spec.folder, ignore_errors=True)
+        remove_job(spec)
         raise
     adopt(fleet)
 
