@@ -3,7 +3,8 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lmwright.cloud.target import NO_GCLOUD, refuse_zone, settings_path
@@ -18,7 +19,11 @@ APIS += ("compute.googleapis.com",)
 # Saving a checkpoint looks up the bucket, which the first alone does not allow.
 OF_BUCKET = ("roles/storage.objectAdmin", "roles/storage.legacyBucketReader")
 TIMEOUT_S = 300.0
+NEW_S, NEW_POLL_S = 90.0, 5.0  # until others know a service account that was just made
 PRESENT = ("already exists", "already own it", "HTTPError 409")
+FOREIGN = "bucket name is not available"
+LOOK = ("gcloud", "storage", "buckets", "describe")
+LOGIN = "gcloud auth login"
 
 
 @dataclass(frozen=True)
@@ -71,19 +76,7 @@ def init_command(
     if shutil.which("gcloud") is None:
         raise UserError(NO_GCLOUD)
     for command in setup.commands():
-        try:
-            done = subprocess.run(
-                [*command, "--quiet"], capture_output=True, text=True,
-                stdin=subprocess.DEVNULL, timeout=TIMEOUT_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"{' '.join(command[:4])}: did not end within {TIMEOUT_S:g} s; check the network, "
-                "and run the same command again"
-            ) from None
-        if done.returncode and not any(word in done.stderr for word in PRESENT):
-            lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
-            raise UserError(f"{' '.join(command[:4])}: {lines[-1].strip()}")
+        _do(command, setup)
         print(f"done: {' '.join(command[:4])}")
     lines = {"project": project, "zone": zone, "bucket": f"{bucket}/lmwright"}
     lines["service_account"] = setup.account
@@ -92,3 +85,47 @@ def init_command(
     write_whole(path, text)
     print(f"wrote {path}; try: lmwright launch run.toml --on v4-8 --dry-run")
     return 0
+
+
+def _do(command: Sequence[str], setup: Setup) -> None:
+    """Runs a command of gcloud. Raises UserError where it refuses."""
+    end = time.monotonic() + NEW_S
+    while True:
+        done, name = _gcloud(command), " ".join(command[:4])
+        if not done.returncode:
+            return
+        new = setup.account in done.stderr and "does not exist" in done.stderr
+        if not new or time.monotonic() > end:
+            break
+        time.sleep(NEW_POLL_S)
+    if FOREIGN in done.stderr and _gcloud([*LOOK, setup.bucket]).returncode:
+        raise UserError(
+            f"--bucket: {setup.bucket} is not yours: all users of the service share the names of "
+            "buckets; choose another name"
+        )
+    if not any(word in done.stderr for word in PRESENT):
+        raise UserError(f"{name}: {_reason(done.stderr)}")
+
+
+def _gcloud(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            [*command, "--quiet"], capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, timeout=TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{' '.join(command[:4])}: did not end within {TIMEOUT_S:g} s; check the network, "
+            "and run the same command again"
+        ) from None
+
+
+def _reason(text: str) -> str:
+    """Reason that gcloud gives for an error, without the advice and the details that follow it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+    at = next((n for n, line in enumerate(lines) if line.startswith("ERROR:")), len(lines) - 1)
+    reason = lines[at]
+    if reason.endswith(":") and lines[at + 1 :]:
+        reason += f" {lines[at + 1].removeprefix('- ')}"
+    login = "; log in with: gcloud auth login" if LOGIN in text and LOGIN not in reason else ""
+    return reason.rstrip(".") + login if login else reason
