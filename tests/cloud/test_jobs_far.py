@@ -18,9 +18,10 @@ from lmwright.cloud.book import begin
 from lmwright.cloud.slices import Slices
 from lmwright.cloud.spec import START, dump_spec, job_names, load_spec, save_spec, write_state
 from lmwright.cloud.target import settings_path
-from lmwright.cloud.tell import Teller, notify
+from lmwright.cloud.tell import Teller, last_words, notify
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
+from lmwright.storage.claim import TakenOver
 from tests.cloud.fake_tpu import once
 from tests.cloud.played import QUICK
 
@@ -168,11 +169,13 @@ def test_what_becomes_of_a_job_is_told(spec, tpu, told, quick):
     assert "job j: done at step 7; no slice is left" in told()
 
 
-def test_the_end_of_a_supervisor_is_told(spec, tpu, told, quick, monkeypatch):
+def test_the_end_of_a_supervisor_is_told(spec, tpu, told, quick, monkeypatch, capsys):
+    """To the user's command, and on the terminal: a slice without a supervisor costs money."""
     save_spec(spec)
     tpu.allowed = False
     with pytest.raises(UserError):
         remote.follow(spec)
+    assert "the supervisor ends; `lmwright jobs follow j` takes" in capsys.readouterr().err
     assert "the supervisor ends: the requests in us-central2-b: project p refuses it" in told()
     assert "`lmwright jobs follow j` takes job j up again" in told()
 
@@ -186,13 +189,21 @@ def no_collection():
     gc.enable()
 
 
-def test_a_supervisor_that_is_told_to_end_tells(spec, tpu, told, quick, no_collection):
+def test_a_supervisor_whose_job_another_has_taken_over_only_says_so(spec, tpu, told, capsys):
+    with pytest.raises(TakenOver), last_words(Teller(), "nobody has it"):
+        raise TakenOver("another has it")
+    assert "the supervisor ends: another has it" in told() and "nobody" not in told()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_supervisor_that_is_told_to_end_tells(spec, tpu, told, quick, no_collection, capsys):
     save_spec(spec)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(SystemExit) as ended:
         remote.follow(spec)
     assert ended.value.code == 143
     assert "the supervisor ends: it was told to end" in told()
+    assert "until then nobody replaces or deletes its slice" in capsys.readouterr().err
     Slices(spec, print, QUICK).close()  # the claim was given back
 
 

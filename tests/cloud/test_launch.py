@@ -337,6 +337,27 @@ def test_a_launch_that_was_killed_before_its_job_was_written(spec, tpu, capsys):
     assert job_names() == [] and not any(call[0] == "POST" for call in tpu.calls)
 
 
+def test_a_run_that_a_job_trains_already_gets_no_second_slice(
+    run, tpu, url, tmp_path, monkeypatch, capsys
+):
+    """As where its launch was killed, and the same command is run again."""
+    there = "--bucket", f"{url}/lmwright"
+    monkeypatch.setattr(remote, "stage", lambda root: f"{root}/c")
+    monkeypatch.setattr(remote, "start", lambda spec, **_: 0)
+    assert launched(tmp_path, *there) == 0
+    first = load_spec("j")
+    capsys.readouterr()
+    assert launched(tmp_path, *there, "--name", "k") == 2
+    err = capsys.readouterr().err
+    assert f"dir: {run.dir} is trained by job j already, which is starting; take it up" in err
+    assert job_names() == ["j"]
+    assert launched(tmp_path, *there, "--name", "k", f"dir={url}/other") == 0
+    Bucket(first.url).write("state.json", json.dumps({"status": "failed"}))
+    assert launched(tmp_path, *there, "--name", "l") == 0
+    Bucket(load_spec("l").url).remove("job.json")  # forgotten from another machine
+    assert launched(tmp_path, *there, "--name", "m") == 0
+
+
 def test_launch_ends_at_once_without_quota(run, tpu, tmp_path, monkeypatch, capsys):
     tpu.quota = dict.fromkeys(tpu.quota, False)
     monkeypatch.setattr(remote, "stage", lambda root: f"{root}/c")

@@ -17,6 +17,7 @@ from typing import Any
 from lmwright.cloud.spec import OVER, START, Cloud, Spec, dump_spec
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket, Changed
+from lmwright.storage.claim import TakenOver
 
 MADE, STATE = "slices.json", "state.json"
 MOST_EVENTS = 1000
@@ -32,7 +33,7 @@ EMPTY: dict[str, Any] = {
 
 
 class Book:
-    """The book of a job. Raises UserError where another process has written in it."""
+    """The book of a job. Raises TakenOver where another process has written in it."""
 
     def __init__(self, bucket: Bucket):
         self._bucket, self._writer = bucket, uuid.uuid4().hex
@@ -57,7 +58,7 @@ class Book:
         except Changed:
             there = self._bucket.read(MADE)
             if there is None or json.loads(there[0]).get("writer") != self._writer:
-                raise UserError(
+                raise TakenOver(
                     f"{self._bucket.url}: another supervisor has taken the job over, or it was "
                     "forgotten; see: lmwright jobs list"
                 ) from None

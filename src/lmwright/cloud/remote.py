@@ -17,7 +17,17 @@ from lmwright.cloud.book import Book, begin, label_of, read_book, read_job_state
 from lmwright.cloud.checks import check
 from lmwright.cloud.pieces import LogReader
 from lmwright.cloud.slices import GOING, Patience, Slices, service_of
-from lmwright.cloud.spec import NAME, OVER, Spec, load_spec, parse_spec, remove_job, save_spec
+from lmwright.cloud.spec import (
+    NAME,
+    OVER,
+    PROGRAM,
+    Spec,
+    job_names,
+    load_spec,
+    parse_spec,
+    remove_job,
+    save_spec,
+)
 from lmwright.cloud.stage import stage
 from lmwright.cloud.steps import send_steps
 from lmwright.cloud.target import NO_GCLOUD
@@ -35,12 +45,14 @@ from lmwright.storage.claim import Claimed
 from lmwright.storage.mirror import fetched
 
 EXIT_JOB_FAILED = 1
+TRAINS = (PROGRAM, "train")
 POLL_S = 5.0
 DELETE_S, DELETE_POLL_S = 120.0, 1.0
 
 
 def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
     """Stages, writes the job into its bucket and supervises it."""
+    _refuse_twice(spec)
     for note in check(spec):
         print(f"note: {note}")
     save_spec(spec)  # first, since its name may be taken
@@ -55,6 +67,23 @@ def launch(spec: Spec, run: Run | None, code_root: str, *, detach: bool) -> int:
         raise
     print(f"job {spec.name}: {spec.url}; run directory {spec.dir or 'none'}")
     return start(spec, detach=detach)
+
+
+def _refuse_twice(spec: Spec) -> None:
+    """Raises UserError where a job of this machine trains the run already: its slice would be paid
+    for beside the new one, which then finds the run directory claimed."""
+    for name in job_names() if spec.command[:2] == TRAINS else ():
+        with contextlib.suppress(UserError):  # of another version, or its bucket is not reached
+            other = load_spec(name)
+            same = other.url and other.dir == spec.dir and other.command[:2] == TRAINS
+            if same and is_written(other) and (now := state_of(other)["status"]) not in OVER:
+                break
+    else:
+        return
+    raise UserError(
+        f"dir: {spec.dir} is trained by job {name} already, which is {now}; take it up: lmwright "
+        f"jobs follow {name}; or end it (lmwright jobs stop {name}), or choose another dir"
+    )
 
 
 def is_written(spec: Spec) -> bool:

@@ -5,15 +5,17 @@ notify = "curl -d @- https://ntfy.sh/my-topic"     in cloud.toml; gets a line fo
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from lmwright.cloud.target import settings_path, settings_with
 from lmwright.errors import UserError
 from lmwright.guard.terminal import visible
 from lmwright.guard.urls import redact_text
+from lmwright.storage.claim import TakenOver
 
 NOTIFY_S = 30.0
 TOLD_TO_END = (signal.SIGTERM, signal.SIGHUP)
@@ -63,7 +65,7 @@ def notify(command: str, line: str) -> None:
 @contextmanager
 def last_words(tell: Teller, text: str) -> Iterator[None]:
     """Tells that a supervisor ends, whatever ends it; Ctrl-C needs no telling. `text` says what
-    that means for the job."""
+    that means for the job, where no other supervisor has it now."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -82,7 +84,11 @@ def last_words(tell: Teller, text: str) -> Iterator[None]:
     except BaseException as error:
         ended = isinstance(error, SystemExit)
         reason = "it was told to end" if ended else f"{error}" or type(error).__name__
-        tell.pass_on(f"the supervisor ends: {reason}; {text}")
+        meaning = "" if isinstance(error, TakenOver) else f"; {text}"
+        tell.pass_on(f"the supervisor ends: {reason}{meaning}")
+        if meaning:
+            with suppress(OSError):  # the terminal may be gone
+                print(f"the supervisor ends{meaning}", file=sys.stderr, flush=True)
         raise
     finally:
         for number, handler in before.items():

@@ -36,6 +36,10 @@ class Claimed(UserError):
     """The claim has a living owner."""
 
 
+class TakenOver(UserError):
+    """Another process has taken over what this one did."""
+
+
 class Claim:
     """A claim that is held, and renewed by a thread until `close`."""
 
@@ -50,15 +54,15 @@ class Claim:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises UserError if another process has taken the claim over."""
+        """Raises TakenOver if another process has taken the claim over."""
         if self._lost is not None:
-            raise UserError(
+            raise TakenOver(
                 f"dir: {self._bucket.url} was taken over by {self._lost}, since this process was "
                 "not heard of for a minute; nothing is written there any more"
             )
 
     def confirm(self) -> None:
-        """Raises UserError if another process has taken the claim over; asks the bucket now."""
+        """Raises TakenOver if another process has taken the claim over; asks the bucket now."""
         self._see(self._bucket.read(CLAIM))
         self.check()
 
