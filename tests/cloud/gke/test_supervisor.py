@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("kubernetes", reason="kubernetes is not installed")
 
 from lmwright.cli.main import main
 from lmwright.cloud.book import MADE, begin
+from lmwright.cloud.gke import cluster
 from lmwright.cloud.gke.cluster import Cluster
 from lmwright.cloud.slices import Patience, Slices
 from lmwright.cloud.spec import Spec, load_spec
@@ -183,6 +185,46 @@ def test_a_secret_that_goes_missing_fails_the_job(url, gke):
     player.slices.close()
     assert (state["status"], gke.job_sets) == ("failed", {})
     assert 'CreateContainerConfigError: secret "mine" not found; correct' in state["error"]
+
+
+THROTTLED = """Back-off pulling image "python:3.12-slim": ErrImagePull: failed to copy: 429 Too Many
+Requests - toomanyrequests: You have reached your unauthenticated pull rate limit."""
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "minutes", "ends"),
+    [
+        ("ImagePullBackOff", THROTTLED, 2, False),
+        ("ImagePullBackOff", THROTTLED, 11, True),
+        ("ErrImagePull", 'reading manifest: Get "https://x/v2/": dial tcp: i/o timeout', 1, False),
+        (
+            "ErrImagePull",
+            "failed to resolve docker.io/library/pyton:3: not found",
+            0,
+            True,
+        ),
+        ("ImagePullBackOff", "pull access denied, repository does not exist", 0, True),
+        ("InvalidImageName", "", 0, True),
+        ("CreateContainerConfigError", "failed to sync secret cache: timed out waiting", 1, False),
+        ("CreateContainerConfigError", "couldn't find key K in Secret default/s", 0, True),
+        ("ContainerCreating", "", 60, False),
+    ],
+)
+def test_what_the_node_tries_again_fails_no_job(reason, message, minutes, ends):
+    """Messages as kubelet and containerd write them."""
+    from kubernetes import client as k8s
+
+    waiting = k8s.V1ContainerStateWaiting(reason=reason, message=message)
+    status = k8s.V1ContainerStatus(
+        name="rank", image="", image_id="", ready=False, restart_count=0,
+        state=k8s.V1ContainerState(waiting=waiting),
+    )  # fmt: skip
+    began = datetime.now(UTC) - timedelta(minutes=minutes)
+    pod = k8s.V1Pod(
+        metadata=k8s.V1ObjectMeta(name="p"),
+        status=k8s.V1PodStatus(start_time=began, container_statuses=[status]),
+    )
+    assert bool(cluster._hopeless(pod)) == ends
 
 
 def test_a_shell_in_a_pod(spec, played, gke, tmp_path, monkeypatch, capsys):

@@ -9,7 +9,9 @@ A pod whose node is lost is made again by the cluster: its slice is REPAIRING un
 """
 
 import json
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from lmwright.cloud.gke.context import GET_CREDENTIALS, connect
@@ -30,7 +32,11 @@ from lmwright.cloud.spec import Cloud, Offer
 from lmwright.errors import ERROR, EXIT_USER_ERROR, UserError, first_line
 
 TIMEOUT_S = (10.0, 60.0)  # to connect, and for the answer
-STUCK = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+STUCK = ("ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError")
+STUCK_S = 600.0  # registries throttle, and the node's cache of secrets may be late
+IN_VAIN = re.compile(
+    "not found|not exist|find key|manifest unknown|denied|[Uu]nauthorized|Forbidden|no match for"
+)
 RUNNING = ("Running", "Succeeded")
 
 
@@ -201,7 +207,7 @@ def _hopeless(pod: Any) -> str:
         if status.state and status.state.running:
             continue
         waiting = status.state and status.state.waiting
-        if waiting is not None and waiting.reason in STUCK:
+        if waiting is not None and _is_stuck(pod, waiting):
             told = f"{waiting.reason}: {waiting.message or ''}".rstrip(": ")
             return f"pod {pod.metadata.name}: {told}; correct --image or --secret"
         for state in filter(None, (status.state, status.last_state)):
@@ -211,6 +217,17 @@ def _hopeless(pod: Any) -> str:
                 told = next((line for line in reversed(lines) if ERROR in line), "exit code 2")
                 return f"pod {pod.metadata.name}: {told.removeprefix(ERROR)}"
     return ""
+
+
+def _is_stuck(pod: Any, waiting: Any) -> bool:
+    """True for a container that waits for what does not come, by what the node says or for too
+    long: the node itself tries again."""
+    if waiting.reason == "InvalidImageName":
+        return True
+    began = pod.status.start_time
+    lasted_s = (datetime.now(UTC) - began).total_seconds() if began else 0.0
+    said = IN_VAIN.search(waiting.message or "") is not None
+    return waiting.reason in STUCK and (said or lasted_s > STUCK_S)
 
 
 def _condition(jobset: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
