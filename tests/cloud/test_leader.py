@@ -8,7 +8,7 @@ import pytest
 
 from lmwright.cloud import leader as leading
 from lmwright.cloud.rank import Pulse
-from lmwright.cloud.spec import Limits
+from lmwright.cloud.spec import Limits, read_state
 from lmwright.cloud.stragglers import Stragglers
 from tests.cloud.played_agents import LIMITS, played, quick_spec, started
 
@@ -248,6 +248,30 @@ def test_starting_has_as_long_as_before(monkeypatch):
     assert Pulse(limits, usual_s=first.start_s).limit_s == 60
     assert Pulse(limits, usual_s=1).limit_s == 10
     assert Pulse(limits, usual_s=200).limit_s == 360
+
+
+def test_a_first_step_and_a_checkpoint_are_soon_known(spec, monkeypatch):
+    """To `jobs show`, also where the launch is killed at that moment."""
+    monkeypatch.setattr(leading, "WRITE_EVERY_S", 60.0)
+    monkeypatch.setattr(leading, "TELL_EVERY_S", 0.05)
+
+    async def known(step, saved):
+        for _ in range(100):
+            state = read_state(spec)
+            if (state["step"], state["saved"]) == (step, saved):
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+    async def scene(connect, running):
+        agents = await started(connect)
+        pulse = {"beat": 1, "phase": "step", "attempt": 1}
+        agents[0].say(pulse=pulse | {"step": 1, "saved": 0})
+        assert await known(1, 0)
+        agents[0].say(pulse=pulse | {"beat": 2, "step": 9, "saved": 8})
+        assert await known(9, 8)
+
+    played(spec, scene)
 
 
 def test_a_slow_host_is_named_once(spec):

@@ -84,6 +84,10 @@ class Leader:
         self._next = self._idle = time.monotonic()
         self._missing: list[int] = []
         self._written = self._told = 0.0
+        self._stepped = False
+        """True once the attempt has done a step."""
+        self._news = False
+        """True if that, or a checkpoint, is not written yet."""
         self._stragglers = Stragglers()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,9 +124,13 @@ class Leader:
             self._end(host, message["ended"])
 
     def _progress(self, pulse: dict[str, Any]) -> None:
-        self._state["step"] = pulse.get("step") or self._state["step"]
+        step = pulse.get("step") or self._state["step"]
+        self._news = self._news or (step != self._state["step"] and not self._stepped)
+        self._stepped = self._stepped or step != self._state["step"]
+        self._state["step"] = step
         if pulse.get("saved", 0) > self._state["saved"]:
             self._state |= {"saved": pulse["saved"], "failures": 0}
+            self._news = True
 
     @property
     def idle(self) -> bool:
@@ -157,7 +165,7 @@ class Leader:
             self._order("alive")
             if slow := self._stragglers.news():
                 self._note(slow)
-        if now - self._written > WRITE_EVERY_S:
+        if now - self._written > (TELL_EVERY_S if self._news else WRITE_EVERY_S):
             self._write()
 
     def _start_if_ready(self, now: float) -> None:
@@ -170,7 +178,7 @@ class Leader:
         elif now >= self._next:
             self._missing = []
             self._state["attempt"] += 1
-            self._stragglers = Stragglers()
+            self._stragglers, self._stepped = Stragglers(), False
             self._attempt = _Attempt(self._state["attempt"], now)
             for host in self._hosts.values():
                 host.pulse = {}
@@ -331,7 +339,7 @@ class Leader:
         slow = [host for host, _, _ in self._stragglers.slow()]
         now = {"time": time.time(), "hosts": sorted(self._hosts), "slow_hosts": slow}
         self._state |= facts | now
-        self._written = time.monotonic()
+        self._written, self._news = time.monotonic(), False
         with suppress(OSError):  # a full disk ends no leader; it is written again soon
             write_state(self._spec, self._state)
 
