@@ -88,6 +88,7 @@ def launch_command(run: Run | None, source: str, overrides: Sequence[str], wante
     if wanted.notebook is not None or wanted.on == "kaggle":
         refuse_rehearsal(wanted.work, "--notebook" if wanted.notebook else "--on kaggle")
     if wanted.notebook is not None:
+        _refuse_beside_notebook(wanted)
         return _write_notebook(_needed(run, wanted), wanted, Path(wanted.notebook))
     if not wanted.on:
         raise UserError("--on: missing; name where to train, as in --on kaggle or --on local:2x4")
@@ -113,6 +114,16 @@ def _needed(run: Run | None, wanted: Wanted) -> Run:
     if run is None or not wanted.work.trains:
         raise UserError("--on: only training can be launched there; leave out --do and --")
     return run
+
+
+def _refuse_beside_notebook(wanted: Wanted) -> None:
+    """Raises UserError for options that mean nothing where only a notebook is written."""
+    idle = {"on": wanted.on and wanted.on != "kaggle", "slice": wanted.slice}
+    idle |= {"dry-run": wanted.dry_run, "detach": wanted.detach}
+    idle |= {WRITTEN.get(name, name).replace("_", "-"): True for name in wanted.given}
+    for option in (option for option, given in idle.items() if given):
+        raise UserError(f"--{option}: has no effect beside --notebook, which only writes files; "
+                        "leave it out")  # fmt: skip
 
 
 def _refuse_idle_options(wanted: Wanted) -> None:

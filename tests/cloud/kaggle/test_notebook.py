@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from lmwright.cli.main import main
 from lmwright.cloud.kaggle.notebook import write_notebook
 from lmwright.cloud.kaggle.session import newest_step, unpack
 from lmwright.cloud.spec import Limits
+from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from tests.cloud.kaggle.host_packages import use_packages_of_this_python
 
@@ -38,6 +40,24 @@ def test_bad_files(run, tmp_path):
         write_notebook(run, "cats", Limits(), tmp_path / "cats.py")
     with pytest.raises(UserError, match=r"is no folder"):
         write_notebook(run, "cats", Limits(), tmp_path / "no" / "cats.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--dry-run"], "--dry-run: has no effect"),
+        (["--detach"], "--detach: has no effect"),
+        (["--spot"], "--spot, --on-demand"),
+        (["--on", "v4-8"], "--on: has no effect"),
+    ],
+)
+def test_options_without_effect_are_refused(run, tmp_path, capsys, words, told):
+    """A dry run does nothing, and so writes no files."""
+    (tmp_path / "run.toml").write_text(dump_toml(run))
+    file = tmp_path / "cats.ipynb"
+    assert main(["launch", str(tmp_path / "run.toml"), "--notebook", str(file), *words]) == 2
+    assert told in capsys.readouterr().err and not file.exists()
+    assert not [*tmp_path.glob("*.lmw")]
 
 
 @pytest.mark.slow
