@@ -133,6 +133,21 @@ def test_a_job_that_was_given_up_starts_with_clean_hands(played, spec, quick):
     assert played.book["bad_slices"] == played.book["failures"] == 0
 
 
+def test_a_job_that_is_done_gets_no_slice_again(played, spec, tpu, quick, capsys):
+    trains = replace(spec, command=("lmwright", "train", "run.toml"))
+    played.state(status="done", step=7)
+    with pytest.raises(UserError, match="is done at step 7, and a slice would be paid for in vain"):
+        remote.restart(trains)
+    assert remote.state_of(spec)["status"] == "done"
+    remote.restart(spec)  # a command may do something else
+    played.state(status="done", step=7)
+    played.slices.close()
+    remote.stop(spec)
+    out = capsys.readouterr().out
+    assert "job j is over already: done; looking for slices of it" in out and "saves" not in out
+    assert not any(call[0] == "POST" for call in tpu.calls)
+
+
 def test_events_reach_the_users_command(tmp_path, capsys):
     notify(f"cat >> {tmp_path}/told", "j-1: it is SUSPENDED; deleting it")
     assert (tmp_path / "told").read_text() == "j-1: it is SUSPENDED; deleting it\n"

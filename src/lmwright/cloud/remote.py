@@ -280,9 +280,10 @@ def logs(spec: Spec, host: int, *, follow_it: bool) -> None:
 def stop(spec: Spec) -> None:
     """Asks a job to save and end; its supervisor then deletes the slice."""
     if (status := state_of(spec)["status"]) in OVER:
-        print(f"job {spec.name} is over already: {status}")
+        print(f"job {spec.name} is over already: {status}; looking for slices of it")
+    else:
+        print(f"job {spec.name} saves and ends; deleting its slice")
     Bucket(spec.url).write("stop", "stopped as asked")
-    print(f"job {spec.name} saves and ends; deleting its slice")
     with contextlib.suppress(Claimed):  # another supervisor is alive, and does it
         follow(spec)
         return
@@ -296,6 +297,11 @@ def restart(spec: Spec) -> None:
     bucket, state = Bucket(spec.url), state_of(spec)
     if state["status"] not in OVER:
         raise UserError(f"job {spec.name} is {state['status']} already")
+    if state["status"] == "done" and spec.command[:2] == TRAINS:
+        raise UserError(
+            f"job {spec.name} is done at step {state['step']}, and a slice would be paid for in "
+            "vain; for more steps launch the run with a higher train.steps"
+        )
     book = Book(bucket)
     book.facts |= {"failures": 0, "bad_slices": 0}
     book.write()
