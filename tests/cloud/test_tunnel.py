@@ -155,6 +155,19 @@ def test_words_for_a_host_of_a_slice(spec, tmp_path, monkeypatch, gcloud, capsys
     assert "gcloud is not installed" in capsys.readouterr().err
 
 
+def test_hosts_without_external_addresses_are_told(spec, gcloud, capsys):
+    """gcloud only waits for an answer then, as its help says."""
+    give_slices(spec)
+    here = ["jobs", "ssh", spec.url]
+    assert main(here) == 3 and "internal" not in capsys.readouterr().err
+    facts = json.loads(Bucket(spec.url).read("job.json")[0])
+    facts["cloud"]["external_ips"] = False
+    Bucket(spec.url).write("job.json", json.dumps(facts))
+    assert main(here) == 3
+    told = "gcloud alpha compute tpus tpu-vm ssh j-1-0 --worker=0 --zone=us-central2-b --project=p"
+    assert f"{told} --tunnel-through-iap" in capsys.readouterr().err
+
+
 def described(method, path, _body, _headers):
     """Answers to gcloud about a slice of two hosts."""
     keys = {"queryValue": {"items": []}}

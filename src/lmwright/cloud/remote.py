@@ -46,6 +46,7 @@ from lmwright.storage.mirror import fetched
 
 EXIT_JOB_FAILED = 1
 TRAINS = (PROGRAM, "train")
+OPEN_SHELL = ("compute", "tpus", "tpu-vm", "ssh")
 POLL_S = 5.0
 DELETE_S, DELETE_POLL_S = 120.0, 1.0
 
@@ -160,14 +161,21 @@ def ssh(spec: Spec, host: int, words: Sequence[str], tunnel: Tunnel | None = Non
         return shell(spec, entry["id"], offer, host, words, tunnel)
     number, worker = divmod(host, offer.hosts_per_slice)
     node = entry["id"] if offer.num_slices == 1 else f"{entry['id']}-{number}"
-    command = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}"]
-    command += [f"--zone={offer.zone}", f"--project={spec.cloud.project}"]
+    place = [node, f"--worker={worker}", f"--zone={offer.zone}", f"--project={spec.cloud.project}"]
+    command = ["gcloud", *OPEN_SHELL, *place]
     command += ["--command", shlex.join(words)] if words else []
     command += ["--", *tunnel.words(), *([] if words else ["-N"])] if tunnel else []
     try:
-        return run_until_interrupted(command, tunnel, host)
+        code = run_until_interrupted(command, tunnel, host)
     except FileNotFoundError:
         raise UserError(NO_GCLOUD) from None
+    if code and not spec.cloud.external_ips:
+        print(
+            f"note: {node} has internal addresses only, which are reached from its network; from "
+            f"elsewhere: gcloud alpha {shlex.join([*OPEN_SHELL, *place])} --tunnel-through-iap",
+            file=sys.stderr,
+        )
+    return code
 
 
 def adopt(url: str) -> Spec:
