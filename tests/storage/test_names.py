@@ -8,6 +8,8 @@ import pytest
 from lmwright.data.carry import working_folder
 from lmwright.data.rows.shards import RemotePlace
 from lmwright.errors import UserError
+from lmwright.evals.predict import Predictor
+from lmwright.formats.loaded import LoadedModel
 from lmwright.formats.open import load_run, open_place
 from lmwright.report.read import read_run
 from lmwright.storage.bucket import Bucket
@@ -81,3 +83,12 @@ def test_a_name_that_is_a_file_and_a_folder_is_one_sentence(url, put):
         put(name)
     with pytest.raises(UserError, match="a disk cannot hold both"):
         fetched(url)
+
+
+def test_a_refused_model_is_named_by_its_url():
+    """The copy of its files on this machine says nothing to its user."""
+    loaded = LoadedModel(
+        model=None, tensors={}, tokenizer_dir=None, facts=None, path=mirror_folder("gs://bkt/run")
+    )
+    with pytest.raises(UserError, match=r"^gs://bkt/run: is no classifier"):
+        Predictor(loaded, None, None)

@@ -66,13 +66,13 @@ class Vectors(Reader):
         prompt: str | None = None,
     ):  # fmt: skip
         super().__init__(loaded)
-        self.prompt = prompt_of(model, prompt, str(loaded.path))
+        self.prompt = prompt_of(model, prompt, loaded.place)
         """Text put before each text."""
         self.model, self.dim = model, model.embed_dim if dim is None else dim
         if not 1 <= self.dim <= model.embed_dim:
             raise UserError(
                 f"--dim: {dim} is not between 1 and {model.embed_dim}, the numbers of a vector of "
-                f"{loaded.path}"
+                f"{loaded.place}"
             )
         self.weights = model.without_head(loaded.weights)
         self._run = self.program(partial(_vectors, model, compute))
@@ -131,7 +131,7 @@ def embedder_at(
     try:
         return embedder_of(loaded.model, pooling, length)
     except UserError as error:
-        raise UserError(f"{loaded.path}: {error}") from None
+        raise UserError(f"{loaded.place}: {error}") from None
 
 
 def embed_command(

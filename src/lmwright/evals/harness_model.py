@@ -34,7 +34,7 @@ class HarnessModel(TemplateLM):
         self._own = loaded.tokenizer
         self._template: ChatTemplate | None = None
         if self.prefix_token_id is None:
-            raise UserError(f"{loaded.path}: its tokenizer has no token to start a text from")
+            raise UserError(f"{loaded.place}: its tokenizer has no token to start a text from")
 
     @property
     def eot_token_id(self) -> int:
@@ -122,7 +122,7 @@ class HarnessModel(TemplateLM):
         try:
             return self._template.render({"messages": chat_history}, prompt=add_generation_prompt)
         except UnusableError as error:
-            raise UserError(f"--chat: {self.loaded.path}: {error}; leave it out") from None
+            raise UserError(f"--chat: {self.loaded.place}: {error}; leave it out") from None
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The source of the template, which the harness notes."""

@@ -54,7 +54,7 @@ class Predictor(Reader):
     ):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
-                f"{loaded.path}: is no classifier; train one with objective.kind = 'classify' or "
+                f"{loaded.place}: is no classifier; train one with objective.kind = 'classify' or "
                 "'regress' (docs/classification.md), a tagger with 'tag' (docs/tags.md), or what "
                 "answers questions with 'answer' (docs/questions.md)"
             )
@@ -101,7 +101,7 @@ def tell_of_pairs(loaded: LoadedModel, option: str, there: Sequence[str] = ()) -
     sources = load_run(loaded.path / "run.toml").data.sources if loaded.step is not None else ()
     named = [each.columns[SECOND] for each in sources if SECOND in each.columns]
     if named:
-        told = f"{loaded.path} learned from pairs of texts (columns.{SECOND} = {named[0]!r})"
+        told = f"{loaded.place} learned from pairs of texts (columns.{SECOND} = {named[0]!r})"
     elif SECOND in there:
         told = f"there is a column {SECOND!r}"
     else:

@@ -33,6 +33,7 @@ from lmwright.formats.safetensors import refuse_pickles
 from lmwright.formats.tokenizer_files import open_tokenizer, prompt_prefix
 from lmwright.formats.written import refuse_changed
 from lmwright.guard.temporary import temporary_folder
+from lmwright.storage.mirror import shown
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class LoadedModel:
     """Devices of this machine that have all weights each, and compute rows of their own."""
     kept: dict[Any, Tree] = field(default_factory=dict, repr=False, compare=False)
     """Weights in the form in which they were last used."""
+
+    @property
+    def place(self) -> str:
+        """Name of its place for messages: the URL, where `path` is the copy of a bucket."""
+        return shown(self.path)
 
     def load(self, *, dtype: Any = None, shardings: Tree | None = None) -> Tree:
         """The weights, jax arrays: of a `dtype` or as they are stored, over the model's devices or

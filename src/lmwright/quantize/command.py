@@ -89,7 +89,7 @@ def quantize_command(
         done = quantized(
             loaded, chosen, parts, to, row_compute(), group_size=group_size, method=method
         )
-        _tell(done, chosen, to, text or str(loaded.path))
+        _tell(done, chosen, to, text or loaded.place)
         return export_loaded(
             done.loaded, out, dtype=to, max_shard_bytes=max_shard_bytes, overwrite=overwrite
         )
@@ -198,10 +198,12 @@ def _refuse_model(
     model = loaded.model
     if isinstance(model, OverEncoder):
         raise UserError(
-            f"{loaded.path}: has an encoder's head for texts; only language models are quantized"
+            f"{loaded.place}: has an encoder's head for texts; only language models are quantized"
         )
     if has_ternary(model):
-        raise UserError(f"{loaded.path}: the weights of a {model.kind!r} model are ternary already")
+        raise UserError(
+            f"{loaded.place}: the weights of a {model.kind!r} model are ternary already"
+        )
     found = uneven(model, group_of(to, group_size))
     if found and (to not in BLOCKS or not matrices_of(model, to)):
         path, inputs, fits = found
