@@ -1,7 +1,9 @@
 """Lines that are written for the rows of a file, by commands that are stopped or damaged."""
 
+import errno
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -247,6 +249,27 @@ def test_a_refused_command_leaves_what_it_can_go_on_from(tmp_path, texts, left):
     assert not out.exists() and part.exists() == bool(left)
     assert (tmp_path / "out.jsonl.part.json").exists() == bool(left)
     assert not left or len(part.read_text().splitlines()) == left
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.ENOSPC, "No space left on device); free some space and run the same command again"),
+        (errno.EROFS, "Read-only file system); choose another --out"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_told_with_the_cure(tmp_path, number, cure):
+    (tmp_path / "in.txt").write_text("good\n" * 2)
+
+    def finish(part, out):
+        raise OSError(number, os.strerror(number))
+
+    texts, out = open_texts(str(tmp_path / "in.txt"), "text", None), tmp_path / "out.jsonl"
+    with pytest.raises(UserError, match=re.escape(cure)):
+        write_lines(texts, lines, Count(), out, {}, finish)
+    assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 2
+    write_lines(texts, lines, Count(), out, {})
+    assert len(out.read_text().splitlines()) == 2
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path):

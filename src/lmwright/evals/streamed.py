@@ -5,6 +5,7 @@
 What is written grows as OUT.part beside OUT, and takes the name OUT at the end.
 """
 
+import errno
 import glob
 import json
 import os
@@ -325,7 +326,10 @@ def _write_resumed(
             finish(part, out)
             note.unlink()
     except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror or error})") from None
+        cure = "choose another --out"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "free some space and run the same command again, which goes on where it was"
+        raise UserError(f"{out}: cannot be written ({error.strerror or error}); {cure}") from None
     return done
 
 
