@@ -31,6 +31,7 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.held_out import encode_prompts
 from lmwright.formats.convert import export_command
+from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run, open_place
 from lmwright.formats.weights import host_weights
 from lmwright.models.llama import Llama
@@ -118,6 +119,24 @@ def tuned(base, tmp_path, init_from, **tables):
     path = tmp_path / "run.toml"
     path.write_text(tomli_w.dumps(said))
     return path
+
+
+def test_steps_by_the_size_of_a_factor_that_is_zero_are_refused(base, tmp_path, capfd):
+    """Adafactor's default moves a weight of zero by a thousandth of the rate; transformers' Trainer
+    uses absolute steps."""
+    optim = {"kind": "adafactor", "learning_rate": 0.01}
+    path = tuned(base, tmp_path, base / "hf", optim=optim, lora={"rank": 2})
+    assert main(["train", str(path)]) == 2
+    said = capfd.readouterr().err
+    assert 'optim.step_size: "relative" moves a weight by its own size' in said
+    assert said.rstrip().endswith('set "absolute"') and not (tmp_path / "run").exists()
+    run = load_run(path, ["optim.step_size=absolute"])
+    train(run, jax.devices()[ONE])
+    factors = load_model(run.dir).weights["layers"]
+    before = load_model(base / "hf").weights["layers"]
+    moved = [np.abs(np.asarray(a) - np.asarray(b)).max() for (_, a), (_, b) in
+             zip(walk(factors), walk(before), strict=True)]  # fmt: skip
+    assert max(moved) > 1e-4
 
 
 @pytest.mark.parametrize("devices", [ONE, slice(2, 4)])

@@ -70,12 +70,13 @@ def restore_or_init(
 
 
 def refuse_start(plan: Plan, store: TokenStore) -> None:
-    """UserError for a place of `train.init_from` whose weights or tokenizer do not fit, and for
-    rounded weights that no file can hold, before a new run directory is made. Frozen weights are
-    read before that, too."""
+    """UserError for a place of `train.init_from` whose weights or tokenizer do not fit, for rounded
+    weights that no file can hold, and for adapters that would not move, before a new run directory
+    is made. Frozen weights are read before that, too."""
     run, train = plan.run, plan.run.train
     if _is_begun(run.dir):
         return
+    _refuse_relative_steps(run)
     if run.qat is not None:
         _refuse_grid(run)
     if train.init_from is None or plan.training.freezes:
@@ -93,6 +94,17 @@ def refuse_start(plan: Plan, store: TokenStore) -> None:
     except UserError as error:
         where = "init_parts" if train.init_parts else "init_from"
         raise error.at(f"train.{where}") from error
+
+
+def _refuse_relative_steps(run: Run) -> None:
+    """Raises UserError for steps by a weight's own size where a factor of an adapter begins at
+    zero."""
+    relative = getattr(run.optim, "step_size", "") == "relative"
+    if relative and run.lora is not None and any(a.init_from is None for a in run.lora.listed):
+        raise UserError(
+            'optim.step_size: "relative" moves a weight by its own size, and the second factor of '
+            'a fresh adapter is zero, so that it would hardly learn; set "absolute"'
+        )
 
 
 def _refuse_grid(run: Run) -> None:
