@@ -1,11 +1,13 @@
 """What plan says: parts that add up, bounds by arithmetic, cures that fit the cause."""
 
+import errno
 import json
 
 import pytest
 
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
+from lmwright.planner import report as reports
 from lmwright.planner.analytic.machine import machine_of
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.cost import cost_of
@@ -57,6 +59,18 @@ def test_parts_add_up_and_the_bound_is_peak_arithmetic(tmp_path):
     assert "predicted" not in text  # nothing was compiled
     plan = json.loads(write_plan(report.to_json(), tmp_path / "out").read_text())
     assert plan["tokens"] == 262_144_000 and plan["chips"] == 16 and "hlo" not in plan
+
+
+def test_a_full_disk_leaves_no_folder_behind(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(reports, "write_whole", full)
+    (tmp_path / "mine").mkdir()
+    for name in ("out", "mine"):
+        with pytest.raises(OSError, match="No space"):
+            write_plan("{}", tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_what_does_not_fit_says_by_how_much(tmp_path):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lmwright.config.text import literal
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
+from lmwright.guard.files import remove_leftovers, write_whole
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 HELD_OUT_IN = 20  # one module in so many is kept for evaluation
@@ -95,6 +95,7 @@ def write_corpus(folder: Path) -> None:
             json.dumps({"id": f"{name}#{i}", "text": doc}) for i, doc in enumerate(docs)
         )
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     for name, lines in rows.items():
         content = "\n".join(lines) + "\n"
         path = folder / name

@@ -259,7 +259,9 @@ def buffer_lines(buffers: list[Buffer]) -> list[str]:
 
 
 def write_plan(text: str, folder: Path) -> Path:
-    """Writes plan.json below `folder`; returns its path."""
+    """Writes plan.json below `folder`; returns its path. A folder that is made for it goes where
+    that fails."""
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -267,5 +269,10 @@ def write_plan(text: str, folder: Path) -> Path:
             f"--out {folder}: cannot be made ({error.strerror}); name another"
         ) from None
     path = folder / "plan.json"
-    write_whole(path, text)
+    try:
+        write_whole(path, text)
+    except OSError:
+        if new:
+            folder.rmdir()
+        raise
     return path
