@@ -14,8 +14,9 @@ SLICES = {
     "v5e-8": """llama-500k llama-1m llama-5m llama-15m llama-42m llama-135m llama-360m llama-1b
         llama-3b kisoku-3b llama-3-2-1b llama-3-2-3b qwen2-5-0-5b qwen2-5-1-5b qwen2-5-3b qwen3-0-6b
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m smollm3-3b
-        gemma-2b granite-3-3-2b qwen3-5-0-8b qwen3-5-2b ministral-3-3b lfm2-350m lfm2-700m lfm2-1-2b
-        granite-4-0-h-350m granite-4-0-h-1b falcon-h1-0-5b ernie-4-5-0-3b exaone-4-0-1-2b
+        gemma-2b vaultgemma-1b granite-3-3-2b qwen3-5-0-8b qwen3-5-2b ministral-3-3b
+        lfm2-350m lfm2-700m lfm2-1-2b granite-4-0-h-350m granite-4-0-h-1b falcon-h1-0-5b
+        ernie-4-5-0-3b exaone-4-0-1-2b
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b

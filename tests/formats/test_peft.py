@@ -25,6 +25,7 @@ from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
 from lmwright.models.falcon_h1 import FalconH1
+from lmwright.models.gemma import Gemma
 from lmwright.models.granite4 import Granite4, Granite4Moe
 from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.lfm2 import Lfm2
@@ -315,6 +316,7 @@ FAMILIES = {
                                        rotary_fraction=0.67), Clm(), "all"),
     "a head with a bias": (Phi(**SMALL, rotary_fraction=0.67), Clm(), "all"),
     "norms without weights": (Olmo(**SMALL, qkv_limit=1.0), Clm(), "all"),
+    "norms in front alone": (Gemma(**SMALL, window=5, out_norms="none"), Clm(), "all"),
     "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),
 }  # fmt: skip

@@ -71,6 +71,7 @@ def test_what_cannot_be_said_is_not_exported():
         (replace(two, local_rope_theta=7.0), "local_rope_theta"),
         (replace(three, attention_soft_cap=7.0), "attention_soft_cap"),
         (replace(two, mlp="relu2"), "model.mlp"),
+        (replace(three, out_norms="none"), "out_norms"),
     ):
         with pytest.raises(UserError, match=says):
             model.hf.config(model)

@@ -36,6 +36,26 @@ GEMMAS = {
         },
         gradients=False,
     ),
+    "vaultgemma": Row(
+        "VaultGemmaForCausalLM",
+        {
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 23,
+            "attn_logit_softcapping": 1.7,
+            "final_logit_softcapping": 2.3,
+        },
+        generates=True,
+    ),
+    "vaultgemma-global": Row(  # as released, but for the head
+        "VaultGemmaForCausalLM",
+        {
+            "layer_types": [GLOBAL] * 5,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+        gradients=False,
+    ),
     "gemma3": Row(
         "Gemma3ForCausalLM",
         {

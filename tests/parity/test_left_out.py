@@ -17,7 +17,7 @@ NULL = ("sliding_window", "q_lora_rank")  # means something else than a key that
 DENSE = (
     "cohere", "cohere2", "ernie4-5", "gemma1", "granite-swa", "ministral3", "modernbert-decoder",
     "nanochat", "olmo", "olmo-hybrid", "phi", "qwen2", "seed-oss", "smollm3", "stablelm",
-    "starcoder2",
+    "starcoder2", "vaultgemma",
 )  # fmt: skip
 CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in DENSE} | {
     name: (architecture, {k: v for k, v in (SIZES | said).items() if v is not None or k in NULL})

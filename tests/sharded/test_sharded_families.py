@@ -62,6 +62,7 @@ MODELS = {
     ),
     "gemma1": Gemma1(**SIZES),
     "gemma2": Gemma(**SIZES, window=7, attention_soft_cap=1.5, logits_soft_cap=2.0, query_dim=5),
+    "vaultgemma": Gemma(**SIZES, window=7, out_norms="none", attention_soft_cap=1.5),
     "gemma3": Gemma(
         **SIZES, window=7, qk_norm="head", local_rope_theta=77.0, head="untied",
         rope_scaling=LinearRope(factor=3.0),

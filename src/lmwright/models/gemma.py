@@ -1,15 +1,15 @@
-"""The Gemma family: Gemma 2 (https://arxiv.org/abs/2408.00118) and the text part of Gemma 3
-(https://arxiv.org/abs/2503.19786).
+"""The Gemma family: Gemma 2 (https://arxiv.org/abs/2408.00118), the text part of Gemma 3
+(https://arxiv.org/abs/2503.19786) and VaultGemma (https://arxiv.org/abs/2510.15001).
 
     x --+--> norm --> attention --> norm --+--> norm --> mlp --> norm --+-->
         +----------------------------------^ +--------------------------^
 
 Local layers look through a window, global ones at the whole row. Norms are times 1 + weight,
 embeddings times the root of their width. Soft caps are Gemma 2's; norms of q and k, and
-rotations of their own for local layers, Gemma 3's.
+rotations of their own for local layers, Gemma 3's. VaultGemma has no norms behind the branches.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -48,7 +48,6 @@ class Gemma(ScaledEmbedding, SoftCapped):
     """A decoder of the Gemma family; its fields are the model."""
 
     kind: Literal["gemma"] = "gemma"
-    normed_branches: ClassVar = ("o", "down")
     mlp_dim: PositiveInt
     window: PositiveInt
     """Tokens that local layers look at, the query included."""
@@ -67,6 +66,13 @@ class Gemma(ScaledEmbedding, SoftCapped):
     head: Head = "tied"
     qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """RMS norm of q and k over head_dim."""
+    out_norms: Literal["none", "branches"] = "branches"
+    """Norms of what attention and mlp add; VaultGemma has none."""
+
+    @property
+    def normed_branches(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Weights whose products a norm reads."""
+        return ("o", "down") if self.out_norms == "branches" else ()
 
     @property
     def reach(self) -> tuple[int | None, tuple[LayerReach, ...]]:
@@ -76,9 +82,10 @@ class Gemma(ScaledEmbedding, SoftCapped):
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
         layer = attention_spec(self) | mlp_spec(self, self.mlp_dim)
+        places = ("norm", "out_norm") if self.normed_branches else ("norm",)
         for branch in ("attention", "mlp"):
-            layer[f"{branch}_norm"] = norm_from_zero("norm", self.embed_dim)
-            layer[f"{branch}_out_norm"] = norm_from_zero("norm", self.embed_dim)
+            for place in places:
+                layer[f"{branch}_{place}"] = norm_from_zero("norm", self.embed_dim)
         if self.qk_norm == "head":
             layer |= {
                 name: norm_from_zero("head_dim", self.head_dim) for name in ("q_norm", "k_norm")
@@ -101,8 +108,10 @@ class Gemma(ScaledEmbedding, SoftCapped):
         window, soft_cap = self.window_of(kind), self.attention_soft_cap
         h = attend(q, k, v, Scoring(scale, window, soft_cap))
         h = constrain(output(w, h), "batch stream embed")
-        x = constrain(x + self._norm(h, w["attention_out_norm"]), "batch stream embed")
+        out_norm = OutNorm("mlp_out_norm", self._norm) if self.normed_branches else None
+        if out_norm is not None:
+            h = self._norm(h, w["attention_out_norm"])
+        x = constrain(x + h, "batch stream embed")
         h = self._norm(x, w["mlp_norm"])
-        out_norm = OutNorm("mlp_out_norm", self._norm)
         h = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens, out_norm)
         return constrain(x + h, "batch stream embed"), {}
