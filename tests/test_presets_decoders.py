@@ -77,6 +77,9 @@ PUBLISHED = {
     # as `transformers` counts the default config of GlmForCausalLM and Ernie4_5ForCausalLM
     "glm-4-9b": 9_399_951_360,
     "ernie-4-5-0-3b": 360_748_032,
+    # as `transformers` counts the default config of CwmForCausalLM and HeliumForCausalLM
+    "cwm-32b": 32_581_097_472,
+    "helium-1-preview-2b": 2_172_643_840,
     # without embeddings 1.07 and 30.95 B, as its makers say
     "exaone-4-0-1-2b": 1_279_391_488,
     "exaone-4-0-32b": 32_003_216_384,

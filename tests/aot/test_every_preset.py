@@ -16,7 +16,7 @@ SLICES = {
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m smollm3-3b
         gemma-2b vaultgemma-1b granite-3-3-2b qwen3-5-0-8b qwen3-5-2b ministral-3-3b
         lfm2-350m lfm2-700m lfm2-1-2b granite-4-0-h-350m granite-4-0-h-1b falcon-h1-0-5b
-        ernie-4-5-0-3b exaone-4-0-1-2b
+        ernie-4-5-0-3b exaone-4-0-1-2b helium-1-preview-2b
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
@@ -35,7 +35,7 @@ SLICES = {
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
         apertus-8b gemma-7b falcon-h1-7b command-r7b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
-        qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b
+        qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b cwm-32b
         qwen1-5-moe-a2-7b mellum2-12b-a2-5b deepseek-v2-lite moonlight-16b-a3b
         nemotron-3-nano-30b-a3b ernie-4-5-21b-a3b trinity-mini command-r starcoder2-15b""",
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",

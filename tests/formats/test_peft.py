@@ -21,6 +21,7 @@ from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
 from lmwright.models.apertus import Apertus
 from lmwright.models.cohere import Cohere
+from lmwright.models.cwm import Cwm
 from lmwright.models.deepseek import DeepSeekV3
 from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
@@ -28,6 +29,7 @@ from lmwright.models.falcon_h1 import FalconH1
 from lmwright.models.gemma import Gemma
 from lmwright.models.granite4 import Granite4, Granite4Moe
 from lmwright.models.granite_swa import GraniteSwa
+from lmwright.models.helium import Helium
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
@@ -316,6 +318,8 @@ FAMILIES = {
                                        rotary_fraction=0.67), Clm(), "all"),
     "a head with a bias": (Phi(**SMALL, rotary_fraction=0.67), Clm(), "all"),
     "norms without weights": (Olmo(**SMALL, qkv_limit=1.0), Clm(), "all"),
+    "windows behind a global layer": (Cwm(**SMALL, window=5, bias="mlp"), Clm(), "all"),
+    "neighbors that rotate": (Helium(**SMALL, bias="qkv"), Clm(), "all"),
     "norms in front alone": (Gemma(**SMALL, window=5, out_norms="none"), Clm(), "all"),
     "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),

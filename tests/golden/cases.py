@@ -21,7 +21,7 @@ MAMBA = HEADS | {"mixer_pattern": ["mamba", "full"]}
 EVEN, MIX = DENSE | {"num_kv_heads": 4}, {"layer_pattern": ["local", "global"], "window": 24}
 GEMMA4 = DENSE | MIX | {"num_layers": 4, "global_head_dim": 20, "num_shared_layers": 2,
                         "layer_input_dim": 10}  # fmt: skip
-PLAIN = "olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus nanochat".split()
+PLAIN = "olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus nanochat helium".split()
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},
@@ -56,7 +56,8 @@ MODELS = {
         "layer_pattern"], "dense_layers": [0], "experts": SHARED | {"score": "sigmoid", "shares":
         "all", "weighed": "inputs"}},
     "solar-open": SIZES | {"experts": SHARED | BALANCED},
-    **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")}, "exaone4": DENSE | {"window": 24},
+    **{kind: DENSE | BIASED for kind in ("dots1", "glm4-moe")},
+    **{kind: DENSE | {"window": 24} for kind in ("exaone4", "cwm")},
     "cohere": DENSE | MIX, "starcoder2": DENSE | {"window": 24}, "olmo": DENSE | {"qkv_limit": 0.7},
     "stablelm": DENSE | HALF | {"residual": "parallel", "qk_norm": "head"}, "phi": DENSE | HALF,
     "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,

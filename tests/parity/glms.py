@@ -24,6 +24,21 @@ GLMS = {
         generates=True,
     ),
     "ernie4-5-untied": Row("Ernie4_5ForCausalLM", {"tie_word_embeddings": False}, gradients=False),
+    "helium": Row(
+        "HeliumForCausalLM",
+        {
+            "head_dim": 8,
+            "rope_parameters": rope("yarn", factor=4.0, **OLD),
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "helium-silent": Row(
+        "HeliumForCausalLM",
+        {"head_dim": 8, "rope_parameters": None, "rms_norm_eps": None, "mlp_bias": True},
+        gradients=False,
+    ),
     "exaone4": Row(
         "Exaone4ForCausalLM",
         {
@@ -69,6 +84,22 @@ GLMS = {
         "SeedOssForCausalLM",
         {"rope_parameters": rope("yarn", factor=4.0, **OLD), "attention_out_bias": True},
         generates=True,
+    ),
+    "cwm": Row(
+        "CwmForCausalLM",
+        {
+            "sliding_window": 7,
+            "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL],
+            "rope_parameters": rope("yarn", factor=4.0, **OLD),
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "cwm-silent": Row(  # the defaults of its class
+        "CwmForCausalLM",
+        {"sliding_window": 5, "head_dim": None, "rope_parameters": None, "rms_norm_eps": None},
+        gradients=False,
     ),
     "seed-oss-silent": Row("SeedOssForCausalLM", {"head_dim": None}, gradients=False),
 }

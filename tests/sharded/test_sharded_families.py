@@ -11,6 +11,7 @@ import pytest
 from lmwright.models.apertus import Apertus
 from lmwright.models.bert import Bert
 from lmwright.models.cohere import Cohere
+from lmwright.models.cwm import Cwm
 from lmwright.models.deberta import Deberta
 from lmwright.models.ernie4_5 import Ernie45
 from lmwright.models.exaone4 import Exaone4
@@ -25,6 +26,7 @@ from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.granite4 import Granite4
 from lmwright.models.granite_swa import GraniteSwa
+from lmwright.models.helium import Helium
 from lmwright.models.hunyuan import Hunyuan
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
@@ -161,6 +163,10 @@ MODELS = {
     "exaone4": Exaone4(**SIZES, window=7, layer_pattern=("local", "global")),
     "hunyuan": Hunyuan(**SIZES, bias="attention"),
     "seed-oss": SeedOss(**SIZES),
+    "cwm": Cwm(
+        **SIZES, window=7, layer_pattern=("global", "local"), bias="mlp", rope_scaling=YARN,
+    ),
+    "helium": Helium(**SIZES | {"embed_dim": 96}, bias="qkv", rope_scaling=YARN),
     "apertus": Apertus(**SIZES, bias="attention"),
     "phi3": Phi3(
         **SIZES, window=7, rotary_fraction=0.75,

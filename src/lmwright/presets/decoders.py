@@ -161,6 +161,22 @@ def _apertus(shape: Shape) -> Any:
     )
 
 
+def _cwm(shape: Shape) -> Any:
+    from lmwright.models.cwm import Cwm
+    from lmwright.nn.rope import Llama3Rope
+
+    scaling = Llama3Rope(factor=16.0, original_seq_len=8192)
+    return Cwm(
+        **sizes(shape), vocab_size=128_256, head_dim=128, seq_len=131_072, rope_scaling=scaling
+    )
+
+
+def _helium(shape: Shape) -> Any:
+    from lmwright.models.helium import Helium
+
+    return Helium(**sizes(shape), vocab_size=48_000, head_dim=128, seq_len=4096)
+
+
 def _seed_oss(shape: Shape) -> Any:
     from lmwright.models.seed_oss import SeedOss
 
@@ -332,6 +348,12 @@ PRESETS = {
     "apertus-70b": row(
         "70.6 B: Apertus 70B (https://arxiv.org/abs/2509.14233)", _apertus,
         (8192, 43_008, 80, 64, 8)),
+    "cwm-32b": row(
+        "32.6 B: Code World Model, context of 131,072 (https://arxiv.org/abs/2510.02387)",
+        _cwm, (6144, 21_504, 64, 48, 8)),
+    "helium-1-preview-2b": row(
+        "2.17 B: Helium-1 preview 2B (https://huggingface.co/kyutai/helium-1-preview-2b)",
+        _helium, (2560, 7040, 24, 20, 20)),
     "seed-oss-36b": row(
         "36.2 B: Seed-OSS 36B (https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base)", _seed_oss,
         (5120, 27_648, 64, 80, 8)),

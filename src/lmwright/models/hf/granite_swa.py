@@ -9,19 +9,9 @@ from lmwright.models.hf.llama import BIAS
 from lmwright.models.hf.pairs import ACT, HEAD, NO_IDS, Derived, Json, refuse_number
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import WEIGHTS, Table
-from lmwright.models.hf.window import TYPES, pattern_of, reach_of, window_config, window_said
+from lmwright.models.hf.window import TYPES, first_global
 
 THETAS = "layer_rope_theta"
-WINDOW = 128  # where config.json says none
-
-
-def _read_reach(config: Json, fields: Json, where: str) -> Json:
-    num_layers = fields["num_layers"]
-    reach: list[LayerReach] = ["local" if i % 4 else "global" for i in range(num_layers)]
-    if config.get("layer_types") is not None:
-        reach = reach_of(config["layer_types"], num_layers, where)
-    window = window_said(config, WINDOW, reach, where) or WINDOW
-    return {"window": window, "layer_pattern": pattern_of(reach)}
 
 
 def _read_thetas(config: Json, fields: Json, where: str) -> Json:
@@ -62,7 +52,7 @@ class GraniteSwaHf(Table):
     weights = WEIGHTS | {"layers.sinks": "model.layers.{i}.self_attn.sinks"}
     pairs = (
         *(ACT, HEAD, BIAS, ROPE, NO_IDS, SCALES),
-        Derived(_read_reach, lambda model, *_: window_config(model)),
+        first_global(128),
         Derived(_read_thetas, _write_thetas),
     )
     defaults: ClassVar = USUAL | {

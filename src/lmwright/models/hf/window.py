@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from lmwright.errors import UserError
 from lmwright.models.decoder import LayerReach
-from lmwright.models.hf.pairs import refuse_number
+from lmwright.models.hf.pairs import Derived, Json, refuse_number
 
 Kind = TypeVar("Kind", bound=str)
 EVERY = "sliding_window_pattern"
@@ -89,6 +89,21 @@ def window_said(
             f"for {usual}"
         )
     return window
+
+
+def first_global(usual: int) -> Derived:
+    """Pair of the window, `usual` where config.json says none, and of the reach of each layer;
+    where it says no `layer_types`, the first of every four is global."""
+
+    def read(config: Json, fields: Json, where: str) -> Json:
+        num_layers = fields["num_layers"]
+        reach: list[LayerReach] = ["local" if i % 4 else "global" for i in range(num_layers)]
+        if config.get("layer_types") is not None:
+            reach = reach_of(config["layer_types"], num_layers, where)
+        window = window_said(config, usual, reach, where) or usual
+        return {"window": window, "layer_pattern": pattern_of(reach)}
+
+    return Derived(read, lambda model, *_: window_config(model))
 
 
 def always_window(config: Mapping[str, Any], usual: int, where: str) -> int:
