@@ -26,6 +26,8 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "qwen3-next-80b-a3b": (79_674_391_296, 3.87e9),  # as transformers counts its config.json
     "mellum2-12b-a2-5b": (12_149_923_072, 2.44e9),  # as transformers counts its config.json
     "ernie-4-5-21b-a3b": (21_825_437_888, 3.35e9),  # as transformers counts its config.json
+    "granite-3-1-1b-a400m": (1_334_625_280, 0.429e9),  # as transformers counts its config.json
+    "granite-3-1-3b-a800m": (3_298_788_864, 0.883e9),  # two bytes each in its files
     "granite-4-0-h-tiny": (6_939_037_248, 1.47e9),  # as transformers counts its config.json
     "granite-4-0-h-small": (32_207_337_984, 9e9),
     # a bias of each expert is no parameter there

@@ -16,7 +16,7 @@ SLICES = {
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m smollm3-3b
         gemma-2b vaultgemma-1b granite-3-3-2b qwen3-5-0-8b qwen3-5-2b ministral-3-3b
         lfm2-350m lfm2-700m lfm2-1-2b granite-4-0-h-350m granite-4-0-h-1b falcon-h1-0-5b
-        ernie-4-5-0-3b exaone-4-0-1-2b helium-1-preview-2b
+        ernie-4-5-0-3b exaone-4-0-1-2b helium-1-preview-2b granite-3-1-1b-a400m
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
@@ -30,6 +30,7 @@ SLICES = {
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b
         ministral-3-8b trinity-nano lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny
+        granite-3-1-3b-a800m
         starcoder2-7b olmo-7b olmo-hybrid-7b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2

@@ -26,6 +26,12 @@ MAMBA = {
     "shared_intermediate_size": 160, "embedding_multiplier": 3.7, "attention_multiplier": 0.11,
     "residual_multiplier": 0.43, "logits_scaling": 2.3, "head_dim": 16,
 }  # fmt: skip
+GRANITE_MOE = {
+    "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64,
+    "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
+    "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 NEMOTRON = {
     "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32,
     "layer_norm_epsilon": 3e-4, "conv_kernel": 4,
@@ -204,6 +210,9 @@ FAMILIES = {
         "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
         "logits_scaling": 2.3, "rope_parameters": LLAMA3, "attention_bias": True,
         "mlp_bias": True},
+    "GraniteMoeForCausalLM": GRANITE_MOE,
+    "GraniteMoeSharedForCausalLM": GRANITE_MOE | {
+        "shared_intermediate_size": 96, "tie_word_embeddings": False, "attention_bias": False},
     "GraniteMoeHybridForCausalLM": MAMBA | {
         "layer_types": ["linear_attention", GLOBAL] * 2, "num_local_experts": 0,
         "mamba_n_groups": 2, "attention_bias": True},

@@ -74,6 +74,11 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM": LOCAL | {
         "layer_types": ["attention", "attention"], "shared_intermediate_size": 16,
         "mamba_n_heads": 4},
+    "GraniteMoeForCausalLM": LOCAL,
+    "GraniteMoeSharedForCausalLM": LOCAL | {"shared_intermediate_size": 16},
+    "GraniteMoeSWAForCausalLM": LOCAL | {
+        "shared_intermediate_size": 16, "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"]},
     "NemotronHForCausalLM": ROUTED | {
         "head_dim": 8, "moe_shared_expert_intermediate_size": 10, "num_hidden_layers": None,
         "moe_latent_size": 16,

@@ -14,6 +14,12 @@ GRANITE4_MOE = {
     "layer_types": ["mamba", "attention", "mamba"], "residual_multiplier": 0.55,
     "attention_multiplier": 0.3, "tie_word_embeddings": True,
 }  # fmt: skip
+GRANITE_MOE = {
+    "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 28,
+    "router_aux_loss_coef": 0.3, "embedding_multiplier": 3.7, "attention_multiplier": 0.3,
+    "residual_multiplier": 0.55, "logits_scaling": 2.3, "attention_bias": True,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 NEMOTRON_MOE = {
     "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
     "moe_shared_expert_intermediate_size": 44, "n_group": 4, "topk_group": 2,

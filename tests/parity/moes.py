@@ -1,6 +1,7 @@
 """Families with experts, as their config.json, for `test_moe_parity.py`."""
 
-from tests.parity.granites import GRANITE4_MOE, NEMOTRON_MOE
+from tests.parity.granites import GRANITE4_MOE, GRANITE_MOE, NEMOTRON_MOE
+from tests.parity.row import GLOBAL, LOCAL
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -111,6 +112,31 @@ ROWS = {
         },
     ),
     "granite4-moe": ("GraniteMoeHybridForCausalLM", GRANITE4_MOE),
+    "granite-moe": ("GraniteMoeForCausalLM", GRANITE_MOE),
+    "granite-moe-shared": (
+        "GraniteMoeSharedForCausalLM",
+        GRANITE_MOE | {
+            "shared_intermediate_size": 44, "hidden_act": "relu", "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0,
+                "original_max_position_embeddings": 13,
+            },
+        },
+    ),
+    "granite-moe-swa": (
+        "GraniteMoeSWAForCausalLM",
+        GRANITE_MOE | {
+            "shared_intermediate_size": 44, "sliding_window": 9, "num_hidden_layers": 5,
+            "layer_rope_theta": [0, 301.0, 301.0, 301.0, 0],
+        },
+    ),
+    "granite-moe-swa-thetas": (
+        "GraniteMoeSWAForCausalLM",
+        GRANITE_MOE | {
+            "sliding_window": 9, "hidden_act": "relu", "tie_word_embeddings": False,
+            "layer_types": [LOCAL, GLOBAL, LOCAL], "layer_rope_theta": [301.0, 5003.0, 301.0],
+        },
+    ),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON_MOE | {"moe_latent_size": 20}),
     "gpt-oss": (
         "GptOssForCausalLM",

@@ -18,6 +18,7 @@ from lmwright.models.exaone_moe import ExaoneMoe
 from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
+from lmwright.models.granite_moe import GraniteMoe, GraniteMoeSwa
 from lmwright.models.llama4 import Llama4
 from lmwright.models.mellum import Mellum
 from lmwright.models.minimax_m2 import MinimaxM2
@@ -102,6 +103,14 @@ BY_REACH = dict(
 EXAONE = ExaoneMoe(**SIZES, **BY_REACH)
 AFMOE = Afmoe(**SIZES, **BY_REACH, embedding_scale="root", bias="attention")
 SOLAR = SolarOpen(**SIZES, bias="qkv", experts=BY_REACH["experts"])
+SCALED = dict(
+    embedding_multiplier=12.0, attention_multiplier=0.3, residual_multiplier=0.4, mlp_dim=24,
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, balance_loss=0.1),
+)  # fmt: skip
+GRANITE = GraniteMoe(**SIZES, **SCALED, bias="attention")
+GRANITE_SWA = GraniteMoeSwa(
+    **SIZES, **SCALED, window=7, layer_pattern=("global", "local"), rotating_layers="local",
+)  # fmt: skip
 LLAMA4 = Llama4(
     **SIZES, mlp_dim=40, layer_pattern=("local", "global"), chunk_tokens=7, growth_tokens=5,
     experts=Experts(num_experts=8, experts_per_token=2, mlp_dim=16, shared_dim=16,
@@ -165,6 +174,9 @@ MORE_MESHES = [
     (LLAMA4, {"expert": 2, "context": 2, "tensor": 2}),
     (LLAMA4, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (SOLAR, {"expert": 2, "context": 2, "tensor": 2}),
+    (GRANITE, {"expert": 2, "context": 2, "tensor": 2}),
+    (GRANITE_SWA, {"expert": 2, "context": 2, "tensor": 2}),
+    (GRANITE_SWA, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (MISTRAL4, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]

@@ -1,6 +1,6 @@
 """Architectures of GGUF, and what each says of a model otherwise than the others."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmwright.formats import (
@@ -231,6 +231,11 @@ ARCHS = {
         fixed={"hidden_act": "silu"},
         keys=gguf_mamba.MULTIPLIERS,
     ),
+    "granitemoe": Arch(
+        "GraniteMoeForCausalLM", "granitemoe", rotated=True, factors=True, biases=True,
+        fixed={"hidden_act": "silu"}, keys=gguf_mamba.MULTIPLIERS,
+        renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+    ),
     "granitehybrid": Arch(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", rotated=True, biases=True, mamba=True,
         keys=gguf_mamba.KEYS,
@@ -346,7 +351,15 @@ MIXTRAL = Arch(
 )  # fmt: skip
 # OLMo 2 with windows in three of four layers, where nothing scales rotations
 OLMO3 = Arch("Olmo3ForCausalLM", "olmo3", even=True, window=True, fixed=UNTIED)
-VARIANTS = {"llama": (MIXTRAL, "expert_count"), "olmo2": (OLMO3, "attention.sliding_window")}
+# Granite 3's experts with an mlp beside them
+BESIDE = replace(
+    ARCHS["granitemoe"], hf="GraniteMoeSharedForCausalLM", model_type="granitemoeshared",
+    keys=gguf_mamba.MULTIPLIERS | {gguf_mamba.SHARED: "shared_intermediate_size"},
+)  # fmt: skip
+VARIANTS = {
+    "llama": (MIXTRAL, "expert_count"), "olmo2": (OLMO3, "attention.sliding_window"),
+    "granitemoe": (BESIDE, gguf_mamba.SHARED),
+}  # fmt: skip
 """Models that go by another one's name in GGUF, and the metadata key that only they have."""
 # llama.cpp scales the queries of its largest gemmas otherwise
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}

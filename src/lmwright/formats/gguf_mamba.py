@@ -1,4 +1,4 @@
-"""Granite 4 in GGUF, as llama.cpp's convert_hf_to_gguf.py writes it.
+"""Granite 4, and Granite 3 with experts, in GGUF, as llama.cpp's convert_hf_to_gguf.py writes them.
 
 attention.head_count_kv     of each layer, 0 where Mamba-2 is in the place of attention
 A_log [N], D [N]            [N, 1]; -e^A_log, the rate itself
@@ -90,8 +90,11 @@ def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cuts(config: Mapping[str, Any]) -> tuple[Cut, ...]:
-    """Gate and up of the mlp; what is behind them has another name where there are experts."""
-    wide, width = config["shared_intermediate_size"], config["hidden_size"]
+    """Gate and up of the mlp, where there is one; what is behind them has another name where there
+    are experts."""
+    wide, width = config.get("shared_intermediate_size"), config["hidden_size"]
+    if not wide:
+        return ()
     stem = "block_sparse_moe.shared_experts" if config["num_local_experts"] else "mlp"
     gate, up, down = (f"{stem}.{part}_proj.weight" for part in ("gate", "up", "down"))
     return (

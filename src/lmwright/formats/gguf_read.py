@@ -39,6 +39,7 @@ from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.formats.ternary import floats_of_values
 from lmwright.models.granite4 import HybridGranite
+from lmwright.models.granite_moe import GraniteExperts
 from lmwright.models.latent import Latent
 from lmwright.models.qwen3_next import Qwen3Next
 
@@ -153,6 +154,7 @@ CUTS: dict[type, Callable[[Mapping[str, Any]], tuple[Cut, ...]]] = {
     Latent: lambda config: (gguf_deepseek.cut(config),),
     Qwen3Next: lambda config: (gguf_hybrid.cut(config),),
     HybridGranite: gguf_mamba.cuts,
+    GraniteExperts: gguf_mamba.cuts,
 }
 """Matrices that are cut in GGUF, by family and config.json."""
 

@@ -17,12 +17,12 @@ from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.weight import dot, name_result
 from lmwright.models.block import output, project
-from lmwright.models.by_reach import THREE_OF_FOUR, local_rotations
+from lmwright.models.by_reach import THREE_OF_FOUR, local_rotations, reach_in
 from lmwright.models.decoder import LayerReach
 from lmwright.models.gemma import times_root
 from lmwright.models.layers import Attend
 from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers
-from lmwright.models.moe_by_reach import MoeByReach, reach_in
+from lmwright.models.moe_by_reach import MoeByReach
 from lmwright.models.out_norms import OutNorms
 from lmwright.nn.attention import Scoring
 

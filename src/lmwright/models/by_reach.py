@@ -26,6 +26,11 @@ def tables_by_reach(
     return {"local": rope_tables(positions, model.rotary_dim, local_theta), "global": whole}
 
 
+def reach_in(kind: str) -> str:
+    """The reach in a kind of layers, local or global."""
+    return kind.split()[0]
+
+
 def no_rotations(positions: Array) -> Tree:
     """Rotations of no dimension for positions [B, T], of layers that turn nothing."""
     none = jnp.zeros((*positions.shape, 0), jnp.float32)

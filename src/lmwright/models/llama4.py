@@ -17,13 +17,13 @@ from lmwright.core.param import Tree
 from lmwright.core.weight import name_result
 from lmwright.errors import UserError
 from lmwright.models.block import output, project
-from lmwright.models.by_reach import THREE_OF_FOUR
+from lmwright.models.by_reach import THREE_OF_FOUR, reach_in
 from lmwright.models.chunks import Chunked
 from lmwright.models.decoder import LayerReach
 from lmwright.models.glm4 import Neighbors
 from lmwright.models.layers import Attend
 from lmwright.models.moe import AttentionBias, DenseDim, DenseLayers
-from lmwright.models.moe_by_reach import MoeByReach, reach_in
+from lmwright.models.moe_by_reach import MoeByReach
 from lmwright.nn.attention import Scoring
 from lmwright.nn.chunks import InChunks
 from lmwright.nn.unit_norm import unit_norm

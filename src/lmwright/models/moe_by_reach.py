@@ -4,6 +4,7 @@ from jax import Array
 
 from lmwright.core.param import Tree
 from lmwright.core.stack import Aux
+from lmwright.models.by_reach import reach_in
 from lmwright.models.decoder import LayerReach, reaches
 from lmwright.models.layers import Attend
 from lmwright.models.moe import MoeDecoder
@@ -41,11 +42,6 @@ class MoeByReach(MoeDecoder):
     def ffn(self, kind: str, w: Tree, h: Array, attend: Attend) -> tuple[Array, Aux]:
         """[B, T, D] of h [B, T, D], and what the router did."""
         return super().ffn(_feed_forward(kind), w, h, attend)
-
-
-def reach_in(kind: str) -> str:
-    """The reach in a kind of layers, local or global."""
-    return kind.split()[0]
 
 
 def _feed_forward(kind: str) -> str:

@@ -15,6 +15,7 @@ SECTIONS = {
         "lmwright.presets.models",
         "lmwright.presets.decoders",
         "lmwright.presets.moe",
+        "lmwright.presets.granite_moe",
         "lmwright.presets.granite4",
         "lmwright.presets.nemotron",
         "lmwright.presets.falcon_h1",

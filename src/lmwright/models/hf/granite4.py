@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from lmwright.config.fields import default_of
 from lmwright.errors import UserError
 from lmwright.models.hf.granite import SCALES, USUAL
+from lmwright.models.hf.granite_moe import EXPERTS, SHARED_MLP, USUAL_EXPERTS, NamedAsReleased
 from lmwright.models.hf.mamba import CONVS, head_width, mamba_weights, read_limits
-from lmwright.models.hf.moe import COMMON, NO_PLAIN, SOFTMAX, Experts, MoeHf, stacked_experts
+from lmwright.models.hf.moe import NO_PLAIN
 from lmwright.models.hf.pairs import (
     BIAS,
     HEAD,
@@ -20,17 +21,15 @@ from lmwright.models.hf.pairs import (
     Words,
 )
 from lmwright.models.hf.rope import ROPE
-from lmwright.models.hf.table import WEIGHTS, Fused, Table
+from lmwright.models.hf.table import WEIGHTS, Table
 from lmwright.models.hf.window import kinds_of, pattern_of
 from lmwright.models.mamba import MAMBA, Mamba, Mixer
 
 SIZES = ("mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups", "conv_tokens")
 """Fields of layers with Mamba-2."""
 LAYER = "model.layers.{i}"
-LINEAR, EXPERTS = f"{LAYER}.mamba", f"{LAYER}.block_sparse_moe"
 TYPES: dict[Mixer, str] = {"mamba": "mamba", "full": "attention"}  # as in the released files
 NEW_TYPES: dict[Mixer, str] = {"mamba": "linear_attention", "full": "full_attention"}
-STEM = "block_sparse_moe.experts"
 
 
 def _read_pattern(config: Json, fields: Json, where: str) -> Json:
@@ -75,9 +74,8 @@ class Granite4Hf(Table):
     name = "Granite 4"
     model_types: ClassVar = {"GraniteMoeHybridForCausalLM": "granitemoehybrid"}
     weights = WEIGHTS | {
-        "layers.gate_up": f"{LAYER}.shared_mlp.input_linear.weight",
-        "layers.down": f"{LAYER}.shared_mlp.output_linear.weight",
-        **mamba_weights(LINEAR),
+        **SHARED_MLP,
+        **mamba_weights(f"{LAYER}.mamba"),
     }
     convs = CONVS
     keys = NO_PLAIN | {
@@ -105,33 +103,11 @@ class Granite4Hf(Table):
     }  # fmt: skip
 
 
-class Granite4MoeHf(MoeHf, Granite4Hf):
+class Granite4MoeHf(NamedAsReleased, Granite4Hf):
     """Both directions of the Hugging Face form with experts."""
 
     name = "Granite 4 with experts"
     mark = "num_local_experts"
-    modules: ClassVar = {f"{EXPERTS}.router.layer": f"{EXPERTS}.router"}
-    stacked_experts = "halves"
-    stacked_names: ClassVar = {
-        f"{STEM}.gate_up_proj": "block_sparse_moe.input_linear.weight",
-        f"{STEM}.down_proj": "block_sparse_moe.output_linear.weight",
-    }
-    weights = Granite4Hf.weights | {
-        "layers.router": f"{EXPERTS}.router.layer.weight",
-        **{f"layers.expert_{name}": f"{EXPERTS}.experts.{{}}.{name}_proj.weight"
-           for name in ("gate", "up", "down")},
-    }  # fmt: skip
-    pairs = (
-        *Granite4Hf.pairs,
-        Experts(COMMON | {"mlp_dim": "intermediate_size"}, SOFTMAX | {"shares": "chosen"}, ()),
-        Derived(write=lambda model, *_: {"num_local_experts": model.experts.num_experts}),
-    )
-    defaults = Granite4Hf.defaults | {
-        "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001,
-        "intermediate_size": 11_008,
-    }  # fmt: skip
-
-    def fused(self, config: Json, where: str) -> Fused:
-        """The experts of a layer, by the names of files and by those of transformers' class."""
-        parts = stacked_experts(self.fields(config, where), STEM)
-        return {**parts, **{there: parts[name] for name, there in self.stacked_names.items()}}
+    weights = NamedAsReleased.weights | Granite4Hf.weights
+    pairs = (*Granite4Hf.pairs, *EXPERTS)
+    defaults = Granite4Hf.defaults | USUAL_EXPERTS

@@ -11,25 +11,25 @@ from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import WEIGHTS, Table
 from lmwright.models.hf.window import TYPES, first_global
 
-THETAS = "layer_rope_theta"
+KEY = "layer_rope_theta"
 
 
 def _read_thetas(config: Json, fields: Json, where: str) -> Json:
     """The thetas of global and of local layers; 0 stands for no rotation."""
-    said, num_layers = config.get(THETAS), fields["num_layers"]
+    said, num_layers = config.get(KEY), fields["num_layers"]
     if said is None:
         return {}
     if not isinstance(said, list) or len(said) < num_layers:
-        raise UserError(f"{where}: {THETAS} does not name the theta of {num_layers} layers")
+        raise UserError(f"{where}: {KEY} does not name the theta of {num_layers} layers")
     pattern = fields["layer_pattern"]
     thetas: dict[LayerReach, Any] = {}
     for i, theta in enumerate(said[:num_layers]):
         kind = pattern[i % len(pattern)]
         if theta != 0:
-            refuse_number(f"{THETAS}[{i}]", theta, where)
+            refuse_number(f"{KEY}[{i}]", theta, where)
         if thetas.setdefault(kind, theta) != theta:
             raise UserError(
-                f"{where}: {THETAS} differs among layers of type {TYPES[kind]}, which is not "
+                f"{where}: {KEY} differs among layers of type {TYPES[kind]}, which is not "
                 "computed; give them one theta"
             )
     turning = {kind: float(theta) for kind, theta in thetas.items() if theta}
@@ -41,7 +41,13 @@ def _read_thetas(config: Json, fields: Json, where: str) -> Json:
 
 
 def _write_thetas(model: Any, *_: str) -> Json:
-    return {THETAS: [model.theta_of(kind) or 0 for kind in model.kinds]}
+    return {KEY: [model.theta_of(kind) or 0 for kind in model.kinds]}
+
+
+THETAS = Derived(_read_thetas, _write_thetas)
+"""Pair of rotations by the reach of a layer, behind that of reaches."""
+WINDOWS = first_global(128)
+SINKS = {"layers.sinks": "model.layers.{i}.self_attn.sinks"}
 
 
 class GraniteSwaHf(Table):
@@ -49,11 +55,11 @@ class GraniteSwaHf(Table):
 
     name = "Granite with windows"
     model_types: ClassVar = {"GraniteSWAForCausalLM": "granite_swa"}
-    weights = WEIGHTS | {"layers.sinks": "model.layers.{i}.self_attn.sinks"}
+    weights = WEIGHTS | SINKS
     pairs = (
         *(ACT, HEAD, BIAS, ROPE, NO_IDS, SCALES),
-        first_global(128),
-        Derived(_read_thetas, _write_thetas),
+        WINDOWS,
+        THETAS,
     )
     defaults: ClassVar = USUAL | {
         "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "num_key_value_heads": 4,
