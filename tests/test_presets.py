@@ -44,6 +44,8 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "minimax-m2": (228_689_764_864, 11.0e9),
     "k-exaone-236b-a23b": (236_571_156_352, 23.7e9),  # as transformers counts its config.json
     "solar-open-100b": (102_651_799_552, 12.1e9),  # as transformers counts its defaults
+    "llama-4-scout": (107_769_861_120, 17.2e9),  # as transformers counts its config.json
+    "llama-4-maverick": (400_711_848_960, 17.2e9),  # as transformers counts its config.json
     "trinity-nano": (6_120_003_328, 1.02e9),  # as transformers counts its config.json
     "trinity-mini": (26_123_974_400, 3.47e9),  # as transformers counts its config.json
     "mistral-small-4-119b": (118_972_826_624, 6.63e9),  # as transformers counts its defaults

@@ -34,7 +34,7 @@ SLICES = {
         starcoder2-7b olmo-7b olmo-hybrid-7b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
-        apertus-8b gemma-7b falcon-h1-7b command-r7b""",
+        apertus-8b gemma-7b falcon-h1-7b command-r7b stablelm-2-12b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b cwm-32b
         qwen1-5-moe-a2-7b mellum2-12b-a2-5b deepseek-v2-lite moonlight-16b-a3b
@@ -42,9 +42,10 @@ SLICES = {
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b",
     "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
-        nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b command-a""",
+        nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b command-a
+        llama-4-scout""",
     "v5p-256": "minimax-m2 k-exaone-236b-a23b",
-    "v5p-512": "deepseek-v3",
+    "v5p-512": "deepseek-v3 llama-4-maverick",
     "v5p-1024": "llama-600b",
 }
 CASES = {name: where for where, names in SLICES.items() for name in names.split()}

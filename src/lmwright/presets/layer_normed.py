@@ -22,10 +22,11 @@ def _starcoder2(shape: Shape, **fields: Any) -> Any:
     return Starcoder2(**sizes(shape), **usual, **fields)
 
 
-def _stablelm2(shape: Shape) -> Any:
+def _stablelm2(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.stablelm import StableLm
 
-    return StableLm(**sizes(shape), vocab_size=100_352, head_dim=64, seq_len=4096, bias="qkv")
+    usual = {"vocab_size": 100_352, "head_dim": shape[0] // shape[3], "seq_len": 4096}
+    return StableLm(**sizes(shape), **usual, **fields)
 
 
 def _phi(shape: Shape, **fields: Any) -> Any:
@@ -62,7 +63,10 @@ PRESETS = {
         _starcoder2, (6144, 24_576, 40, 48, 4), rope_theta=1e5, head="untied"),
     "stablelm-2-1.6b": row(
         "1.64 B: Stable LM 2 1.6B (https://arxiv.org/abs/2402.17834)",
-        _stablelm2, (2048, 5632, 24, 32, 32)),
+        _stablelm2, (2048, 5632, 24, 32, 32), bias="qkv"),
+    "stablelm-2-12b": row(
+        "12.1 B: Stable LM 2 12B (https://huggingface.co/stabilityai/stablelm-2-12b)",
+        _stablelm2, (5120, 13_824, 40, 32, 8), residual="parallel", qk_norm="head"),
     "phi-1.5": row(
         "1.42 B: Phi-1.5 (https://arxiv.org/abs/2309.05463)",
         _phi, (2048, 8192, 24, 32, 32)),

@@ -81,6 +81,18 @@ def _trinity(width: int, **fields: Any) -> Any:
     )  # fmt: skip
 
 
+def _llama4(num_experts: int, factor: float | None = None, **fields: Any) -> Any:
+    from lmwright.nn.rope import Llama3Rope
+
+    experts = dict(num_experts=num_experts, experts_per_token=1, mlp_dim=8192, shared_dim=8192,
+                   score="sigmoid", shares="all", weighed="inputs")  # fmt: skip
+    rope = Llama3Rope(factor=factor, original_seq_len=8192) if factor else None
+    return _moe(
+        "llama4", experts, vocab_size=202_048, embed_dim=5120, mlp_dim=16_384, num_layers=48,
+        num_heads=40, num_kv_heads=8, head_dim=128, rope_scaling=rope, **fields,
+    )  # fmt: skip
+
+
 PRESETS = {
     "moe-6m": row(
         "6.04 M, 3.68 M active: trains in minutes on two cores; the default vocabulary of 8,192",
@@ -201,6 +213,14 @@ PRESETS = {
         "26.1 B, 3.47 B active: Trinity Mini (https://arxiv.org/abs/2602.17004)",
         _trinity, 1024, embed_dim=2048, mlp_dim=6144, num_layers=32, num_heads=32,
         num_kv_heads=4),
+    "llama-4-scout": row(
+        "108 B, 17.2 B active: the text part of Llama 4 Scout, context of 262,144 "
+        "(https://huggingface.co/meta-llama/Llama-4-Scout-17B-16E)",
+        _llama4, 16, factor=8.0, seq_len=262_144),
+    "llama-4-maverick": row(
+        "401 B, 17.2 B active: the text part of Llama 4 Maverick, context of 1,048,576 "
+        "(https://huggingface.co/meta-llama/Llama-4-Maverick-17B-128E)",
+        _llama4, 128, seq_len=1_048_576, rotated_norm="none", dense_layers=tuple(range(0, 48, 2))),
     "gpt-oss-20b": row(
         "20.9 B, 4.19 B active: gpt-oss-20b (https://arxiv.org/abs/2508.10925)",
         _oss, num_layers=24, num_experts=32),
