@@ -134,6 +134,15 @@ FAMILIES = {
     "Starcoder2ForCausalLM untied": {
         "head_dim": 16, "norm_epsilon": 3e-4, "sliding_window": None,
         "tie_word_embeddings": False},
+    "NemotronForCausalLM": {
+        "norm_eps": 3e-4, "head_dim": 16, "attention_bias": True, "mlp_bias": True,
+        "rope_parameters": {
+            "rope_type": "linear", "rope_theta": 5003.0, "factor": 2.5,
+            "partial_rotary_factor": 0.5}},
+    "NemotronForCausalLM plain": {"norm_eps": 3e-4, "head_dim": 16},
+    "Jais2ForCausalLM tied": {"layer_norm_eps": 3e-4, "tie_word_embeddings": True},
+    "Jais2ForCausalLM": {"layer_norm_eps": 3e-4, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 5003.0}},
     "StableLmForCausalLM": {
         "layer_norm_eps": 3e-4, "use_qkv_bias": True, "rope_parameters": {
             "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.5}},

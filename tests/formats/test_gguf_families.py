@@ -124,6 +124,10 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Starcoder2ForCausalLM", {"hidden_act": "gelu"}, "is gelu_pytorch_tanh, not gelu"),
         ("StableLmForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
         ("PhiForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
+        ("NemotronForCausalLM", {"head_dim": 32}, "head_dim 32 times 6 heads"),
+        ("NemotronForCausalLM", {"hidden_act": "gelu"}, "is relu2, not gelu"),
+        ("NemotronForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("Jais2ForCausalLM", {"mlp_bias": False}, "GGUF cannot say mlp_bias = False"),
         ("OlmoForCausalLM", {"attention_bias": True}, "has no biases"),
         ("MellumForCausalLM", {"mlp_layer_types": ["dense"] + ["sparse"] * 3}, "in every layer"),
         (

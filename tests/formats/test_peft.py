@@ -35,6 +35,7 @@ from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
 from lmwright.models.modernbert import ModernBertDecoder
 from lmwright.models.nanochat import NanoChat
+from lmwright.models.nemotron import Jais2, Nemotron
 from lmwright.models.olmo import Olmo
 from lmwright.models.olmo_hybrid import OlmoHybrid
 from lmwright.models.phi import Phi
@@ -320,6 +321,8 @@ FAMILIES = {
     "norms without weights": (Olmo(**SMALL, qkv_limit=1.0), Clm(), "all"),
     "windows behind a global layer": (Cwm(**SMALL, window=5, bias="mlp"), Clm(), "all"),
     "neighbors that rotate": (Helium(**SMALL, bias="qkv"), Clm(), "all"),
+    "layer norms from zero": (Nemotron(**SMALL, rotary_fraction=0.67), Clm(), "all"),
+    "layer norms and biases": (Jais2(**SMALL), Clm(), "all"),
     "norms in front alone": (Gemma(**SMALL, window=5, out_norms="none"), Clm(), "all"),
     "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),
     "gates of heads": (Lfm3(**SMALL, mixer_pattern=("conv", "local")), Clm(), "head_gate"),

@@ -21,7 +21,8 @@ MAMBA = HEADS | {"mixer_pattern": ["mamba", "full"]}
 EVEN, MIX = DENSE | {"num_kv_heads": 4}, {"layer_pattern": ["local", "global"], "window": 24}
 GEMMA4 = DENSE | MIX | {"num_layers": 4, "global_head_dim": 20, "num_shared_layers": 2,
                         "layer_input_dim": 10}  # fmt: skip
-PLAIN = "olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus nanochat helium".split()
+PLAIN = ("olmo2 bitnet fanformer eurobert glm4 hunyuan seed-oss apertus nanochat helium nemotron "
+         "jais2").split()  # fmt: skip
 MODELS = {
     "llama": DENSE | {"qk_norm": "head", "bias": "qkv"},
     "gemma": DENSE | {"window": 24, "attention_soft_cap": 50.0, "logits_soft_cap": 30.0},

@@ -4,6 +4,11 @@ from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
 COHERE = {"rms_norm_eps": None, "layer_norm_eps": 3e-4, "logit_scale": 0.43}
 STAR = {"rms_norm_eps": None, "norm_epsilon": 3e-4}
+NEMOTRON = {
+    "rms_norm_eps": None,
+    "norm_eps": 0.05,  # less makes rounding large, since fresh scales are 2 there
+}
+JAIS = {"rms_norm_eps": None, "layer_norm_eps": 3e-4}
 STABLE = {"rms_norm_eps": None, "head_dim": None, "layer_norm_eps": 3e-4}
 OLMO = {"rms_norm_eps": None}
 LAYERNORMS = {
@@ -54,6 +59,41 @@ LAYERNORMS = {
             "tie_word_embeddings": False,
         },
         generates=True,
+    ),
+    "nemotron": Row(
+        "NemotronForCausalLM",
+        NEMOTRON
+        | {
+            "rope_parameters": rope("linear", factor=2.5, partial_rotary_factor=0.61),
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "nemotron-silent": Row(
+        "NemotronForCausalLM",
+        {"rms_norm_eps": None, "head_dim": None, "num_key_value_heads": 2, "mlp_bias": True}
+        | {"rope_parameters": None},
+        gradients=False,
+    ),
+    "jais2": Row(
+        "Jais2ForCausalLM",
+        JAIS
+        | {
+            "rope_parameters": rope("yarn", factor=4.0, **OLD),
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+        },
+        generates=True,
+    ),
+    "jais2-unbiased": Row(
+        "Jais2ForCausalLM",
+        {"rms_norm_eps": None, "head_dim": None, "attention_bias": False}
+        | {"rope_parameters": None},
+        gradients=False,
     ),
     "starcoder2-unbiased": Row(
         "Starcoder2ForCausalLM", STAR | {"use_bias": False, "sliding_window": 5}

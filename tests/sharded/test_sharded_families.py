@@ -34,6 +34,7 @@ from lmwright.models.llama import Llama
 from lmwright.models.ministral3 import Ministral3
 from lmwright.models.modernbert import ModernBert, ModernBertDecoder
 from lmwright.models.nanochat import NanoChat
+from lmwright.models.nemotron import Jais2, Nemotron
 from lmwright.models.nemotron_h import NemotronH
 from lmwright.models.olmo import Olmo
 from lmwright.models.olmo2 import Olmo2
@@ -154,6 +155,8 @@ MODELS = {
     "cohere": Cohere(**SIZES, qk_norm="head", bias="attention", rope_scaling=YARN),
     "cohere2": Cohere(**SIZES, window=7, layer_pattern=("local", "global"), head="untied"),
     "starcoder2": Starcoder2(**SIZES, window=7, rope_scaling=YARN),
+    "nemotron": Nemotron(**SIZES, bias="all", rotary_fraction=0.67, rope_scaling=YARN),
+    "jais2": Jais2(**SIZES, rope_scaling=YARN),
     "stablelm": StableLm(**SIZES, qk_norm="head", bias="qkv", rotary_fraction=0.67),
     "stablelm-parallel": StableLm(
         **SIZES, residual="parallel", qk_norm="head", rotary_fraction=0.34, head="tied",

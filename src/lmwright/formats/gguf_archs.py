@@ -153,6 +153,15 @@ ARCHS = {
         acts=("gelu_pytorch_tanh",), fixed={"use_bias": True},
         keys={gguf_layer_norms.EPS: "norm_epsilon"},
     ),
+    "nemotron": Arch(
+        "NemotronForCausalLM", "nemotron", norm_shift=1.0, partial=True, biases=True, even=True,
+        acts=("relu2",), fixed=UNTIED, keys={gguf_layer_norms.EPS: "norm_eps"},
+    ),
+    "jais2": Arch(
+        "Jais2ForCausalLM", "jais2", biases=True, acts=("relu2",),
+        fixed={"attention_bias": True, "mlp_bias": True},
+        keys={gguf_layer_norms.EPS: "layer_norm_eps"},
+    ),
     gguf_layer_norms.STABLE: Arch(
         "StableLmForCausalLM", "stablelm", partial=True, even=True,
         fixed=UNTIED | {"hidden_act": "silu"},
