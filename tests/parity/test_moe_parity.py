@@ -45,7 +45,7 @@ NO_LOSS = (  # of theirs, that balances experts
 NO_GRADIENT = {  # of biases that move all scores of a query alike
     "llama4": tuple(f"layers.{i}.self_attn.k_proj.bias" for i in (1, 4)),
 }  # fmt: skip
-ROUNDED = {"granite4-moe": 4}  # both are 1e-5 and more from float64
+ROUNDED = {"granite4-moe": 6}  # theirs are up to 1.4e-5 from float64, ours 3.1e-5
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0}
