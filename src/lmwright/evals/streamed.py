@@ -33,6 +33,7 @@ from lmwright.storage.mirror import refuse_url
 
 TELL_EVERY_S = 10.0
 JSONL = ".jsonl"
+MADE = "made"  # in OUT.part.json, what OUT is known by once its lines became it
 
 Lines = Callable[[Iterator[Row | Bad]], Iterator[list[str]]]
 """JSON lines of rows, some at a time, in their order."""
@@ -184,9 +185,13 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
             "terminal or a pipe"
         )
     if out.exists():
-        part, note = _beside(Path(os.path.realpath(out)))
-        with suppress(OSError):
-            if not part.exists():  # it was killed when its lines had just become OUT
+        place = Path(os.path.realpath(out))
+        part, note = _beside(place)
+        with suppress(OSError, ValueError, AttributeError):
+            # a command was killed when its lines had just become OUT
+            if part.exists() and json.loads(note.read_bytes()).get(MADE) == _known_by(place):
+                part.unlink()
+            if not part.exists():
                 note.unlink()
     places.refuse_existing(out, overwrite)
     refuse_no_folder(out)
@@ -203,6 +208,22 @@ def take_name(temporary: Path, path: Path) -> None:
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def take_name_of_lines(part: Path, fresh: Path, out: Path) -> None:
+    """Gives a complete file that is made of lines its name, and removes the lines. What the file is
+    known by is noted before: the next command removes them if this one is killed in between."""
+    note = _note_of(part)
+    if note.exists():
+        write_whole(note, json.dumps({**json.loads(note.read_bytes()), MADE: _known_by(fresh)}))
+    take_name(fresh, out)
+    part.unlink(missing_ok=True)
+
+
+def _known_by(path: Path) -> list[int]:
+    """What a file is known by under any name, until it is written again."""
+    found = path.stat()
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
 def write_lines(
@@ -302,8 +323,8 @@ def _write_resumed(
                     f"{part}: is being written by another command; wait for it, or choose another "
                     "--out"
                 )
-            for left in out.parent.glob(f".{glob.escape(note.name)}.*.tmp"):
-                left.unlink(missing_ok=True)  # of a command that was killed while it wrote the note
+            for left in out.parent.glob(f".{glob.escape(part.name)}.*.tmp"):
+                left.unlink(missing_ok=True)  # a note or an OUT that a killed command began
             if (other := _difference(note, wishes)) is not None:
                 if raw.readline().endswith(b"\n"):
                     if not overwrite:
@@ -324,7 +345,7 @@ def _write_resumed(
                     note.unlink()
                 raise
             finish(part, out)
-            note.unlink()
+            note.unlink(missing_ok=True)
     except OSError as error:
         cure = "choose another --out"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -335,7 +356,12 @@ def _write_resumed(
 
 def _beside(out: Path) -> tuple[Path, Path]:
     """OUT.part and OUT.part.json."""
-    return out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.part.json")
+    part = out.with_name(f"{out.name}.part")
+    return part, _note_of(part)
+
+
+def _note_of(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
 
 
 def _is_at(raw: Any, path: Path) -> bool:
@@ -347,6 +373,7 @@ def _difference(note: Path, wishes: str) -> str | None:
     """The reason why lines that are there are none of this command's; None where they are."""
     try:
         before, now = json.loads(note.read_bytes()), json.loads(wishes)
+        before.pop(MADE, None)
         names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return f"whose settings are not known ({note.name} is missing or damaged)"

@@ -10,6 +10,7 @@ not jsonl has lines whose vectors are base64.
 """
 
 import json
+import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lmwright.errors import UserError
-from lmwright.evals.streamed import JSONL, take_name
+from lmwright.evals.streamed import JSONL, take_name, take_name_of_lines
 
 BLOCK = 4096  # rows that are in memory at a time
 
@@ -57,13 +58,12 @@ def _whole(write: Finish) -> Finish:
     """Puts the file in its place when it is complete, and then removes the lines."""
 
     def finish(dim: int, part: Path, out: Path) -> None:
-        fresh = out.with_name(f"{out.name}.tmp")
+        fresh = part.with_name(f".{part.name}.{os.getpid()}.tmp")
         try:
             write(dim, part, fresh)
-            take_name(fresh, out)
+            take_name_of_lines(part, fresh, out)
         finally:
             fresh.unlink(missing_ok=True)
-        part.unlink()
 
     return finish
 
