@@ -114,6 +114,30 @@ def test_of_two_that_copy_to_one_place_one_is_told(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
+@pytest.mark.parametrize("of", ["write", "open", "sync"])
+def test_a_disk_that_is_full_while_a_folder_is_copied_is_told_by_its_name(
+    of, tmp_path, monkeypatch
+):
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.mkdir()
+    (source / "x").write_text("x")
+
+    def full(*paths):
+        names = {"write": [str(paths[0]), None, str(paths[-1])], "open": [str(paths[-1])]}
+        raise OSError(errno.ENOSPC, "No space left on device", *names.get(of, []))
+
+    if of == "sync":
+        monkeypatch.setattr(folders, "sync", full)
+    else:
+        monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(OSError) as caught:
+        copy_folder(source, target)
+    assert (caught.value.filename2 or caught.value.filename) == str(
+        target if of == "sync" else target / "x"
+    )
+    assert sorted(os.listdir(tmp_path)) == ["a"]
+
+
 def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")  # as of a write, without a name

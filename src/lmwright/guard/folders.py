@@ -14,8 +14,8 @@ from lmwright.guard.terminated import terminated_by_exit
 def copy_folder(source: Path, target: Path) -> None:
     """Copies the files of a folder beside their place, and renames the copy: `target` must not be
     there yet; of several processes that make it at once one does, and others get FileExistsError.
-    Raises the OSError of the file that cannot be read or written. Leaves nothing behind, also where
-    SIGTERM ends the process."""
+    Raises the OSError of the file that cannot be read or written, by its name in the end. Leaves
+    nothing behind, also where SIGTERM ends the process."""
     shutil.rmtree(target.with_name(f".{target.name}.tmp"), ignore_errors=True)  # earlier versions'
     temporary = temporary_file(target.parent, target.name)
     with terminated_by_exit():
@@ -34,9 +34,22 @@ def _copy(source: Path, target: Path, temporary: Path) -> None:
                 sync(copy)
         _take(temporary, target)
         sync(target.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            _name_the_place(error, temporary, target)
         raise
+
+
+def _name_the_place(error: OSError, temporary: Path, target: Path) -> None:
+    """Puts the place into an error, instead of the hidden folder, which is of no use to the user,
+    or of no name."""
+    if error.filename is None:
+        error.filename = str(target)
+    for each in ("filename", "filename2"):
+        name = getattr(error, each)
+        if name is not None and Path(name).is_relative_to(temporary):
+            setattr(error, each, str(target / Path(name).relative_to(temporary)))
 
 
 def _take(temporary: Path, target: Path) -> None:
