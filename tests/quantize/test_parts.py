@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lmwright.cli.main import main
+from lmwright.errors import UserError
 from lmwright.formats.load import load_model
 from lmwright.guard.files import try_lock
 from lmwright.quantize import layers, parts
@@ -100,6 +101,74 @@ def test_parts_of_another_command_are_not_taken(run, tmp_path, monkeypatch, caps
     told = capsys.readouterr().err
     assert "m.part: holds finished layers, made with other settings (group_size); give" in told
     assert main([*other, "--overwrite"]) == 0 and not (tmp_path / "m.part").exists()
+
+
+def test_a_damaged_part_is_made_again(run, tmp_path, monkeypatch, capsys):
+    """A cut one, one with other bytes, and one that is empty."""
+    whole, out = tmp_path / "whole.gguf", tmp_path / "m.gguf"
+    assert main(["quantize", str(run), str(whole), *FEW]) == 0
+    command = ["quantize", str(run), str(out), *FEW]
+    with monkeypatch.context() as patch:
+        stopped_after(5, KeyboardInterrupt(), patch)
+        assert main(command) == 130
+    cut, other, empty = sorted((tmp_path / "m.gguf.part").glob("*.safetensors"))[:3]
+    cut.write_bytes(cut.read_bytes()[:-9])
+    other.write_bytes(other.read_bytes()[:-9] + bytes(9))
+    empty.write_bytes(b"")
+    capsys.readouterr()
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    for path in (cut, other, empty):
+        assert f"{path}: is damaged, and made again" in told
+    assert "quantize: goes on, 2 of" in told
+    first, second = (load_model(path).weights for path in (out, whole))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("note", ["", "[1]", None])
+def test_parts_whose_note_is_damaged_are_not_thrown_away(note, tmp_path):
+    folder, asked = tmp_path / "m.part", {"to": "int4"}
+    with pytest.raises(KeyboardInterrupt), parts.kept_parts(folder, asked, False) as kept:
+        kept.put("layers.q", 0, {"codes": np.zeros(3, np.int8)})
+        raise KeyboardInterrupt
+    (folder / parts.ASKED).unlink()
+    if note is not None:
+        (folder / parts.ASKED).write_text(note)
+    reason = r"settings are not known \(asked\.json is missing or damaged\); give the same again"
+    with pytest.raises(UserError, match=reason), parts.kept_parts(folder, asked, False):
+        pass
+    assert kept.done == {("layers.q", 0)}
+    with parts.kept_parts(folder, asked, True) as kept:
+        assert not kept.done
+    assert not folder.exists()
+
+
+def test_parts_that_a_killed_command_was_removing_go_with_the_next(run, tmp_path, monkeypatch):
+    command = ["quantize", str(run), str(tmp_path / "m.gguf"), *FEW]
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.Parts, "clear", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert main(command) == 130
+    assert (tmp_path / "m.gguf").exists() and list(tmp_path.glob("*.part/*.safetensors"))
+    assert main(command) == 2  # as the result exists
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_folder_of_the_user_in_the_place_of_the_parts_stays(tmp_path):
+    folder = tmp_path / "m.part"
+    folder.mkdir()
+    for name in ("mine.txt", "mine.safetensors"):
+        (folder / name).write_text("mine")
+        with pytest.raises(UserError, match=r"m\.part: .* holds something else; move it away"):
+            with parts.kept_parts(folder, {}, True):
+                pass
+        assert [path.name for path in folder.iterdir()] == [name]
+        (folder / name).unlink()
+    with parts.kept_parts(folder, {}, False):
+        (folder / "mine.txt").write_text("mine")
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    with pytest.raises(UserError, match=r"mine\.txt: .* holds something else; move it away"):
+        with parts.kept_parts(folder / "mine.txt", {}, False):
+            pass
 
 
 def test_a_second_command_waits_for_none(run, tmp_path, capsys):

@@ -38,7 +38,7 @@ from lmwright.quantize.gptq import Method, Rounder
 from lmwright.quantize.grids import BLOCKS, GridName
 from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import Measured, measured
-from lmwright.quantize.parts import Parts, Rounded, folder_of, kept_parts
+from lmwright.quantize.parts import Parts, Rounded, folder_of, kept_parts, remove_finished
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
 from lmwright.storage.bucket import is_bucket
 
@@ -81,6 +81,7 @@ def quantize_command(
     anything is measured, for a model or a place that does not allow it.
     """
     to = grid_of(out, to, group_size)
+    remove_finished(folder_of(out))
     loaded = _opened(path, adapter)
     _refuse_model(loaded, out, to, group_size, overwrite)
     chosen = _rows(loaded, text, text_column, rows, context)

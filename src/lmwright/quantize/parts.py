@@ -7,14 +7,16 @@ layer.
 A command that is interrupted goes on from there, and integers need not be in memory.
 """
 
-import shutil
+import re
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+import xxhash
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from lmwright.core.contract import HfModel
@@ -25,13 +27,16 @@ from lmwright.formats.hf_layout import slots
 from lmwright.formats.places import new_place
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.transposed import transposed
-from lmwright.guard.files import remove_leftovers, try_lock, write_whole
+from lmwright.guard.files import NO_SPACE, remove_leftovers, try_lock, write_whole
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.mirror import mirror_folder
 
 ASKED = "asked.json"
+FINISHED = {"finished": True}  # in its place once there is the result, which needs no parts
 LOCK = ".lock"
 ENDING = ".safetensors"
+PART = re.compile(rf"(?P<path>.+)\.(?P<layer>\d+){re.escape(ENDING)}")
+HASH = "xxh3_128"  # of a part's arrays, in its file
 
 
 class Parts:
@@ -43,14 +48,14 @@ class Parts:
     @property
     def done(self) -> set[tuple[str, int]]:
         """The weights that are there, by path and layer."""
-        names = (path.name.removesuffix(ENDING) for path in self.folder.glob(f"*{ENDING}"))
-        return {(path, int(layer)) for path, _, layer in (n.rpartition(".") for n in names)}
+        found = (PART.fullmatch(path.name) for path in self.folder.glob(f"*{ENDING}"))
+        return {(part["path"], int(part["layer"])) for part in found if part}
 
     def put(self, path: str, layer: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Keeps codes int8 [*batch, I, O], scale float32 [*batch, groups, O] and error float32
         [*batch] of a weight of a layer."""
         with _disk(self.folder):
-            write_whole(self._file(path, layer), save(dict(arrays)))
+            write_whole(self._file(path, layer), save(dict(arrays), {HASH: _hash(arrays)}))
 
     def get(self, path: str, at: tuple[int, ...], name: str) -> np.ndarray:
         """The codes, scale or error of a matrix, `at` of which is its layer, then its place in the
@@ -63,8 +68,40 @@ class Parts:
         for path, layer in self.done:
             self._file(path, layer).unlink()
 
+    def clear_damaged(self) -> None:
+        """Removes the integers that are not those which were put, and tells so."""
+        for path, layer in sorted(self.done):
+            file = self._file(path, layer)
+            try:
+                with safe_open(file, "np") as part:
+                    arrays = {name: part.get_tensor(name) for name in part.keys()}
+                    whole = (part.metadata() or {}).get(HASH) == _hash(arrays)
+            except (SafetensorError, ValueError, TypeError):
+                whole = False
+            if not whole:
+                print(f"{file}: is damaged, and made again", file=sys.stderr)
+                file.unlink()
+
+    def remove(self) -> None:
+        """Removes the integers and, unless there is something else in it, the folder."""
+        with suppress(OSError):
+            write_json(self.folder / ASKED, FINISHED)  # if it is killed, see `remove_finished`
+        with suppress(OSError):
+            self.clear()
+            for name in (ASKED, LOCK):
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
+
     def _file(self, path: str, layer: int) -> Path:
         return self.folder / f"{path}.{layer}{ENDING}"
+
+
+def _hash(arrays: Mapping[str, np.ndarray]) -> str:
+    found = xxhash.xxh3_128()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 class Rounded(Tensors):
@@ -125,8 +162,9 @@ def folder_of(out: str | Path) -> Path:
 def kept_parts(folder: Path, asked: Mapping[str, Any], overwrite: bool) -> Iterator[Parts]:
     """The parts that are in a folder already, for more. It is removed at the end, if that is a good
     one or if nothing was done. Raises UserError for parts of another command, unless
-    `overwrite`."""
+    `overwrite`, and for a folder of the user's."""
     parts = Parts(folder)
+    _refuse_foreign(folder)
     with ExitStack() as stack:
         with _disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -140,9 +178,16 @@ def kept_parts(folder: Path, asked: Mapping[str, Any], overwrite: bool) -> Itera
             yield parts
         except BaseException:
             if not parts.done:
-                shutil.rmtree(folder, ignore_errors=True)
+                parts.remove()
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        parts.remove()
+
+
+def remove_finished(folder: Path) -> None:
+    """Removes the parts of a result that is there, if a command was killed while it did so."""
+    with suppress(OSError, ValueError):
+        if parse_json(folder / ASKED) == FINISHED:
+            Parts(folder).remove()
 
 
 @contextmanager
@@ -151,10 +196,22 @@ def _disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        cure = "choose another OUT"
+        if error.errno in NO_SPACE:
+            cure = "free some space and run the same command again, which goes on where it was"
         raise UserError(
-            f"{folder}: cannot be written ({error.strerror or error}); free some space or choose "
-            "another OUT"
+            f"{folder}: cannot be written ({error.strerror or error}); {cure}"
         ) from error
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raises UserError for something that is there and is not the work of a command."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if names.isdisjoint((LOCK, ASKED)) and (names or folder.is_file()):
+        raise UserError(
+            f"{folder}: is the place of what is kept for going on, and holds something else; move "
+            "it away, or choose another OUT"
+        )
 
 
 def _begin(parts: Parts, asked: Mapping[str, Any], overwrite: bool) -> None:
@@ -162,16 +219,20 @@ def _begin(parts: Parts, asked: Mapping[str, Any], overwrite: bool) -> None:
     remove_leftovers(parts.folder)
     note = parts.folder / ASKED
     try:
-        before = parse_json(note) if note.exists() else {}
+        before = parse_json(note) if note.exists() else None
     except ValueError:
-        before = {}
+        before = None
     if parts.done and before != asked:
-        names = ", ".join(name for name in asked if before.get(name) != asked[name])
+        why = f"whose settings are not known ({ASKED} is missing or damaged)"
+        if isinstance(before, dict):
+            names = (name for name in asked if before.get(name) != asked[name])
+            why = f"made with other settings ({', '.join(names)})"
         if not overwrite:
             raise UserError(
-                f"{parts.folder}: holds finished layers, made with other settings ({names}); give "
-                "the same again to go on after them, or --overwrite to begin again"
+                f"{parts.folder}: holds finished layers, {why}; give the same again to go on "
+                "after them, or --overwrite to begin again"
             )
         parts.clear()
+    parts.clear_damaged()
     with _disk(parts.folder):
         write_json(note, asked)
