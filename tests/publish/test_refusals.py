@@ -1,8 +1,11 @@
 """What cannot be published: one sentence with the cure, exit code 2, before any export."""
 
 import contextlib
+import errno
+import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -10,10 +13,12 @@ import pytest
 from lmwright.cli.main import main
 from lmwright.config.run import Tokenizer
 from lmwright.errors import UserError
+from lmwright.formats.places import being_written
 from lmwright.models import KINDS
 from lmwright.models.experts import Experts
 from lmwright.program.lora_section import LowRank
 from lmwright.program.qat_section import Qat
+from lmwright.publish import command
 from lmwright.publish.account import check_branch
 from tests.fake_hub import Commit
 from tests.publish.conftest import TOKEN
@@ -168,6 +173,27 @@ def test_a_file_with_the_token_stays_here(hub, hf_dir, tmp_path, capsys):
     shutil.copytree(hf_dir, tmp_path / "mine")
     (tmp_path / "mine" / "notes.txt").write_text(f"export HF_TOKEN={TOKEN}")
     assert "notes.txt: holds your token" in refused(capsys, tmp_path / "mine", "me/tiny", *APACHE)
+
+
+@pytest.mark.parametrize("at", ["weights", "card"])
+def test_a_full_temporary_disk_is_told_by_its_own_name(at, hub, run_dir, capsys, monkeypatch):
+    """The folder in it, which is gone by then, is of no use to the user, nor is another OUT."""
+
+    def full(_subject, folder, _step):
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "README.md"))
+        if at == "card":
+            raise error
+        with being_written(folder, ".tmp"):
+            raise error
+
+    monkeypatch.setattr(command, "stage", full)
+    told = refused(capsys, run_dir, "me/tiny", *APACHE)
+    assert (
+        f"error: {tempfile.gettempdir()}: the files to publish cannot be written there (No " in told
+    )
+    assert (
+        "; free some space, or set TMPDIR to a folder with more" in told and "lmwright-" not in told
+    )
 
 
 def test_the_client_is_missing(hub, hf_dir, capsys, monkeypatch):

@@ -3,10 +3,13 @@
 everything checked --> repository there --> staged --> shown --> committed      (once a branch)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.errors import UserError
@@ -137,7 +140,8 @@ def _send(api: Any, subject: Subject, sending: Sending, step: int | None = None)
     repo, parent = subject.repo, sending.parent
     with temporary_folder() as temporary:
         folder = Path(temporary) / repo.rpartition("/")[2]
-        staged = stage(subject, folder, step)
+        with _room_in(temporary):
+            staged = stage(subject, folder, step)
         _show(subject, sending, staged, folder)
         if api is None:
             return
@@ -147,6 +151,23 @@ def _send(api: Any, subject: Subject, sending: Sending, step: int | None = None)
         print(f"nothing was sent: all files are there, unchanged since {parent[:8]}")
     else:
         print(f"published: {address}")
+
+
+@contextmanager
+def _room_in(temporary: str) -> Iterator[None]:
+    """A disk that takes no more is told by the folder that the user can change."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        cause = error.__cause__ if isinstance(error, UserError) else error
+        of_disk = isinstance(cause, OSError | SafetensorError)
+        if not of_disk or temporary not in f"{error} {getattr(error, 'filename2', '')}":
+            raise
+        raise UserError(
+            f"{Path(temporary).parent}: the files to publish cannot be written there "
+            f"({getattr(cause, 'strerror', None) or cause}); free some space, or set TMPDIR to a "
+            "folder with more"
+        ) from error
 
 
 def _show(subject: Subject, sending: Sending, staged: Staged, folder: Path) -> None:
