@@ -221,7 +221,7 @@ def take_name_of_lines(part: Path, fresh: Path, out: Path) -> None:
 
 
 def _known_by(path: Path) -> list[int]:
-    """What a file is known by under any name, until it is written again."""
+    """Number, size and time of a file, which a rename leaves as they are."""
     found = path.stat()
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
