@@ -68,8 +68,9 @@ def test_written_epochs_are_watched_too(inside, capsys):
     assert code == 2 and f"{path} was altered" in said
 
 
-def test_hosts_share_the_files_and_one_of_them_finds_it(inside):
-    change(EVAL, "tokens", lambda t: t ^ 1)
+@pytest.mark.parametrize("path", [TRAIN, EVAL])
+def test_hosts_share_the_files_and_one_of_them_finds_it(path, inside):
+    change(path, "tokens", lambda t: t ^ 1)
     store = TokenStore.open("data")
     found = []
     for host in range(2):
@@ -81,7 +82,7 @@ def test_hosts_share_the_files_and_one_of_them_finds_it(inside):
                 loader.batch(0)
             except UserError as e:
                 found.append(str(e))
-    assert len(found) == 1 and EVAL in found[0]
+    assert len(found) == 1 and path in found[0]
 
 
 @pytest.mark.parametrize("stage, ending", [("normalize", ".parquet"), ("tokenize", ".docs.npy")])

@@ -105,6 +105,27 @@ def test_sources_are_spread_evenly(case, data):
         assert sorted(step) == [0] * (count - 1) + [1]
 
 
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_walks_of_weighted_sources_go_on_across_epochs(block):
+    """At the end of each block of three epochs a source's rows came equally often, give or take
+    one; so one starts anew only when all were seen."""
+    order = Order([7, 30, 9], [5.0, 2.0, None], 4, block)
+    assert order.quotas == (26, 11, 9)  # 37 rows by five and two sevenths: 26.4 and 10.6
+    counts = [[0] * n for n in order.rows_per_source]
+    for epoch in range(3):
+        for start in range(0, 46, block):
+            stop = min(start + block, 46)
+            for source, row in pairs(order, epoch * 46 + start, epoch * 46 + stop):
+                counts[source][row] += 1
+            assert all(max(c) - min(c) <= 1 for c in counts)
+    assert [sum(c) for c in counts] == [78, 33, 27]
+
+
+def test_rows_that_are_left_go_to_the_largest_remainders():
+    """Hamilton's method: 4.7, 1.6 and 3.7 of ten rows are 5, 1 and 4."""
+    assert Order([4, 3, 3], [0.47, 0.16, 0.37]).quotas == (5, 1, 4)
+
+
 def brute_force_rows(order, epoch):
     """The documented order, written the slow way: every draw of an epoch sorted by its time."""
     m = order.epoch_rows

@@ -53,6 +53,29 @@ def test_written_equals_virtual_and_goes_on_after_its_epochs(virtual, written):
         same(a.batch(start, start + 11), b.batch(start, start + 11))
 
 
+def test_each_order_of_rows_has_its_own_fingerprint(tmp_path, virtual, written):
+    """A run that resumes knows by it that steps get the rows that they would have got."""
+    assert TokenStore.open(written).fingerprint == TokenStore.open(virtual).fingerprint
+    folder = tmp_path / "data"
+    folder.mkdir()
+    shutil.copytree(virtual / "pack", folder / "pack")
+    known = {TokenStore.open(virtual).fingerprint}
+    own = {"order": "virtual", "block_rows": 40, "seed": 3}
+    changes = [
+        ({"seed": 4}, WEIGHTS),
+        ({"block_rows": 41}, WEIGHTS),
+        ({}, None),
+        ({}, WEIGHTS | {"books": 1.5}),
+        ({"order": "none"}, None),
+    ]
+    for number, (change, weights) in enumerate(changes, start=2):
+        shuffle_rows(folder, Shuffle(**own | change), weights, workers=1)
+        known.add(TokenStore.open(folder).fingerprint)
+        assert len(known) == number, change
+    shuffle_rows(folder, Shuffle(**own), WEIGHTS, workers=1)
+    assert TokenStore.open(folder).fingerprint == TokenStore.open(virtual).fingerprint
+
+
 def test_written_epochs_stand_without_the_packed_train_rows(written, tmp_path):
     shutil.copytree(written, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "pack" / "train")
