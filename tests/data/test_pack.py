@@ -130,6 +130,16 @@ def test_best_fit_decreasing_equals_its_definition(case):
     assert sorted(filled) == slow_best_fit(lengths, capacity)
 
 
+def test_rows_come_in_the_order_of_their_first_documents(tmp_path):
+    """So that rows that are read as packed do not have the longest documents first."""
+    sizes = [3, 9, 2, 10, 4, 7, 5]
+    documents = [([10 + number] * size, size) for number, size in enumerate(sizes)]
+    tokenize_stage(tmp_path, [{("train", "s"): documents}])
+    rows = records(pack(tmp_path, 10, "best-fit"), "train", "s")
+    found = [[ids[at] for at in starts] for ids, starts, _, _ in rows]
+    assert all(row == sorted(row) for row in found) and found == sorted(found)
+
+
 @pytest.mark.parametrize("method", ["chunk", "best-fit"])
 def test_same_bytes_for_any_worker_count_and_windows(tmp_path, method, monkeypatch):
     for name in ("one", "two"):
@@ -147,7 +157,8 @@ def test_blocks_and_windows_do_not_change_what_is_packed(tmp_path, monkeypatch):
     whole = pack(tmp_path / "a", 64, "chunk")
     monkeypatch.setattr(pack_module, "BLOCK_TOKENS", 200)
     corpus(tmp_path / "b")
-    assert pack(tmp_path / "b", 64, "chunk").files == whole.files
+    blocks = pack(tmp_path / "b", 64, "chunk")
+    assert blocks.files == whole.files and blocks.counts == whole.counts
     monkeypatch.setattr(pack_module, "WINDOW_TOKENS", 500)
     monkeypatch.setattr(pack_module, "WINDOW_DOCS", 11)
     windows = pack(tmp_path / "b", 64, "best-fit")

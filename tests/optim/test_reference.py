@@ -9,7 +9,7 @@ import torch
 
 from lmwright.core.param import Param, map_params, walk
 from lmwright.optim.build import build_optimizer, clip, gradient_norm
-from lmwright.optim.kinds import AdamW, Constant
+from lmwright.optim.kinds import AdamW, Constant, Group
 from lmwright.optim.muon import is_hidden
 from lmwright.optim.other_kinds import Adafactor, Lion, Muon, StableAdamW
 
@@ -59,6 +59,27 @@ def test_adamw_is_torch(spec, weights, gradients):
     )
     got = run(optim, spec, weights, gradients)
     assert_close(got, run_torch(make, weights, gradients), atol=1e-6)
+
+
+def test_groups_are_those_of_torch(spec, weights, gradients):
+    """The last pattern that fits a weight says its rate, decay included; 0 freezes it."""
+    rates = {"layers.*": 0.25, "embed": 0.0, "layers.q": 0.5}
+
+    def make(ps):
+        lr = {path: 2.5e-3 if path.startswith("layers.") else 1e-2 for path in ps}
+        lr |= {"embed": 0.0, "layers.q": 5e-3}
+        decay = {path: 0.3 * p.is_matrix for path, p in walk(spec)}
+        groups = [{"params": [p], "lr": lr[n], "weight_decay": decay[n]} for n, p in ps.items()]
+        return torch.optim.AdamW(groups, betas=(0.85, 0.93), eps=1e-7)
+
+    groups = tuple(Group(weights=weights, rate=rate) for weights, rate in rates.items())
+    optim = AdamW(
+        learning_rate=1e-2, beta1=0.85, beta2=0.93, eps=1e-7, weight_decay=0.3,
+        schedule=Constant(), groups=groups,
+    )  # fmt: skip
+    got = run(optim, spec, weights, gradients)
+    assert_close(got, run_torch(make, weights, gradients), atol=1e-6)
+    np.testing.assert_array_equal(got["embed"], dict(walk(weights))["embed"])
 
 
 def test_adamw_is_optax_under_a_schedule(spec, weights, gradients):
