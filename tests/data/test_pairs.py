@@ -1,6 +1,7 @@
 """Preferences: two conversations of one example stay together, chosen first."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -148,6 +149,17 @@ def test_pairs_are_packed_whole_and_in_order(tmp_path, tokenizer_dir):
     for i, (yes, no) in seen.items():
         assert f"It is {i}." * (1 + i % 3) in yes and f"No {i}" in no
         assert "What" not in yes + no
+
+
+def test_bytes_of_held_out_pairs_are_those_of_the_chosen_answers(tmp_path, tokenizer_dir):
+    """By these the loss, which is that of the chosen answers, becomes bits per byte."""
+    chosen = [f"It is {i}." * (1 + i % 3) for i in range(6)]
+    rows = [{"prompt": "q", "chosen": answer, "rejected": "No"} for answer in chosen]
+    data = data_of(tmp_path, tokenizer_dir, rows)
+    (source,) = data.sources
+    prepare(replace(data, sources=(source, replace(source, use="eval", name="held"))), 160)
+    (batch,) = TokenStore.open(data.dir).eval_batches("held", 8)
+    assert batch["text_bytes"].sum() == sum(map(len, chosen))  # none of markers
 
 
 def test_too_long_pairs(tmp_path, tokenizer_dir):

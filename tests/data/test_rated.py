@@ -1,6 +1,7 @@
 """Rated answers: the rating comes with its answer through the whole of prepare."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,3 +80,23 @@ def test_ratings_stay_with_their_answers(tmp_path, too_long, capsys):
     show_command(data.dir, 0, store.epoch_rows)
     shown = capsys.readouterr().out
     assert shown.count(", liked:") == 7 and shown.count(", not liked:") == len(want) - 7
+
+
+def test_bytes_of_held_out_answers_are_those_of_the_liked_ones(tmp_path):
+    """By these the loss, which is that of the liked answers, becomes bits per byte."""
+    save_tokenizer(chat_tokenizer(), tmp_path / "tokenizer")
+    said = [(f"It is {i}." * (1 + i % 3), i % 2 == 0) for i in range(6)]
+    rows = [{"prompt": "q", "completion": answer, "label": liked} for answer, liked in said]
+    path = tmp_path / "rated.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = Source(path=str(path), rows="rated")
+    data = Data(
+        dir=str(tmp_path / "data"),
+        sources=(source, replace(source, use="eval", name="held")),
+        tokenizer=Tokenizer(path=str(tmp_path / "tokenizer")),
+        chat=Chat(template="chatml"),
+        pack=Pack(method="best-fit"),
+    )
+    prepare(data, 160, workers=1)
+    (batch,) = TokenStore.open(data.dir).eval_batches("held", 8)
+    assert batch["text_bytes"].sum() == sum(len(answer) for answer, liked in said if liked)
