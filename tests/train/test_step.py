@@ -14,10 +14,13 @@ import pytest
 from lmwright.config.run import Data, Mesh, Run, Train
 from lmwright.core.contract import Batch
 from lmwright.errors import UserError
+from lmwright.models.eurobert import EuroBert
 from lmwright.models.llama import Llama
 from lmwright.nn.xent import chunked_xent
 from lmwright.objectives.clm import Clm
+from lmwright.objectives.mlm import Mlm
 from lmwright.optim import KINDS
+from lmwright.optim.kinds import Linear
 from lmwright.program.plan import resolve
 from lmwright.program.state import init_state
 from lmwright.program.step import make_step, summed_gradients
@@ -211,6 +214,27 @@ def test_two_runs_are_bit_equal():
     run = make_run(precision="bf16")
     first, second = one_step(run), one_step.__wrapped__(run)
     jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_each_step_hides_other_tokens_and_tells_its_own_rate():
+    """The rates are those of torch and transformers: 0 at the first update of a warm-up. Where no
+    update changes a weight, losses of one batch differ by what is hidden alone."""
+    model = EuroBert(
+        vocab_size=VOCAB + 3, embed_dim=32, mlp_dim=40, num_layers=1, num_heads=4,
+        num_kv_heads=2, head_dim=8, seq_len=SEQ_LEN,
+    )  # fmt: skip
+    optim = KINDS["adamw"](learning_rate=4e-30, weight_decay=0.0, schedule=Linear(warmup_steps=4))
+    run = replace(make_run(), model=model, objective=Mlm(mask_token_id=VOCAB), optim=optim)
+    plan = resolve(run, jax.devices()[:1])
+    with jax.set_mesh(plan.mesh):
+        step, batch, state = make_step(plan), make_batch(run), init_state(plan)
+        values = []
+        for _ in range(6):
+            state, measured = step(state, batch)
+            values.append({name: float(value) for name, value in measured.items()})
+    rates = [0, 1e-30, 2e-30, 3e-30, 4e-30, 4e-30 * 5 / 6]
+    np.testing.assert_allclose([v["learning_rate"] for v in values], rates, rtol=1e-5)
+    assert len({v["loss"] for v in values}) == 6
 
 
 def test_ema_follows_the_weights():
