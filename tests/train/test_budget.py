@@ -87,6 +87,22 @@ def test_sessions_add_up_to_the_course_of_the_plan(tmp_path):
     assert again == (step, EXIT_TIME_SPENT)
 
 
+def test_time_is_kept_for_the_longest_step_and_the_latest_save(tmp_path):
+    """Steps of 10, 90 and 10 seconds, and saves that took 20 seconds and then 300: of an hour
+    another step begins while 390 seconds are left."""
+    entries = [{"seconds": 0.0, "save_s": save_s} for save_s in (20.0, 300.0)]
+    (tmp_path / LEDGER).write_text(json.dumps(entries))
+    limits, clock = Limits(session_hours=1.0, margin_minutes=0.0), Clock()
+    budget = Budget(limits, tmp_path, 0, clock=clock, began=clock.now)
+    for step, seconds in enumerate((10, 90, 10)):
+        clock.sleep(seconds)
+        budget.stepped(step + 1)
+    clock.sleep(3600 - 390 - 110)
+    assert budget.over() is None
+    clock.sleep(1)
+    assert budget.over() == EXIT_SESSION_OVER
+
+
 def test_a_killed_session_counts(tmp_path):
     limits, clock = Limits(total_hours=1.0), Clock()
     session(tmp_path, limits, clock, 0, 99, start_s=10, step_s=20, save_s=1, most=5)
