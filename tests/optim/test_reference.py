@@ -224,6 +224,7 @@ def test_muon_is_torch_on_every_matrix_of_a_stack(
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
     hidden = {path for path, p in walk(spec) if is_hidden(p)}
     assert hidden == {"layers.q", "layers.o", "layers.up", "layers.down"}
+    assert not is_hidden(Param("distances -> embed", (7, 4)))  # a table, as that of the vocabulary
 
     def transposed(tree):  # torch's first dimension is the output
         return {name: m.T if m.ndim == 2 else m for name, m in tree.items()}
