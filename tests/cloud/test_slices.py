@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="google-cloud-tpu is not installed")
 
-from lmwright.cloud.book import usage
+from lmwright.cloud.book import spent, usage, waiting_since
 from lmwright.cloud.slices import Slices
-from lmwright.cloud.spec import Cloud
+from lmwright.cloud.spec import Cloud, Spec
 from lmwright.cloud.tpu_api import Tpus
 from lmwright.errors import UserError
 from lmwright.storage.bucket import Bucket
@@ -119,6 +119,38 @@ def test_a_spent_budget_ends_the_job(spec, tpu):
     assert state["status"] == "stopped" and "1e-09 USD" in state["error"]
     assert tpu.resources == {}
     played.slices.close()
+
+
+@pytest.mark.parametrize(
+    "limit, reached, said",
+    [("hours", 2.0, "2 h"), ("chip_hours", 32.0, "32 chip-hours"), ("cost", 48.0, "48 USD")],
+)
+def test_each_limit_is_reached_at_its_own_figure(limit, reached, said):
+    """Slices of 16 chips at 1.5 USD for an hour and a half and for half an hour, and a request
+    that got none."""
+    of = replace(offer(), num_chips=16, price=1.5)
+    spec = Spec(name="j", dir="d", command=("train",), hosts=2, port=0, url="u", offers=(of,))
+    made = [
+        {"offer": 0, "asked": 0.0, "active": 600.0, "ended": 6000.0, "deleted": 9000.0},
+        {"offer": 0, "asked": 9000.0, "ended": 20000.0},
+        {"offer": 0, "asked": 20000.0, "active": 30000.0, "ended": 31800.0},
+    ]
+    used = usage(spec, {"made": made})
+    assert used == {"hours": 2.0, "chip_hours": 32.0, "cost": 48.0}
+    assert spent(Cloud(project="p", **{f"max_{limit}": reached}), used) == (
+        f"the limit of {said} is reached"
+    )
+    assert spent(Cloud(project="p", **{f"max_{limit}": reached * 1.001}), used) == ""
+
+
+def test_a_wait_begins_with_the_first_request_after_the_last_slice():
+    """By it `valid_hours` ends a request that gets none."""
+    got, none = {"active": 1.0}, {}
+    asked = lambda *made: {"made": [{"asked": 10.0 * n} | e for n, e in enumerate(made)]}  # noqa: E731
+    assert waiting_since(asked()) is None
+    assert waiting_since(asked(none, none)) == 0.0
+    assert waiting_since(asked(none, got)) is None
+    assert waiting_since(asked(none, got, none, none)) == 20.0
 
 
 @pytest.mark.parametrize("moment", range(8))
