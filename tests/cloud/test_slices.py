@@ -144,7 +144,7 @@ def test_each_limit_is_reached_at_its_own_figure(limit, reached, said):
 
 
 def test_a_wait_begins_with_the_first_request_after_the_last_slice():
-    """By it `valid_hours` ends a request that gets none."""
+    """By it `valid_hours` ends a job that gets no slice."""
     got, none = {"active": 1.0}, {}
     asked = lambda *made: {"made": [{"asked": 10.0 * n} | e for n, e in enumerate(made)]}  # noqa: E731
     assert waiting_since(asked()) is None

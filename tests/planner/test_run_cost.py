@@ -120,6 +120,8 @@ def test_a_price_for_a_chip_that_is_none(tmp_path):
         (("checkpoint.save_every_steps=300",), 4, 2),  # 300 600 900, and the last step
         (("checkpoint.save_every_steps=300", "checkpoint.keep_last=1"), 4, 1),
         (("checkpoint.save_every_steps=100", "checkpoint.keep_every_steps=200"), 10, 6),
+        # 300, 600, and the last two: 900, which is one of each kind, and 1000
+        (("checkpoint.save_every_steps=100", "checkpoint.keep_every_steps=300"), 10, 4),
         (("checkpoint.save_every_steps=5000",), 1, 1),
         (("train.steps=7000000000", "checkpoint.save_every_steps=7"), 10**9, 2),
     ],
