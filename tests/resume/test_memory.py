@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lmwright.checkpoint.memory import VARIABLE, MemoryTier
@@ -179,3 +181,36 @@ def test_later_states_of_other_devices_push_no_new_one_out(tmp_path, monkeypatch
     assert seen == [[6], [6, 8], [8, 10], [3], [3, 4], [4, 5]]
     restored = tier.restore(state, 3)
     assert restored is not None and restored[1]["step"] == 5
+
+
+def test_a_tier_gives_back_what_it_kept_or_nothing(tmp_path, monkeypatch):
+    """The newest whole state, or the one before; none that the checkpoint has, of other shapes or
+    of a run directory that was made anew."""
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "memory"))
+    (tmp_path / "run").mkdir()
+    state = {"a": jnp.arange(6.0).reshape(2, 3), "n": jnp.int32(7)}
+    tier = MemoryTier(tmp_path / "run")
+    for step in (2, 4, 6):
+        assert tier.save(step, jax.tree.map(lambda leaf, by=step: leaf + by, state), {"of": step})
+        tier.wait()
+    assert tier.steps() == [4, 6]
+
+    def found(newer_than, like=state):
+        if (restored := tier.restore(like, newer_than)) is None:
+            return None
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            restored[0],
+            jax.tree.map(lambda leaf: leaf + restored[1]["of"], state),
+        )
+        return restored[1]["step"]
+
+    assert [found(newer_than) for newer_than in (3, 5, 6)] == [6, 6, None]
+    assert found(3, state | {"a": state["a"].T}) is None
+    (newest,) = tmp_path.glob("memory/*/*/host-0/6")
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\xff")
+    assert [found(newer_than) for newer_than in (3, 4)] == [4, None]
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    assert MemoryTier(tmp_path / "run").restore(state, 0) is None
