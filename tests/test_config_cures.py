@@ -216,3 +216,47 @@ def test_the_length_is_said_anew_over_the_other_way_of_saying_it():
     assert cure in told(file, "train.steps=4")
     train = load_run(file, ["train.steps=4", cure]).train
     assert train.steps == 4 and train.epochs is None
+
+
+@pytest.mark.parametrize(
+    ("refused", "allowed", "part"),
+    [
+        (
+            ["train.mlp_chunk_tokens=256", "train.remat=block"],
+            ["train.mlp_chunk_tokens=128", "train.remat=block"],
+            "256 has no effect on rows of 256 tokens",
+        ),
+        (
+            ["train.loss_chunk_tokens=256", "train.head_gradient=once"],
+            ["train.loss_chunk_tokens=255", "train.head_gradient=once"],
+            "train.head_gradient: 'once' has no effect on rows of 256 tokens",
+        ),
+        (
+            ["limits.session_hours=0.5", "limits.margin_minutes=30"],
+            ["limits.session_hours=0.5", "limits.margin_minutes=29.9"],
+            "0.5 hours are no longer than limits.margin_minutes = 30",
+        ),
+        (
+            ["train.steps=99", "metrics.profile_steps=[98, 100]"],
+            ["train.steps=99", "metrics.profile_steps=[99, 99]"],
+            "step 100 is behind the last of the run, 99",
+        ),
+        (
+            ["metrics.profile_steps=[11, 10]"],
+            ["metrics.profile_steps=[10, 10]"],
+            "[11, 10] ends before it begins",
+        ),
+        (
+            ["model.vocab_size=300", "data.tokenizer.vocab_size=301"],
+            ["model.vocab_size=300", "data.tokenizer.vocab_size=300"],
+            "301 is more than model.vocab_size = 300",
+        ),
+    ],
+)
+def test_the_edges_of_numbers_that_belong_together(refused, allowed, part, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('recipe = "quickstart"\ndata.sources = [{path = "a.txt"}]\n')
+    load_run(path, ["name=t", "dir=runs/t", "data.dir=data", *allowed])
+    with pytest.raises(UserError) as caught:
+        load_run(path, ["name=t", "dir=runs/t", "data.dir=data", *refused])
+    assert part in str(caught.value)
