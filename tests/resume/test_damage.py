@@ -163,6 +163,14 @@ def test_a_damaged_small_file_leads_to_the_checkpoint_before(truth, tmp_path, na
         assert truth.resume(folder) == step
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_not_used(truth, tmp_path):
+    """Every file of it is as its hash says."""
+    folder = copied(truth, tmp_path / "run")
+    newest = folder / "checkpoints" / str(NEWEST)
+    newest.rename(newest.with_name(str(NEWEST + 1)))
+    assert truth.read(folder) == BEFORE
+
+
 def test_a_checkpoint_whose_removal_was_interrupted(truth, tmp_path, monkeypatch):
     """It is removed, as it was going to be, without a word; one that is still kept is told of."""
     told = []
