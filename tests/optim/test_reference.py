@@ -334,3 +334,10 @@ def test_clip_is_torch(spec, gradients, factor):
     for p, (path, g) in zip(ps, walk(got), strict=True):
         np.testing.assert_allclose(g, p.grad.numpy(), rtol=1e-5, err_msg=path)
     assert clip(grads, jnp.float32(1e9), None) is grads
+
+
+def test_the_norm_leaves_out_what_only_carries_counts():
+    bias = Param("experts", (4,), fill=0.0, balance_rate=0.1)
+    spec = {"w": Param("embed -> mlp", (2, 3)), "bias": bias}
+    grads = {"w": jnp.full((2, 3), 2.0), "bias": jnp.full((4,), 1e6)}
+    np.testing.assert_allclose(gradient_norm(grads, spec), np.sqrt(6 * 2.0**2), rtol=1e-6)

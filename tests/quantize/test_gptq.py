@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.quantize.gptq import DAMPING, TRIED, Rounder, prepared
+from lmwright.quantize.gptq import BLOCK, DAMPING, TRIED, Rounder, prepared
 from lmwright.quantize.grids import BLOCKS, RULES
 
 LEVELS = {"int4": (-8, 7), "int8": (-128, 127), "q4_0": (-8, 7), "iq4_nl": (-127, 113)}
@@ -43,13 +43,17 @@ def by_least_squares(w, moments, scale, whole, low, high):
 
 
 @pytest.mark.parametrize(
-    "grid, group", [("int4", 16), ("int8", 0), ("q4_0", 32), ("iq4_nl", 32), ("int4", 64)]
-)
-def test_codes_are_those_of_the_derivation(grid, group):
-    w, x = problem()
+    "grid, group, inputs",
+    [
+        ("int4", 16, 64), ("int8", 0, 64), ("q4_0", 32, 64), ("iq4_nl", 32, 64), ("int4", 64, 64),
+        ("int4", 16, BLOCK + 48),  # a block, and a part of one
+    ],
+)  # fmt: skip
+def test_codes_are_those_of_the_derivation(grid, group, inputs):
+    w, x = problem(inputs)
     moments = x.T @ x
     found = gptq(jnp.asarray(w, jnp.float32), jnp.asarray(moments, jnp.float32), grid, group)
-    scale = np.repeat(np.asarray(found.scale, np.float64), group or 64, axis=0)
+    scale = np.repeat(np.asarray(found.scale, np.float64), group or inputs, axis=0)
     kvalues = pytest.importorskip("gguf").quants.IQ4_NL.kvalues
     whole = {
         "q4_0": lambda a: np.trunc(a + 8.5) - 8,
@@ -110,6 +114,13 @@ def test_inputs_that_were_never_seen_and_outputs_of_zeros():
     assert np.abs(values - w)[5:20].max() < 0.5 * np.abs(w).max()  # the least scale tried is half
     none = gptq(jnp.asarray(w, jnp.float32), jnp.zeros((64, 64)), "int4", 16)
     assert np.isfinite(none.scale).all() and none.error == 0
+    # as if all inputs were alike, the best of the scales tried, of which the grid's own is one
+    plain = nearest(jnp.asarray(w, jnp.float32), jnp.zeros((64, 64)), "int4", 16)
+    apart = [
+        np.square(np.asarray(each.codes) * np.repeat(np.asarray(each.scale), 16, axis=0) - w).sum()
+        for each in (none, plain)
+    ]
+    assert 0 < apart[0] < apart[1]
 
 
 def test_a_number_of_inputs_that_no_block_divides():
