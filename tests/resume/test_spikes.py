@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,8 +20,10 @@ from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.state import RECENT
 from lmwright.program.step import spike
 from lmwright.train.feed import Feed
+from lmwright.train.finite import TooManySkipped
 from lmwright.train.hooks import Hook
 from lmwright.train.passed import PassedSteps
+from lmwright.train.skips import Skips
 from tests.resume.small_runs import in_dir, logged, losses
 from tests.resume.test_memory import Kill, Killed
 from tests.resume.test_skips import Undo, assert_equal, trained
@@ -177,6 +180,23 @@ def test_rollbacks_that_lead_nowhere(long_run, tmp_path, monkeypatch):
     rolling = replace(rolling, train=replace(long_run.train, skip_spikes="rollback"))
     with pytest.raises(UserError, match=r"up to step 91, after 3 rollbacks .*checkpoints/80"):
         trained(rolling, tmp_path / "run")
+
+
+def test_only_rollbacks_to_the_same_weights_are_counted(monkeypatch):
+    """After three of them a spike ends the run; one to later weights is a first one again."""
+    monkeypatch.setattr("lmwright.train.skips.roll_back", lambda *_: 80)
+    plan = SimpleNamespace(run=SimpleNamespace(train=SimpleNamespace(skip_spikes="rollback")))
+    kept = SimpleNamespace(wait=lambda: None, steps=lambda: [])
+    skips = Skips(plan, kept, None, None)
+    said = SimpleNamespace(event=lambda *_, **__: None, note=lambda *_: None)
+
+    def back(updates):
+        state = {"trained": {"model": {"optimizer": {"count": np.int32(updates)}}}}
+        return skips._roll_back(SimpleNamespace(state=state, metrics=said, display=said), 84)
+
+    assert all(back(updates) for updates in (80, 80, 80, 90, 90, 90))
+    with pytest.raises(TooManySkipped, match="after 3 rollbacks to the same weights"):
+        back(90)
 
 
 @pytest.mark.slow
