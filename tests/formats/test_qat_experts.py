@@ -104,6 +104,10 @@ def test_linear_layers_around_those_of_an_encoder_are_said_to_be_floats():
     "of_all, of_group, of_weights, told",
     [
         ({}, {}, {"strategy": "tensor"}, "not one symmetric scheme"),
+        ({}, {}, {"symmetric": False}, "not one symmetric scheme"),  # with zero points
+        ({}, {}, {"type": "float"}, "not one symmetric scheme"),
+        ({}, {}, {"num_bits": 2}, "not one symmetric scheme"),
+        ({"format": "nvfp4-pack-quantized"}, {}, {}, "not one symmetric scheme"),
         ({}, {}, {"strategy": "block", "block_structure": [8, 8]}, "not one symmetric scheme"),
         ({}, {"output_activations": {"num_bits": 8}}, {}, "config.output_activations"),
         ({"kv_cache_scheme": {"num_bits": 8}}, {}, {}, "config.kv_cache_scheme"),
