@@ -10,7 +10,15 @@ import pytest
 
 from lmwright.core.param import init_weights, walk
 from lmwright.errors import UserError
-from lmwright.formats.compressed import PackedIntegers, bits_of, left_as_floats, refuse_grid, scheme
+from lmwright.formats.compressed import (
+    PackedIntegers,
+    bits_of,
+    left_as_floats,
+    pack_integers,
+    refuse_grid,
+    scheme,
+    unpack_integers,
+)
 from lmwright.formats.fused_tensors import FusedTensors
 from lmwright.formats.gguf_write import write_gguf
 from lmwright.formats.hf_layout import HfTensors
@@ -182,3 +190,12 @@ def test_gguf_files_hold_the_values(kind, tmp_path, record_property):
     apart = np.abs(ours - there).max() / np.abs(ours).max()
     record_property("llama_cpp", float(apart))
     assert apart < 3e-2  # it rounds activations to 8 bits, in blocks of 32
+
+
+def test_a_last_word_that_codes_do_not_fill():
+    """By the layout: value + 8, the first in the low bits."""
+    codes = np.array([[-8, 7, 3, 0, 1, -1, 2, 5, -7, 6]], np.int8)
+    packed = pack_integers(codes, 4)
+    nibbles = [int(word) >> 4 * n & 15 for word in packed.view("u4")[0] for n in range(8)]
+    assert nibbles == [0, 15, 11, 8, 9, 7, 10, 13, 1, 14, *[0] * 6]
+    np.testing.assert_array_equal(unpack_integers(packed, 4, 10), codes)
