@@ -125,6 +125,12 @@ def test_held_out_pairs(run, exported, tmp_path, capsys):
     assert "0.25: 'the cat" in said and ", pair: 'a dog of" in said
 
 
+def test_a_temperature_that_compares_nothing_is_refused():
+    with pytest.raises(UserError, match='temperature: has no effect with compares = "numbers"'):
+        Similarity(temperature=0.5)
+    assert Similarity(compares="order", temperature=0.5).temperature == 0.5
+
+
 def test_a_row_of_one_text_is_refused(tmp_path):
     rows = [*ROWS[:5], {"text": "alone", "label": 1}, *ROWS[6:]]
     with pytest.raises(UserError, match=r"texts.jsonl:6 has no second text; give it in a column"):

@@ -139,6 +139,20 @@ def test_steps_by_the_size_of_a_factor_that_is_zero_are_refused(base, tmp_path, 
     assert max(moved) > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["optim.kind=adafactor", "optim.learning_rate=0.01", "optim.step_size=absolute",
+          "optim.min_weight_rms=0.1"], "optim.min_weight_rms: has no effect"),
+        (["data.shuffle.epochs=3"], "or train.epochs to train so many passes"),
+    ],
+)  # fmt: skip
+def test_settings_without_effect_are_refused(words, told, base, tmp_path, capfd):
+    """A user who sets them would believe that they do something."""
+    assert main(["train", str(tuned(base, tmp_path, base / "hf")), *words]) == 2
+    assert told in capfd.readouterr().err and not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("devices", [ONE, slice(2, 4)])
 @pytest.mark.parametrize("place", ["hf", "run", "run/checkpoints/1"])
 def test_the_first_state_holds_those_weights(place, devices, base, tmp_path):

@@ -20,11 +20,14 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.core.pipeline import interleaved
+from lmwright.errors import UserError
 from lmwright.models.embedder import Embedder, unit
 from lmwright.models.hf.embedder import TokenPooling
 from lmwright.objectives.documents import Judged
 from lmwright.objectives.embed import NOT_COMPARED, Embed
 from lmwright.objectives.over import OverObjective
+
+TEMPERATURE = 0.05
 
 
 class ScoredPairs(NamedTuple):
@@ -45,7 +48,7 @@ class Similarity(OverObjective):
     compares: Literal["numbers", "order"] = "numbers"
     """`numbers` is the squared difference of cosine and number; `order` compares all pairs of a
     batch by which number is larger (CoSENT)."""
-    temperature: Positive = 0.05
+    temperature: Positive = TEMPERATURE
     """Temperature of the cosines whose order is compared; 1 / 0.05 is the scale 20 of
     sentence-transformers."""
 
@@ -53,6 +56,13 @@ class Similarity(OverObjective):
     learns_from: ClassVar[str] = SCORED_PAIRS
     tally: ClassVar[str] = "numbers.NumberRowTally"
     whole_batch: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.compares == "numbers" and self.temperature != TEMPERATURE:
+            raise UserError(
+                'objective.temperature: has no effect with compares = "numbers"; set "order", or '
+                "leave it out"
+            )
 
     @property
     def _vectors(self) -> Embed:

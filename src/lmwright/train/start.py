@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from lmwright.checkpoint.files import root_of
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
-from lmwright.config.run import Run
+from lmwright.config.run import Run, Shuffle
 from lmwright.core.param import Tree, count_params, init_weights, nest, walk
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.probe import PROBE
@@ -30,6 +30,7 @@ from lmwright.formats.weights import (
     taken_spec,
 )
 from lmwright.guard.files import write_whole
+from lmwright.optim.other_kinds import Adafactor
 from lmwright.program.plan import Plan
 from lmwright.program.state import fresh_part, saved, saved_shardings
 from lmwright.program.stores import refuse_other_data
@@ -71,12 +72,13 @@ def restore_or_init(
 
 def refuse_start(plan: Plan, store: TokenStore) -> None:
     """UserError for a place of `train.init_from` whose weights or tokenizer do not fit, for rounded
-    weights that no file can hold, and for adapters that would not move, before a new run directory
-    is made. Frozen weights are read before that, too."""
+    weights that no file can hold, for adapters that would not move and for settings without effect,
+    before a new run directory is made. Frozen weights are read before that, too."""
     run, train = plan.run, plan.run.train
     if _is_begun(run.dir):
         return
     _refuse_relative_steps(run)
+    _refuse_idle(run)
     if run.qat is not None:
         _refuse_grid(run)
     if train.init_from is None or plan.training.freezes:
@@ -104,6 +106,22 @@ def _refuse_relative_steps(run: Run) -> None:
         raise UserError(
             'optim.step_size: "relative" moves a weight by its own size, and the second factor of '
             'a fresh adapter is zero, so that it would hardly learn; set "absolute"'
+        )
+
+
+def _refuse_idle(run: Run) -> None:
+    """Raises UserError for settings that others make useless. Only new runs are asked: earlier
+    versions said nothing."""
+    optim, shuffle = run.optim, run.data.shuffle
+    if isinstance(optim, Adafactor) and optim.step_size == "absolute":
+        if optim.min_weight_rms != Adafactor.min_weight_rms:
+            raise UserError(
+                'optim.min_weight_rms: has no effect with step_size = "absolute"; leave it out'
+            )
+    if shuffle.order != "written" and shuffle.epochs != Shuffle.epochs:
+        raise UserError(
+            f'data.shuffle.epochs: has no effect with order = "{shuffle.order}"; set "written" to '
+            f"write out {shuffle.epochs}, or train.epochs to train so many passes"
         )
 
 
