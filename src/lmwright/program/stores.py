@@ -1,5 +1,7 @@
 """Stores: the prepared data of each trainee, checked against the run."""
 
+from collections.abc import Mapping
+
 from lmwright.config.rows import refuse_rows
 from lmwright.config.run import Run
 from lmwright.data.rows.store import TokenStore
@@ -44,7 +46,9 @@ def open_fitting(run: Run, folder: str, seq_len: int, cache_gib: float = 0.0) ->
     return store
 
 
-def refuse_other_data(plan: Plan, stores: dict[str, TokenStore], trained: dict[str, str]) -> None:
+def refuse_other_data(
+    plan: Plan, stores: Mapping[str, TokenStore], trained: dict[str, str]
+) -> None:
     """Raises UserError where a trainee goes on with other data than it was `trained` on, which
     has the fingerprints by its name."""
     for trainee in plan.training.trainees:
