@@ -53,7 +53,9 @@ def test_evaluations_without_rows_are_told(base):
     stores = {"model": SimpleNamespace(eval_sources=())}
     run = load_run(base / "run")
     assert not _note_no_evals(replace(run, eval=Eval()), stores)
-    run = replace(run, eval=Eval(every_steps=2))
+    started = replace(run, eval=Eval(first="start"))
+    assert _note_no_evals(started, stores).startswith("nothing is held out, so eval.first")
+    run = replace(run, eval=Eval(every_steps=2, first="start"))
     assert _note_no_evals(run, stores).startswith("nothing is held out, so eval.every_steps")
     assert not _note_no_evals(run, stores | {"b": SimpleNamespace(eval_sources=("x",))})
 

@@ -200,9 +200,11 @@ def _early_stops(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str,
 
 def _note_no_evals(run: Run, stores: dict[str, TokenStore]) -> str:
     """A sentence for a run that is to compute held-out losses and has no rows for them."""
-    if run.eval.every_steps is None or any(store.eval_sources for store in stores.values()):
+    said = {"every_steps": run.eval.every_steps, "first": run.eval.first == "start"}
+    asked = next((name for name, value in said.items() if value), None)
+    if asked is None or any(store.eval_sources for store in stores.values()):
         return ""
-    return "nothing is held out, so eval.every_steps computes no held-out loss"
+    return f"nothing is held out, so eval.{asked} computes no held-out loss"
 
 
 def _facts(run: Run, stores: dict[str, TokenStore], frozen: Frozen) -> dict[str, Any]:
