@@ -1,15 +1,20 @@
 """A disk that is full for a while costs a message and no step; a run that goes on without a
 checkpoint for long would lose its work, so a disk that stays full ends it."""
 
+import errno
 import json
+import os
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
+from lmwright.checkpoint import store
 from lmwright.checkpoint.files import LocalRoot
 from lmwright.checkpoint.store import MOST_FAILURES
 from lmwright.config.run import Checkpoint
@@ -17,7 +22,7 @@ from lmwright.train.command import train
 from tests.resume.small_runs import in_dir, train_in_process
 
 FULL_FROM_STEP_4 = """
-    import os, resource
+    import os, resource, threading, time
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # all tests share it: no cut file there
     from types import SimpleNamespace
     from lmwright.checkpoint import store
@@ -28,9 +33,17 @@ FULL_FROM_STEP_4 = """
         def before_save(self, session, step):
             if step == 4:
                 limit(9000)
-    pauses = []
+    pauses, slow = [], []
+    def start(thread, start=threading.Thread.start):
+        run = thread.run
+        if thread.name == "json_ch_save" and not slow:  # still writes when the others have failed
+            slow.append(thread)
+            thread.run = lambda: (time.sleep(1), run())
+        start(thread)
+    threading.Thread.start = start
     def sleep(seconds):
         pauses.append(seconds)
+        print("a thread of the failed save is", "alive" if slow[0].is_alive() else "gone")
         if len(pauses) == {pauses}:
             limit(resource.RLIM_INFINITY)
     store.time = SimpleNamespace(sleep=sleep, monotonic=store.time.monotonic)
@@ -51,6 +64,7 @@ def test_a_disk_that_is_full_for_a_while(small_run, tmp_path, pauses):
     done = train_in_process(run, FULL_FROM_STEP_4.format(pauses=pauses))
     said = done.stdout + done.stderr
     assert "the checkpoint could not be written (" in said and "trying again in 2 s" in said
+    assert "thread of the failed save is gone" in said and "save is alive" not in said
     names = [path.name for path in (Path(run.dir) / "checkpoints").iterdir()]
     kept = sorted(int(name) for name in names if name.isdigit())
     if pauses > MOST_FAILURES:  # the last is the error
@@ -62,6 +76,24 @@ def test_a_disk_that_is_full_for_a_while(small_run, tmp_path, pauses):
         json.loads((Path(run.dir) / f"checkpoints/{step}/hashes.json").read_text()) for step in kept
     )
     assert train(run, jax.devices()[:1]).step == run.train.steps
+
+
+def test_a_folder_that_cannot_be_made_for_a_while(small_run, tmp_path, monkeypatch):
+    """Threads of Orbax that wait for the folder hold neither the run nor its end."""
+    run, pauses = in_dir(small_run, tmp_path / "run"), []
+    make, before = os.mkdir, set(threading.enumerate())
+
+    def mkdir(path, *rest, **named):
+        if "orbax-checkpoint-tmp" in str(path) and len(pauses) < 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        make(path, *rest, **named)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr(store, "time", clock)
+    assert train(run, jax.devices()[:1]).step == run.train.steps
+    assert pauses == [2, 4]
+    assert not [left for left in set(threading.enumerate()) - before if not left.daemon]
 
 
 ONE_LINE = """

@@ -10,6 +10,7 @@ trains, and the one before it is used. Whoever only reads takes `saved.SavedStat
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -40,6 +41,7 @@ __all__ = ["Checkpoints", "check_shapes"]
 
 MIN_TIMEOUT_S = 240  # Orbax's waits are longer
 JOINED = "state/manifest.ocdbt"  # written when the parts of all processes are
+LONGEST_WRITE_S = 60  # of a thread whose save has failed
 MOST_FAILURES = 6  # of saves, one after the other: two minutes
 
 
@@ -76,6 +78,8 @@ class Checkpoints(SavedStates):
     before_commit: Callable[[], None] = field(default=lambda: None, kw_only=True)
     """Called on process 0 when all of a checkpoint but its commit is written."""
     _last: "_Save | None" = field(default=None, init=False)
+    _threads: set[threading.Thread] = field(default_factory=set, init=False)
+    """Those of the last save, of which the first that fails is heard of."""
     _failures: int = field(default=0, init=False)
     """Failures of saves, one after the other."""
     _broken: BaseException | None = field(default=None, init=False)
@@ -103,6 +107,8 @@ class Checkpoints(SavedStates):
             async_options=ocp.AsyncOptions(
                 post_finalization_callback=self._write_hashes,
                 barrier_sync_fn=self._barrier if jax.process_count() > 1 else None,
+                # else all threads of a save wait five minutes for a folder that cannot be made
+                create_directories_asynchronously=False,
             ),
         )
         return ocp.CheckpointManager(for_orbax(self.root), options=options)
@@ -180,12 +186,19 @@ class Checkpoints(SavedStates):
         self._last = _Save(step, state, meta, time.monotonic())
         try:
             if step not in self._manager.all_steps():
-                self._manager.save(step, args=args, force=True)
+                self._start(step, args)
         except Exception as error:
             if not self._may_pass():
                 raise _save_error(self.root, error) from error
             self._failures += 1
             self._save_again(error)
+
+    def _start(self, step: int, args: ocp.args.Composite) -> None:
+        before = set(threading.enumerate())
+        try:
+            self._manager.save(step, args=args, force=True)
+        finally:
+            self._threads = set(threading.enumerate()) - before
 
     def _clock_jumped(self, error: Exception) -> bool:
         """True if a save timed out although that time had not passed: Orbax reads the wall clock.
@@ -210,6 +223,9 @@ class Checkpoints(SavedStates):
         manager = vars(self).pop("_manager", None)  # which may have failed to open
         with suppress(Exception):  # what failed may be told again
             manager and manager.close()
+        for thread in self._threads:  # which write to the folder that is removed
+            with suppress(Exception):
+                thread.join(LONGEST_WRITE_S)
         pause = 2.0**self._failures
         if self._failures > 1 or not isinstance(self.files, BucketRoot):
             self._tell(f"{_unwritten(self.root, error)}; trying again in {pause:.0f} s")

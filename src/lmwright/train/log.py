@@ -21,6 +21,12 @@ LOG_FILE = "log.txt"
 class _ToFile(logging.FileHandler):
     """File handler that stays silent if the file cannot be written: the disk may be full."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record, or drops it where the file cannot be opened: an error here would end the
+        thread that logs, before it tells its own."""
+        with suppress(OSError):
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Does nothing."""
 
