@@ -7,8 +7,12 @@ import pytest
 
 from lmwright.quantize.gptq import BLOCK, DAMPING, TRIED, Rounder, prepared
 from lmwright.quantize.grids import BLOCKS, RULES
+from lmwright.quantize.superblocks import KINDS
 
-LEVELS = {"int4": (-8, 7), "int8": (-128, 127), "q4_0": (-8, 7), "iq4_nl": (-127, 113)}
+LEVELS = {
+    "int4": (-8, 7), "int8": (-128, 127), "q4_0": (-8, 7), "iq4_nl": (-127, 113),
+    "q4_k": (0, 15), "q6_k": (-32, 31),
+}  # fmt: skip
 
 
 def gptq(w, moments, grid, group):
@@ -27,16 +31,16 @@ def problem(inputs=64, outputs=7, tokens=300, seed=0):
     return rng.standard_normal((inputs, outputs)), x
 
 
-def by_least_squares(w, moments, scale, whole, low, high):
+def by_least_squares(w, moments, scale, offset, whole, low, high):
     """Codes of w [I, O]: each input in the order of its moment; the rest is solved for."""
     moments = moments + DAMPING * np.diag(moments).mean() * np.eye(len(w))
     order, codes = np.argsort(-np.diag(moments), kind="stable"), np.zeros_like(w)
     now = w.copy()
     for place, i in enumerate(order):
-        codes[i] = np.clip(whole(now[i] / scale[i]), low, high)
+        codes[i] = np.clip(whole((now[i] + offset[i]) / scale[i]), low, high)
         done, free = order[: place + 1], order[place + 1 :]
         if len(free):
-            left = w[done] - (codes * scale)[done]  # what the others make up for
+            left = w[done] - (codes * scale - offset)[done]  # what the others make up for
             rest = np.linalg.solve(moments[np.ix_(free, free)], moments[np.ix_(free, done)] @ left)
             now[free] = w[free] + rest
     return codes
@@ -47,10 +51,11 @@ def by_least_squares(w, moments, scale, whole, low, high):
     [
         ("int4", 16, 64), ("int8", 0, 64), ("q4_0", 32, 64), ("iq4_nl", 32, 64), ("int4", 64, 64),
         ("int4", 16, BLOCK + 48),  # a block, and a part of one
+        ("q4_k", 32, 256), ("q6_k", 16, 256),
     ],
 )  # fmt: skip
 def test_codes_are_those_of_the_derivation(grid, group, inputs):
-    w, x = problem(inputs)
+    w, x = problem(inputs, tokens=max(300, 4 * inputs))
     moments = x.T @ x
     found = gptq(jnp.asarray(w, jnp.float32), jnp.asarray(moments, jnp.float32), grid, group)
     scale = np.repeat(np.asarray(found.scale, np.float64), group or inputs, axis=0)
@@ -59,10 +64,13 @@ def test_codes_are_those_of_the_derivation(grid, group, inputs):
         "q4_0": lambda a: np.trunc(a + 8.5) - 8,
         "iq4_nl": lambda a: np.take(kvalues, np.abs(a[..., None] - kvalues).argmin(-1)),
     }.get(grid, np.round)
-    wanted = by_least_squares(w, moments, scale, whole, *LEVELS[grid])
+    offset = np.zeros_like(w)
+    if found.offset is not None:
+        offset = np.repeat(np.asarray(found.offset, np.float64), group, axis=0)
+    wanted = by_least_squares(w, moments, scale, offset, whole, *LEVELS[grid])
     same = np.mean(np.asarray(found.codes) == wanted)
     assert same > 0.99, same  # float32 turns one that lies halfway now and then
-    error = np.linalg.norm(x @ (w - np.asarray(found.codes) * scale)) ** 2
+    error = np.linalg.norm(x @ (w - np.asarray(found.codes) * scale + offset)) ** 2
     np.testing.assert_allclose(found.error, error / np.linalg.norm(x @ w) ** 2, rtol=1e-3)
 
 
@@ -84,7 +92,7 @@ def test_the_nearest_are_those_of_the_grids_own_rule():
     np.testing.assert_array_equal(np.round(ratio)[inside], np.asarray(found.codes)[inside])
 
 
-@pytest.mark.parametrize("grid", LEVELS)
+@pytest.mark.parametrize("grid", [grid for grid in LEVELS if grid not in KINDS])
 def test_scales_are_the_best_of_those_tried(grid):
     """With moments of one input at a time, the error of a group is a plain weighted sum."""
     w = problem(32, 5)[0].astype("f4")

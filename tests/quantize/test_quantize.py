@@ -69,6 +69,33 @@ def test_a_file_gives_the_same_logits_in_llama_cpp(to, run, floats, tmp_path):
     assert np.abs(here - there).max() < 0.05 * np.abs(there).max()
 
 
+WIDE = MODEL.format(kind="llama").replace("embed_dim = 64", "embed_dim = 256")
+
+
+@pytest.mark.parametrize("to", ["q4_k", "q5_k", "q6_k"])
+def test_k_quants_give_the_same_logits_in_llama_cpp(to, folder, tmp_path, capsys):
+    """The matrices that read the stream are rounded, of 256 inputs; the others are Q8_0."""
+    gguf = pytest.importorskip("gguf", reason="writes the file")
+    run, out = folder / "wide" / "run", tmp_path / "m.gguf"
+    if not run.exists():
+        trained(folder, "wide", WIDE)
+    capsys.readouterr()
+    assert main(["quantize", str(run), str(out), "--to", to, *FEW]) == 0
+    told = capsys.readouterr().out
+    # attention's output [64, 256] and down [96, 256], of two layers
+    assert "81,920 weights have rows that blocks of 256 do not divide: 8 bits (Q8_0)" in told
+    assert f" 10 in Q{to[1]}_K, " in told and " in F16" not in told
+    back = load_model(out)
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
+    assert kinds["blk.0.attn_q.weight"] == to.upper() and kinds["token_embd.weight"] == "Q8_0"
+    far, near = (logits(m.model, m.load(dtype=jnp.float32), IDS) for m in (load_model(run), back))
+    most = {"q4_k": 0.1, "q5_k": 0.05, "q6_k": 0.02}[to]
+    assert 0 < np.abs(near - far).max() < most * np.abs(far).max()
+    llama_cpp.needed()
+    there = llama_cpp.logits(out, IDS[0])
+    assert np.abs(near[0] - there).max() < 0.05 * np.abs(there).max()
+
+
 def test_what_is_not_rounded_stays_in_the_floats_dtype(run, floats, tmp_path):
     text, out = str(run.parent.parent / "text.jsonl"), tmp_path / "eight"
     assert main(["quantize", str(floats), str(out), "--to", "int8", "--text", text, *FEW]) == 0
@@ -118,6 +145,7 @@ def test_the_results_are_nearer_than_those_of_the_nearest_integers(
     [
         (["m", "--to", "q4_0"], "--to: q4_0 is for a .gguf file, and OUT is"),
         (["m.gguf", "--to", "int8"], "--to: int8 is for a folder"),
+        (["m.gguf", "--to", "q4_k"], "--to: q4_k rounds rows of a multiple of 256, and no matrix"),
         (["m", "--to", "int8", "--group-size", "8"], "--group-size: has no effect with --to int8"),
         (["m", "--group-size", "7"], "the 96 inputs of layers.down; use --group-size 6"),
         (["m", "--context", "400"], "--context: 400 must be from 2 to the model's 48"),

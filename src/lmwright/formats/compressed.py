@@ -7,7 +7,7 @@
 https://github.com/vllm-project/compressed-tensors
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ HEAD = "lm_head.weight"  # by its readers' name
 STRATEGIES = ("group", "channel")  # inputs that share a scale
 MORE = ("transform_config", "kv_cache_scheme", "input_activations", "output_activations")
 WORD = 32
-Q8_ROW = 32  # values of a row that share a scale in GGUF
-# https://github.com/ggml-org/llama.cpp, kvalues_iq4nl
-IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def refuse_grid(dtype: str, tensors: Mapping[str, Any]) -> None:
@@ -114,30 +111,6 @@ def unpack_integers(packed: np.ndarray, bits: int, width: int) -> np.ndarray:
     parts = (packed.view(np.uint32)[..., None] >> at) & np.uint32(2**bits - 1)
     flat = parts.reshape(packed.shape[0], -1)[:, :width]
     return (flat.astype(np.int16) - 2 ** (bits - 1)).astype(np.int8)
-
-
-def q4_0_blocks(rows: np.ndarray) -> np.ndarray:
-    """uint8 [out, bytes] of rows of blocks, 32 codes and their scale each: float16, then the first
-    half of the codes at the low bits of bytes whose high bits are the second half."""
-    return _halves(rows, lambda codes: codes + 8)
-
-
-def iq4_nl_blocks(rows: np.ndarray) -> np.ndarray:
-    """uint8 [out, bytes] like `q4_0_blocks`, of codes that are levels of IQ4_NL: their places among
-    these are stored."""
-    return _halves(rows, lambda codes: np.searchsorted(IQ4_NL, codes))
-
-
-def _halves(rows: np.ndarray, places: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    blocks = rows.reshape(len(rows), -1, Q8_ROW + 1)
-    codes = places(blocks[..., :-1]).astype(np.uint8)
-    low, high = codes[..., : Q8_ROW // 2], codes[..., Q8_ROW // 2 :]
-    scale = blocks[..., -1:].astype(np.float16).view(np.uint8)
-    return np.concatenate([scale, low | high << 4], axis=-1).reshape(len(rows), -1)
-
-
-BLOCKS = {"Q4_0": q4_0_blocks, "IQ4_NL": iq4_nl_blocks}
-"""Types of GGUF in blocks of integers and their scale, by what makes them."""
 
 
 class PackedIntegers(Tensors):

@@ -1,5 +1,4 @@
-"""A GGUF file written, for llama.cpp and what is built on it: F32, F16, BF16,
-Q8_0 or, of ternary weights, TQ1_0 and TQ2_0.
+"""A GGUF file written, for llama.cpp and what is built on it: floats, Q8_0, ternary or in blocks.
 
 weights --Hugging Face layout--> GGUF's names and order of rows --quantized--> file --read again-->
 proof, beside the file. Matrices take the type asked for; vectors stay F32, as llama.cpp wants.
@@ -25,9 +24,10 @@ from lmwright.data.tokens.gguf_tokenizer import metadata_of_tokenizer, name_of_m
 from lmwright.errors import UserError
 from lmwright.formats import gguf_apertus, gguf_falcon, gguf_hybrid, gguf_mamba, gguf_read
 from lmwright.formats.card import Facts
-from lmwright.formats.compressed import BLOCKS, Q8_ROW, refuse_grid
+from lmwright.formats.compressed import refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_apart import Apart
+from lmwright.formats.gguf_blocks import BLOCKS
 from lmwright.formats.gguf_names import SHIFT, NameMap, in_order, metadata_of
 from lmwright.formats.gguf_read import SCALE, is_headless, open_written, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
@@ -44,9 +44,10 @@ from lmwright.models.counts import is_layer_matrix
 
 TYPES = {
     "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
-    "tq2_0": "TQ2_0", "q4_0": "Q4_0", "iq4_nl": "IQ4_NL",
+    "tq2_0": "TQ2_0", **{kind.lower(): kind for kind in BLOCKS},
 }  # fmt: skip
 TERNARY = ("TQ1_0", "TQ2_0")
+Q8_ROW = 32  # values of a row that share a scale
 TERNARY_ROW = 256  # values of a row that share a scale
 # rounding to 8 bits: half a step of a scale that is itself rounded to float16
 Q8_ERROR = (0.5 + 127 * 2**-11) / 127
@@ -158,22 +159,23 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
         if experts != [None] and experts != list(range(len(members))):
             raise UserError(f"{there}: two weights go by this name in GGUF")
         parts = tuple(slot for _, slot in members)
-        stored = _kind(parts[0], kind, config)
+        stored = kind_in_file(parts[0], kind, config)
         shape = gguf_hybrid.shape_in_file(parts[0].name, parts[0].shape, config)
         entries.append(Entry(there, parts, experts != [None], stored, shape))
     return entries
 
 
-def _kind(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
+def kind_in_file(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
+    """Type in which a file of a `kind` holds a tensor of a model with this config.json."""
     # llama.cpp keeps vectors, filters, positions and the router in float32
     vector = len(slot.shape) < 2 or slot.shape[0] == 1 or gguf_hybrid.is_filter(slot.name)
     vector |= slot.name.endswith("_norm.weight")  # of heads, each with its own
     if vector or "experts" in slot.param.outputs or slot.param.inputs == ("distances",):
         return "F32"
     run = gguf_hybrid.in_order(slot.name, slot.shape[-1], config)
-    if (kind in ("Q8_0", *BLOCKS) and run % Q8_ROW) or (kind in TERNARY and not slot.param.ternary):
-        return "F16"
-    if kind in BLOCKS and not is_layer_matrix(slot.param):
+    if kind in BLOCKS and (run % BLOCKS[kind].codes or not is_layer_matrix(slot.param)):
+        kind = "Q8_0" if BLOCKS[kind].codes > Q8_ROW else "F16"
+    if (kind == "Q8_0" and run % Q8_ROW) or (kind in TERNARY and not slot.param.ternary):
         return "F16"
     return kind
 
@@ -249,9 +251,10 @@ def _write(
     writer = gguf.GGUFWriter(path, name)
     types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
     kinds = {entry.kind for entry in entries} - {"F32"}
-    small = [kind for kind in ("Q8_0", *BLOCKS, *TERNARY) if kind in kinds]
+    small = [kind for kind in (*BLOCKS, *TERNARY, "Q8_0") if kind in kinds]
     main = next(iter((*small, *kinds)), "F32")
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else f"MOSTLY_{main}"])
+    of_file = BLOCKS[main].file_type if main in BLOCKS else f"MOSTLY_{main}"
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else of_file])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():
         _add(writer, key, value)
@@ -297,14 +300,12 @@ def _laid_out(
         if entry.kind in TERNARY:
             array = codes_of_values(array)[0]
         if entry.kind in BLOCKS:
-            codes, scale = tensors.codes(slot.name)  # type: ignore[attr-defined]
-            rows = np.concatenate([codes.reshape(len(codes), -1, Q8_ROW), scale[..., None]], -1)
-            array = rows.reshape(len(codes), -1)  # so that a block moves with its scale
+            array = BLOCKS[entry.kind].rows(*tensors.codes(slot.name))  # type: ignore[attr-defined]
         array = in_order(slot.name, array, config, arch, into=True)
         if shift := arch.shift_of(slot.name):
             array = array + np.float32(shift)
         if entry.kind in BLOCKS:
-            parts.append(BLOCKS[entry.kind](array))
+            parts.append(BLOCKS[entry.kind].packed(array, slot.shape[-1]))
             continue
         parts.append(gguf.quantize(array, gguf.GGMLQuantizationType[entry.kind]))
     return np.ascontiguousarray(np.stack(parts) if entry.stacked else parts[0])

@@ -3,7 +3,7 @@
 model --moments of inputs on calibration rows--> integers (GPTQ) --export--> folder or GGUF file
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from lmwright.evals.compute import row_compute
 from lmwright.formats.compressed import is_packed
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.encoding import refuse_packed, stored_dtype
+from lmwright.formats.gguf_blocks import EightBits
 from lmwright.formats.gguf_read import refuse_blocks
-from lmwright.formats.hf_layout import slots
+from lmwright.formats.gguf_write import TYPES, kind_in_file
+from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_write import checked_tokenizer, refuse_existing_folder
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel
@@ -40,6 +42,7 @@ from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import Measured, measured
 from lmwright.quantize.parts import Parts, Rounded, folder_of, kept_parts, remove_finished
 from lmwright.quantize.rows import Rows, rows_of_run, rows_of_text
+from lmwright.quantize.superblocks import BLOCK, KINDS
 from lmwright.storage.bucket import is_bucket
 
 ROWS, CONTEXT, GROUP = 32, 1024, 32
@@ -73,7 +76,7 @@ def quantize_command(
     overwrite: bool = False,
 ) -> Proof:
     """Writes the model at `path` in few bits as `out`, a Hugging Face folder (int4 or int8) or a
-    .gguf file (q4_0 or iq4_nl), and prints how far it is from the floats and the proof of the
+    .gguf file (the others), and prints how far it is from the floats and the proof of the
     files.
 
     `group_size` inputs share a scale of int4. `rows` of `context` tokens are measured: of `text`, a
@@ -102,7 +105,7 @@ def grid_of(out: str | Path, to: GridName | None, group_size: int | None) -> Gri
     gguf = Path(out).suffix == ".gguf"
     to = to or ("q4_0" if gguf else "int4")
     if (to in BLOCKS) != gguf:
-        what, cure = "a folder", "q4_0 or iq4_nl"
+        what, cure = "a folder", f"{', '.join(BLOCKS[:-1])} or {BLOCKS[-1]}"
         if to in BLOCKS:
             what, cure = "a .gguf file", "int4 or int8"
         raise UserError(f"--to: {to} is for {what}, and OUT is {out}; use {cure}")
@@ -142,7 +145,8 @@ def quantized(
     finally:
         progress.finish()
     rest = stored_dtype(model, loaded.tensors)
-    tensors = Rounded(model, loaded.tensors, params, parts, to, rest)
+    stored = EightBits(loaded.tensors, names) if (names := in_eight_bits(model, to)) else None
+    tensors = Rounded(model, stored or loaded.tensors, params, parts, to, rest)
     facts = replace(loaded.facts, origin=_origin(loaded, to, method))
     rounded = replace(loaded, tensors=tensors, reference=None, origin=None, facts=facts)
     difference = compare(model, (floats, Weights(model, tensors)), rows.compared, compute)
@@ -150,20 +154,19 @@ def quantized(
 
 
 def _rounded(weight: Array, moments: Array, param: Param, one: Rounder) -> dict[str, np.ndarray]:
-    """Codes, scales and errors of a weight of a layer, [*batch, ...] each."""
+    """Codes, scales and errors, and what else a grid has, of a weight of a layer, [*batch, ...]
+    each."""
     batch = moments.shape[:-2]
     pairs = zip(
         weight.reshape(-1, *param.matrix_shape),
         moments.reshape(-1, *moments.shape[-2:]),
         strict=True,
     )
-    found = [list(map(np.asarray, one(*pair))) for pair in pairs]
-    stacked = (np.stack(arrays) for arrays in zip(*found, strict=True))
-    names = ("codes", "scale", "error")
-    return {
-        name: array.reshape((*batch, *array.shape[1:]))
-        for name, array in zip(names, stacked, strict=True)
-    }
+    found = [
+        {n: np.asarray(a) for n, a in one(*p)._asdict().items() if a is not None} for p in pairs
+    ]
+    stacked = {name: np.stack([each[name] for each in found]) for name in found[0]}
+    return {name: array.reshape((*batch, *array.shape[1:])) for name, array in stacked.items()}
 
 
 def group_of(to: GridName, group_size: int | None) -> int:
@@ -173,10 +176,34 @@ def group_of(to: GridName, group_size: int | None) -> int:
 
 def matrices_of(model: Any, to: GridName) -> dict[str, Param]:
     """The weights that are rounded, by path: the matrices of attention, mlps and experts; of a
-    .gguf file those whose inputs are whole groups, as it holds the others as floats."""
+    .gguf file those whose inputs are whole blocks, as it holds the others otherwise."""
     matrices = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
-    even = {path: param for path, param in matrices.items() if param.matrix_shape[0] % GROUP == 0}
-    return even if to in BLOCKS else matrices
+    if to not in BLOCKS:
+        return matrices
+    others = {slot.path for slot, kind in _kinds(model, to) if kind != TYPES[to]}
+    return {path: param for path, param in matrices.items() if path not in others}
+
+
+def matrices_left(model: Any, to: GridName) -> int:
+    """Number of weights of matrices that a K-quant cannot hold."""
+    if to not in KINDS:
+        return 0
+    both = (matrices_of(model, "int8"), matrices_of(model, to))
+    whole, rounded = (sum(param.size for param in each.values()) for each in both)
+    return whole - rounded
+
+
+def in_eight_bits(model: Any, to: GridName) -> set[str]:
+    """Names of the tensors that a .gguf file holds as Q8_0 beside the blocks that are rounded:
+    of K-quants tables, the head, and matrices with rows that are no multiple of 256."""
+    return {slot.name for slot, kind in _kinds(model, to) if kind == "Q8_0"}
+
+
+def _kinds(model: Any, to: GridName) -> Iterator[tuple[Slot, str]]:
+    """The parts of the weights, and the types that a .gguf file holds them in; none of a folder."""
+    config = model.hf.config(model)
+    for slot in slots(model) if to in BLOCKS else ():
+        yield slot, kind_in_file(slot, TYPES[to], config)
 
 
 def _opened(path: str | Path, adapter: str | None) -> LoadedModel:
@@ -204,6 +231,11 @@ def _refuse_model(
     if has_ternary(model):
         raise UserError(
             f"{loaded.place}: the weights of a {model.kind!r} model are ternary already"
+        )
+    if to in KINDS and not matrices_of(model, to):
+        raise UserError(
+            f"--to: {to} rounds rows of a multiple of {BLOCK}, and no matrix of "
+            f"{loaded.place} has such; use iq4_nl"
         )
     found = uneven(model, group_of(to, group_size))
     if found and (to not in BLOCKS or not matrices_of(model, to)):
@@ -266,6 +298,8 @@ def _tell(done: Quantized, rows: Rows, to: GridName, where: str) -> None:
     rounded = sum(param.size for param in matrices_of(done.loaded.model, to).values())
     count, length = rows.measured.shape
     print(f"measured on {count} rows of {length:,} tokens of {where}: {rounded:,} weights rounded")
+    if left := matrices_left(done.loaded.model, to):
+        print(f"{left:,} weights have rows that blocks of {BLOCK} do not divide: 8 bits (Q8_0)")
     print(f"on {len(rows.compared)} other rows: {done.difference.line()}")
     worst = sorted(done.errors, key=lambda name: -done.errors[name])[:WORST]
     each = ", ".join(f"{name} {done.errors[name]:.1%}" for name in worst)

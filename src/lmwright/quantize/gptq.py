@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from lmwright.core.rounding import Grid
 from lmwright.quantize.grids import BLOCKS, RULES, GridName
+from lmwright.quantize.superblocks import KINDS, Scales, searched
 
 Method = Literal["gptq", "nearest"]
 DAMPING = 0.01  # of the mean moment, so that inputs that never vary apart can be told apart
@@ -34,6 +35,12 @@ class Integers(NamedTuple):
     """float32 [groups, O]; its products with the codes are what is computed with."""
     error: Array
     """float32, mean squared error of results as a share of their mean square."""
+    offset: Array | None = None
+    """float32 [groups, O] of K-quants, which is taken off those products."""
+    unit: Array | None = None
+    """float32 [blocks, O] of K-quants, whose multiples the scales are."""
+    offset_unit: Array | None = None
+    """The same of the offsets."""
 
 
 class Inputs(NamedTuple):
@@ -55,7 +62,12 @@ class Inputs(NamedTuple):
 def nearest(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
     """Every weight of w [I, O] at the integer next to it, by the grid's own scales; `group` inputs
     share one, or all if it is 0."""
-    rule, blocks = RULES[grid], _blocks(w, group)
+    rule = RULES[grid]
+    if grid in KINDS:
+        found = searched(w, jnp.ones(len(w)), grid)
+        scale, offset = _each(found, len(w))
+        return _in_blocks(w, moments, _codes(w + offset, scale, rule), found)
+    blocks = _blocks(w, group)
     scale, inverse = rule.scale(blocks)
     codes = jnp.clip(rule.whole(blocks * inverse), rule.low, rule.high)
     return _integers(w, moments, codes.reshape(w.shape), scale[:, 0])
@@ -77,9 +89,14 @@ def prepared(moments: Array) -> Inputs:
 def gptq(w: Array, inputs: Inputs, grid: GridName, group: int) -> Integers:
     """The integers of float32 w [I, O]; `group` inputs share a scale, or all if it is 0. Inputs
     that were never seen are rounded to the nearest."""
-    rule, size = RULES[grid], w.shape[0]
+    rule, size, order = RULES[grid], w.shape[0], inputs.order
+    if grid in KINDS:
+        found = searched(w, inputs.weights, grid)
+        scale, offset = _each(found, size)
+        codes = _in_turn((w + offset)[order], scale[order], inputs.factor, rule)
+        return _in_blocks(w, inputs.moments, jnp.zeros_like(w).at[order].set(codes), found)
     scale = _searched(_blocks(w, group), _blocks(inputs.weights, group), rule, grid)
-    each, order = jnp.repeat(scale, group or size, axis=0), inputs.order
+    each = jnp.repeat(scale, group or size, axis=0)
     codes = _in_turn(w[order], each[order], inputs.factor, rule)
     return _integers(w, inputs.moments, jnp.zeros_like(w).at[order].set(codes), scale)
 
@@ -177,8 +194,21 @@ def _in_turn(w: Array, scale: Array, factor: Array, rule: Grid) -> Array:
     return lax.fori_loop(0, steps, one_block, (w, jnp.zeros_like(w)))[1][:size]
 
 
-def _integers(w: Array, moments: Array, codes: Array, scale: Array) -> Integers:
-    values = codes * jnp.repeat(scale, len(w) // len(scale), axis=0)
+def _each(found: Scales, size: int) -> tuple[Array, Array]:
+    """Scale and offset [I, O] of each input."""
+    scale, offset = (jnp.repeat(a, size // len(a), axis=0) for a in (found.scale, found.offset))
+    return scale, offset
+
+
+def _in_blocks(w: Array, moments: Array, codes: Array, found: Scales) -> Integers:
+    done = _integers(w, moments, codes, found.scale, _each(found, len(w))[1])
+    return done._replace(offset=found.offset, unit=found.unit, offset_unit=found.offset_unit)
+
+
+def _integers(
+    w: Array, moments: Array, codes: Array, scale: Array, offset: Array | float = 0.0
+) -> Integers:
+    values = codes * jnp.repeat(scale, len(w) // len(scale), axis=0) - offset
     error, whole = (_squares(a, moments) for a in (w - values, w))
     share = jnp.where(whole > 0, error / jnp.where(whole > 0, whole, 1.0), 0.0)
     return Integers(codes.astype(jnp.int8), scale, share)

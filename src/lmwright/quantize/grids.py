@@ -1,5 +1,5 @@
-"""Grids that matrices are rounded to: those of training (`core.rounding`), and IQ4_NL, whose 16
-levels lie closer around zero. Its codes are the levels themselves."""
+"""Grids that matrices are rounded to: those of training (`core.rounding`), IQ4_NL, whose 16 levels
+lie closer around zero and are its codes, and the K-quants (`superblocks`)."""
 
 from itertools import pairwise
 from typing import Literal
@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.rounding import GRIDS, Q4_0, Grid
-from lmwright.formats.compressed import IQ4_NL
+from lmwright.formats.gguf_blocks import IQ4_NL
+from lmwright.quantize.superblocks import KINDS
 
-GridName = Literal["int4", "int8", "q4_0", "iq4_nl"]
+GridName = Literal["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k"]
 BETWEEN = tuple((a + b) / 2 for a, b in pairwise(IQ4_NL))
 
 
@@ -27,6 +28,9 @@ class Iq4Nl(Q4_0):
         return jnp.asarray(IQ4_NL, jnp.float32)[jnp.searchsorted(jnp.asarray(BETWEEN), x)]
 
 
-RULES: dict[GridName, Grid] = {**GRIDS, "iq4_nl": Iq4Nl(IQ4_NL[0], IQ4_NL[-1])}  # type: ignore[dict-item]
-BLOCKS: tuple[GridName, ...] = ("q4_0", "iq4_nl")
-"""Grids of .gguf files, of 32 inputs, whose scales may be negative."""
+RULES: dict[GridName, Grid] = {
+    **GRIDS, "iq4_nl": Iq4Nl(IQ4_NL[0], IQ4_NL[-1]),
+    **{name: Grid(kind.low, kind.high) for name, kind in KINDS.items()},
+}  # type: ignore[dict-item] # fmt: skip
+BLOCKS: tuple[GridName, ...] = ("q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k")
+"""Grids of .gguf files, whose scales may be negative."""

@@ -28,6 +28,7 @@ from lmwright.formats.places import new_place
 from lmwright.formats.safetensors import Tensors, described
 from lmwright.formats.transposed import transposed
 from lmwright.guard.files import NO_SPACE, remove_leftovers, try_lock, write_whole
+from lmwright.quantize.superblocks import KINDS, in_units
 from lmwright.storage.bucket import is_bucket
 from lmwright.storage.mirror import mirror_folder
 
@@ -52,14 +53,14 @@ class Parts:
         return {(part["path"], int(part["layer"])) for part in found if part}
 
     def put(self, path: str, layer: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keeps codes int8 [*batch, I, O], scale float32 [*batch, groups, O] and error float32
-        [*batch] of a weight of a layer."""
+        """Keeps codes int8 [*batch, I, O], scale float32 [*batch, groups, O], error float32
+        [*batch] and, of a K-quant, offset and units of a weight of a layer."""
         with _disk(self.folder):
             write_whole(self._file(path, layer), save(dict(arrays), {HASH: _hash(arrays)}))
 
     def get(self, path: str, at: tuple[int, ...], name: str) -> np.ndarray:
-        """The codes, scale or error of a matrix, `at` of which is its layer, then its place in the
-        batch."""
+        """The codes, or what else was put, of a matrix, `at` of which is its layer, then its place
+        in the batch."""
         with safe_open(self._file(path, at[0]), "np") as file:
             return file.get_slice(name)[at[1:]] if at[1:] else file.get_tensor(name)
 
@@ -125,20 +126,32 @@ class Rounded(Tensors):
         return ("float32", slot.shape) if self._rounded(name) else described(self._stored, name)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if (found := self.codes(name)) is None:
+        if not self._rounded(name):
             return self._stored[name]
-        codes, scale = found  # [out, in] and [out, groups]
-        blocks = codes.reshape(*scale.shape, -1).astype(np.float32)
-        return (blocks * scale[..., None]).reshape(codes.shape)
+        codes, scale = self._put(name, "codes"), self._put(name, "scale")
+        blocks = codes.reshape(*scale.shape, -1).astype(np.float32) * scale[..., None]
+        if self.grid in KINDS:
+            blocks = blocks - self._put(name, "offset")[..., None]
+        return blocks.reshape(codes.shape)
 
     def codes(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """int8 codes [out, in] and float32 scales [out, groups] of a tensor, if it is
-        rounded."""
+        """int8 codes [out, in] and float32 scales [out, groups] of a tensor, if it is rounded;
+        in place of the scales of a K-quant the numbers of its blocks, [out, blocks, any]: integers
+        of the scales and of the offsets, and their units."""
         if not self._rounded(name):
             return None
+        codes, scale = self._put(name, "codes"), self._put(name, "scale")
+        if self.grid not in KINDS:
+            return codes, scale
+        both = [("scale", "unit"), ("offset", "offset_unit")][: 1 + KINDS[self.grid].offset]
+        pairs = [(self._put(name, a), self._put(name, unit)) for a, unit in both]
+        whole = [in_units(a, unit) for a, unit in pairs]
+        return codes, np.concatenate([*whole, *(unit[..., None] for _, unit in pairs)], axis=-1)
+
+    def _put(self, name: str, what: str) -> np.ndarray:
+        """Something of a rounded tensor, outputs first."""
         slot = self._slots[name]
-        codes, scale = (self._parts.get(slot.path, slot.at, each) for each in ("codes", "scale"))
-        return transposed(codes), transposed(scale)
+        return transposed(self._parts.get(slot.path, slot.at, what))
 
     def errors(self) -> dict[str, float]:
         """Mean squared error of a matrix's results as a share of their mean square, by its name."""
