@@ -183,8 +183,8 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 @click.option(
     "--to",
     type=click.Choice(["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k"]),
-    help="Integers: int4 or int8 in a folder; in a .gguf file q4_0, iq4_nl or q4_k (4 bits, each "
-    "nearer than the one before), q5_k or q6_k. Default: int4, or q4_0 for a .gguf file.",
+    help="Integers: int4 or int8 in a folder; in a .gguf file q4_0, iq4_nl or q4_k (4 bits), q5_k "
+    "or q6_k. Default: int4, or q4_0 for a .gguf file.",
 )
 @click.option(
     "--group-size",
