@@ -311,6 +311,7 @@ TWO = "lora={adapters = [{name = 'a'}, {name = 'b'}]}"
         (["lora.dropout=0.1", "qat.weights=int4"], "lora: with [qat] the adapter is inside"),
         (["objective.kind=dpo"], '"dpo" compares with the base; add a [lora] section'),
         (["objective.kind=kto"], '"kto" compares with the base; add a [lora] section'),
+        (["objective.kind=dpo", "lora.rank=4", "qat.weights=int4"], 'qat: objective.kind = "dpo"'),
         (["objective.kind=distill"], "objective.teacher: is missing; name a model"),
         (["objective.kind=distill", "qat.weights=int4"], "there is no train.init_from to learn"),
         ([teacher(vocab_size=64, seq_len=512)], "objective.teacher: predicts 64 tokens and the"),

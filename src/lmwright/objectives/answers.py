@@ -50,9 +50,14 @@ def log_ratios(policy: Predictions, base: Predictions, segment_ids: Array) -> Ar
 
 def refuse_alone(run: Run) -> None:
     """Raises UserError for a run whose objective compares with the base of adapters, and that has
-    no adapters."""
+    no adapters, or adapters that are rounded with their base."""
     if run.lora is None:
         raise _alone(run.objective.kind)
+    if run.qat is not None:
+        raise UserError(
+            f'qat: objective.kind = "{run.objective.kind}" compares with the base, and [qat] '
+            "rounds adapters with their base; remove [qat]"
+        )
 
 
 def _alone(kind: str) -> UserError:
