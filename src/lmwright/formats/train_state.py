@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.saved import SavedStates
 from lmwright.core.contract import HfModel
-from lmwright.core.param import Tree
+from lmwright.core.param import Tree, at, nest, walk
 from lmwright.errors import UserError
 from lmwright.formats.adapter_note import refuse_other_base
 from lmwright.formats.peft import read_adapter
@@ -200,10 +200,28 @@ def init_state(plan: Plan, frozen: Frozen | None) -> Tree:
             listed = plan.training.listed
             section = f"{listed}[{trainee.name!r}]" if listed else "lora"
             raise error.at(f"{section}.init_from") from error
-        part["weights"] = jax.device_put(weights, part_shardings(plan, trainee)["weights"])
+        where, fresh = part_shardings(plan, trainee)["weights"], part["weights"]
+        part["weights"] = jax.device_put(weights, where)
+        if trainee.init_from is not None:
+            both = _with_fresh_ranks(trainee, weights, part["weights"], fresh)
+            part["weights"] = jax.device_put(both, where)
         if "ema" in part:
             part["ema"] = jax.tree.map(jnp.copy, part["weights"])
     return state
+
+
+def _with_fresh_ranks(adapter: ResolvedAdapter, read: Tree, loaded: Tree, fresh: Tree) -> Tree:
+    """The `loaded` factors with fresh ones, which change no product, in the ranks that no layer of
+    what was `read` has: two factors of zeros would stay zeros. `read` is on the host."""
+    leaves, others = dict(walk(loaded)), dict(walk(fresh))
+    for module in adapter.modules:
+        axes = {f"{module.path}.a": -1, f"{module.path}.b": len(module.param.batch)}
+        by_rank = [np.moveaxis(at(read, name), axis, 0) for name, axis in axes.items()]
+        used = np.any([np.any(a.reshape(module.rank, -1), axis=1) for a in by_rank], axis=0)
+        for name, axis in axes.items():
+            mask = np.moveaxis(np.expand_dims(used, tuple(range(1, leaves[name].ndim))), 0, axis)
+            leaves[name] = jnp.where(mask, leaves[name], others[name])
+    return nest(leaves.items())
 
 
 def _read_adapter(model: HfModel, adapter: ResolvedAdapter, base: Frozen) -> Tree:
