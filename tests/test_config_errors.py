@@ -309,6 +309,7 @@ TWO = "lora={adapters = [{name = 'a'}, {name = 'b'}]}"
         (["lora={adapters=[{name='a', rows=9}]}"], "lora.adapters.rows: 16 rows of train.global"),
         ([TWO, "train.skip_spikes=rollback"], 'train.skip_spikes: "rollback" goes back with all'),
         (["lora.dropout=0.1", "qat.weights=int4"], "lora: with [qat] the adapter is inside"),
+        (["lora.init_from=x", "qat.weights=int4"], "lora.init_from: an adapter of PEFT has no"),
         (["objective.kind=dpo"], '"dpo" compares with the base; add a [lora] section'),
         (["objective.kind=kto"], '"kto" compares with the base; add a [lora] section'),
         (["objective.kind=dpo", "lora.rank=4", "qat.weights=int4"], 'qat: objective.kind = "dpo"'),

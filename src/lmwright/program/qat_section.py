@@ -64,6 +64,13 @@ class Qat:
                 'lora: with [qat] the adapter is inside the rounding: use variant = "lora", base = '
                 '"bf16" or "fp32" and no dropout'
             )
+        for adapter in lora.listed:
+            if adapter.init_from is not None:
+                where = f"lora.adapters[{adapter.name!r}]" if lora.adapters else "lora"
+                raise UserError(
+                    f"{where}.init_from: an adapter of PEFT has no scales, which [qat] trains; "
+                    "merge it (lmwright adapters merge), and name the result in train.init_from"
+                )
 
 
 def uneven(model: Any, group: int) -> tuple[str, int, int] | None:
