@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmwright.errors import UserError
-from lmwright.report.curves import thin
+from lmwright.report.curves import clock_of, thin
 from lmwright.report.html import report_command, write_report
 from lmwright.report.measured import keep_measured
-from lmwright.report.read import read_run
-from lmwright.report.summary import summarize
+from lmwright.report.read import RunRecord, Series, read_run
+from lmwright.report.summary import short, summarize
 from tests.report.run_folder import write_run
 
 EVIL = "<script>alert(1)</script></pre><img src=x onerror=alert(2)> \u2028 & \"'"
@@ -167,6 +167,24 @@ def test_summary_figures(tmp_path):
     assert page.row("time running") == [f"{59 * 2 / 60:.1f} min"]
 
 
+def test_the_best_loss_is_told_where_it_is_not_the_last(tmp_path):
+    record = read_run(write_run(tmp_path / "a"))
+    record.evals["wiki"]["loss"] = Series([20, 40, 60], [2.5, 2.25, 2.75])
+    record.evals["code"]["loss"] = Series([20, 40, 60], [3.5, 2.25, 2.0])
+    rows = summarize(record)
+    assert rows["held-out loss, wiki"] == "2.7500 (best 2.2500 at step 40)"
+    assert rows["held-out loss, code"] == "2.0000"
+
+
+@pytest.mark.parametrize(
+    "number, text",
+    [(950, "950"), (999.4, "999"), (999.6, "1k"), (12_345, "12.3k"), (999_400, "999k"),
+     (999_600, "1M"), (1.2e9, "1.2B"), (9.996e11, "1T")],
+)  # fmt: skip
+def test_large_numbers_have_three_digits(number, text):
+    assert short(number) == text
+
+
 def test_steps_are_those_of_the_adapter_that_trains_longest(tmp_path):
     steps = {"train.steps": 40, "lora.adapters.0.steps": 30, "lora.adapters.1.steps": 80}
     folder = write_run(tmp_path / "a")
@@ -232,6 +250,24 @@ def test_thinned_curves_keep_ends_and_extremes(values, limit):
         assert min(finite) in [values[i] for i in kept]
     else:
         assert any(not math.isfinite(values[i]) for i in kept)
+
+
+def test_a_single_gap_stays_in_a_thinned_curve():
+    for place in range(100):
+        values = [float(i % 7) for i in range(100)]
+        values[place] = math.nan
+        assert place in thin(values, 20)
+
+
+def test_the_clock_begins_with_nothing_seen_and_ends_with_the_last_step(tmp_path):
+    """A step 0 has held-out losses, and no tokens; of many steps the last one stays."""
+    steps = list(range(0, 15_000, 10))
+    record = RunRecord(tmp_path, "a", {}, {}, {}, hours=Series(steps, [s / 100 for s in steps]))
+    record.train["tokens_seen"] = Series(steps[1:], [8.0 * step for step in steps[1:]])
+    clock = clock_of(record)
+    assert len(clock["step"]) <= 1001 and clock["step"][-1] == steps[-1]
+    assert clock["tokens"] == [8.0 * step for step in clock["step"]]
+    assert clock["hours"] == [step / 100 for step in clock["step"]]
 
 
 def test_long_run_is_thinned_and_says_so(tmp_path):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from lmwright.config.run import Limits
-from lmwright.report.goodput import goodput, ledger, parse_sessions
+from lmwright.report.goodput import Goodput, goodput, ledger, parse_sessions
 from lmwright.report.html import write_report
 from lmwright.report.ledger import LEDGER
 from lmwright.report.paid import VARIABLE, paid, parse_facts
@@ -53,6 +53,11 @@ def test_slices_count_from_the_first_moment_to_the_last():
         "redone": "0.42 h (11.9%)", "rest": "0.0 s (0.0%)", "queue": "1.67 h without a machine",
         "in all": "3.50 h", "goodput": "40.5%", "chip-hours": "44", "cost": "88.00 USD by the list",
     }  # fmt: skip
+
+
+def test_losses_below_half_a_percent_are_not_told():
+    measured = Goodput(1000.0, 899.0, {"save": 4.0, "compile": 6.0, "start": 91.0, "input": 0.0})
+    assert measured.text() == "89.9% (9% starting and restoring, 1% compiling)"
 
 
 def test_sessions_elsewhere_cost_nothing_known():

@@ -32,6 +32,19 @@ def test_hours_leave_out_the_time_between_stop_and_resume(tmp_path):
     assert record.hours.values[-1] == pytest.approx(60 * 36 / 3600 - 36 / 3600)
 
 
+def test_hours_of_a_step_take_in_its_evaluation(tmp_path):
+    """Also of the last step, whose lines are the last of the file."""
+    folder = write_run(tmp_path / "a")
+    last = lines_of(folder)[-1]["time"]
+    with open(folder / "metrics.jsonl", "a") as file:
+        for after_s, kind in ((36, "train"), (3600, "eval"), (5400, "checkpoint")):
+            line = {"step": 61, "time": last + after_s, "kind": kind, "loss": 1.0}
+            file.write(json.dumps(line | {"source": "wiki"} if kind == "eval" else line) + "\n")
+    hours = read_run(folder).hours
+    assert hours.steps[-2:] == [60, 61]
+    assert hours.values[-1] - hours.values[-2] == pytest.approx(1.5)
+
+
 def test_line_being_written_is_not_read(tmp_path):
     folder = write_run(tmp_path / "a")
     whole = read_run(folder).train
