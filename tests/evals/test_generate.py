@@ -18,6 +18,7 @@ from lmwright.data.tokens.tokenizer import train_tokenizer
 from lmwright.errors import UserError
 from lmwright.evals import generate as module
 from lmwright.evals.generate import Sampling, bucket, generate, pad_prompts
+from lmwright.evals.prompt_rows import row_of
 from lmwright.evals.prompted import kept_weights, weights_of
 from lmwright.formats.card import Facts
 from lmwright.formats.loaded import LoadedModel
@@ -198,6 +199,13 @@ def test_text_prompts(weights, tokenizer):
     prompts = ["the cat", [eos, *cat], PROMPTS[1]]
     found = run(weights, tokenizer, prompts, GREEDY, prefix=[eos])
     assert found[0] == found[1] and found[2].prompt_tokens == len(PROMPTS[1])
+
+
+def test_an_empty_prompt_begins_as_documents_do(tokenizer):
+    """With bos, where the tokenizer has one."""
+    ids = row_of(0, "", MODEL, replace(tokenizer, bos="a"), GREEDY, ()).ids
+    assert ids == [tokenizer.backend.token_to_id("a")] != [tokenizer.eos_id]
+    assert row_of(0, "", MODEL, tokenizer, GREEDY, ()).ids == [tokenizer.eos_id]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import pytest
 
 from lmwright.cli.main import main
 from lmwright.errors import UserError
+from lmwright.evals.decoding import knobs_of
 from lmwright.evals.sampling import Sampling, choose, filter_logits
+from tests.evals.small_model import MODEL
 
 SETTINGS = (
     (0.7, 5, 1.0), (1.0, 61, 0.8), (1.9, 12, 0.5), (0.3, 61, 0.001), (1.0, 1, 0.9), (1.0, 61, 1.0),
@@ -32,6 +34,23 @@ def test_filters_equal_transformers(temperature, top_k, top_p):
     found = np.asarray(filter_logits(jnp.asarray(logits), *knobs))
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(scores.numpy()))
     np.testing.assert_allclose(found, scores.numpy(), rtol=1e-6)
+
+
+def test_a_top_k_above_the_vocabulary_keeps_all_tokens():
+    logits = np.random.default_rng(0).standard_normal((2, MODEL.vocab_size)).astype("f4")
+    settings = Sampling(temperature=1.0, top_k=2**40)
+    found = filter_logits(jnp.asarray(logits), *knobs_of(settings, MODEL))
+    np.testing.assert_allclose(found, logits, rtol=1e-6)
+
+
+def test_a_stop_string_may_go_on_behind_a_special_token():
+    """Special tokens are no part of the text, so that the token alone ends it."""
+
+    class Tokenizer:
+        eos_id, special_tokens = 1, {"<s>": 0, "</s>": 1, "<|im_start|>": 4, "<|im_end|>": 5}
+
+    assert set(Sampling(stop=("<|im_end|>\n", "<|im", "x")).ends(Tokenizer)) == {1, 5}
+    assert Sampling().ends(Tokenizer) == (1,)
 
 
 @pytest.mark.parametrize("method", ["sampled", "filtered"])

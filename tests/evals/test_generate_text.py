@@ -35,7 +35,7 @@ def test_any_text_comes_out_whole(prompt, text):
 def test_cut_before_the_stop_string(text, stop):
     """However the tokens fall on it: byte by byte here."""
     ids = [BYTE_LEVEL.backend.token_to_id(c) for c in byte_tokens(text)]
-    _, found = stream(BYTE_LEVEL, ids, stop=(stop, "not in it"))
+    _, found = stream(BYTE_LEVEL, ids, stop=(stop, "not in it", "#"))
     assert found.stopped == (stop in text)
     assert found.text == text.partition(stop)[0]
 
@@ -49,6 +49,8 @@ def byte_tokens(text):
 def test_stop_string_over_several_tokens_and_several_strings():
     ids = [BYTE_LEVEL.backend.token_to_id(c) for c in byte_tokens("one END two")]
     _, found = stream(BYTE_LEVEL, ids, stop=("ND t", "END"))
+    assert found.text == "one " and found.stopped
+    _, found = stream(BYTE_LEVEL, ids, stop=("ND", "END"))  # both end with one token
     assert found.text == "one " and found.stopped
     held = stream(BYTE_LEVEL, ids[:5], stop=("END",))
     assert held[0][4] == "" and held[0][-1] == "E"  # given out only at the end
