@@ -13,8 +13,11 @@ from lmwright.config.run import Checkpoint, Data, Eval, Metrics, Pack, Run, Sour
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.data.tokens.tokenizer import load_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
+from lmwright.evals.loss import TokenRowTally
 from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
+from lmwright.objectives.mlm import Mlm
+from lmwright.objectives.rtd import Rtd
 from lmwright.optim import KINDS
 
 T = 32
@@ -139,3 +142,34 @@ def test_bytes_of_tokens_add_up_to_the_text(name, shared_data, tmp_path):
     for text in (UNICODE, " leading", "x", "\n"):
         found = TokenBytes(tokenizer).of(np.array([special, *tokenizer.encode(text)]))
         assert found[0] == 0 and found.sum() == len(text.encode())
+
+
+def added(objective, *batches):
+    """The loss of a tally to which (sums of a batch, tokens that may be predicted) were added."""
+    tally = TokenRowTally(objective)
+    for sums, candidates in batches:
+        weight = (np.arange(8) < candidates).astype("f4")[None]
+        tally.add({"loss_weight": weight, "text_bytes": np.full((1, 8), 3)}, sums)
+    return tally.loss("x")
+
+
+def test_bits_per_byte_are_of_texts_whose_tokens_are_all_predicted():
+    """Not of one that has a part of them hidden."""
+    whole, part = {"nll": (12.0, 8.0)}, {"nll": (2.0, 1.0)}
+    assert added(Mlm(), (part, 8)).bits_per_byte is None
+    assert added(Mlm(mask_ratio=1.0), (whole, 8)).bits_per_byte == pytest.approx(
+        12 / math.log(2) / 24
+    )
+    decoder = added(Clm(), ({"nll": (12.0, 7.0)}, 8), ({"nll": (9.0, 7.0)}, 8))  # first tokens
+    assert decoder.bits_per_byte == pytest.approx(21 / math.log(2) / 48)
+    assert decoder.loss == pytest.approx(21 / 14)
+
+
+def test_scores_of_an_objective_are_means_over_all_batches():
+    names = Rtd.held_out_metrics
+    first = {"nll": (2.0, 1.0)} | {name: (6.0, 8.0) for name in names}
+    second = {"nll": (2.0, 3.0)} | {name: (1.0, 2.0) for name in names}
+    none = {"nll": (0.0, 0.0)} | {name: (0.0, 0.0) for name in names}
+    found = added(Rtd(), (first, 8), (second, 8), (none, 8))
+    assert found.scores == {name: pytest.approx(7 / 10) for name in names}
+    assert (found.loss, found.tokens) == (1.0, 4)

@@ -9,6 +9,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.copies import computing_with, copies_shardings
 from lmwright.evals import likelihood, prefixes, shared_contexts
 from lmwright.evals.likelihood import log_likelihoods
+from lmwright.formats.proof import logits
 from tests.sharded.problem import VOCAB, fresh_weights
 from tests.sharded.test_experts import BIASED, NEXT, OSS
 from tests.sharded.test_sharded_families import MODELS
@@ -57,6 +58,22 @@ def test_one_reading_of_a_context_is_enough(name, monkeypatch):
     rows = log_likelihoods(model, w, pairs, COMPUTE)
     np.testing.assert_allclose([a for a, _ in found], [a for a, _ in rows], atol=1e-4)
     assert [a for _, a in found] == [a for _, a in rows]
+
+
+def test_a_long_context_keeps_as_many_tokens_as_the_model_reads():
+    """All but the last token of the row are read, as in the harness's own model."""
+    model, rng = DECODERS["gpt2"], np.random.default_rng(0)
+    w, size = fresh_weights(model), model.seq_len
+    pairs = [
+        (rng.integers(0, VOCAB, size + 7).tolist(), rng.integers(0, VOCAB, num).tolist())
+        for num in (1, 3, size)
+    ]
+    found = log_likelihoods(model, w, pairs, COMPUTE)
+    for (context, said), (total, _) in zip(pairs, found, strict=True):
+        whole = np.asarray(context + said)[-size - 1 :]
+        rows = logits(model, w, whole[None, :-1])[0].astype(np.float64)[-len(said) :]
+        logps = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
+        assert total == pytest.approx(logps[np.arange(len(said)), said].sum(), abs=1e-4)
 
 
 def test_devices_with_all_weights_score_alike(monkeypatch):
