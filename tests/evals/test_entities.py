@@ -1,9 +1,12 @@
 """F1 of entities, against a table worked out by hand from the rules that seqeval documents."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lmwright.evals.entities import entities_of, entity_counts, f1_of
+from lmwright.evals.tagged import TagRowTally
+from lmwright.objectives.tag import Tag
 
 TABLE = {
     "O B-PER I-PER O": {("PER", 1, 2)},
@@ -53,3 +56,25 @@ def test_random_tags_have_the_f1_of_seqeval(scheme):
         ]
         ours = f1_of(entity_counts(real, given))
         assert ours == pytest.approx(metrics.f1_score(real, given, zero_division=0), abs=1e-12)
+
+
+def test_a_tally_counts_the_words_of_each_document_of_a_row():
+    """Entities do not reach from one document into the next; the last one counts, too."""
+    tags = ("O", "B-X", "I-X")
+    # (document, or 0 where no word begins; the tag, the one given) of each token
+    rows = [
+        [(1, 1, 1), (0, 0, 0), (1, 2, 2), (2, 2, 2), (2, 0, 0), (3, 1, 0), (0, 2, 2), (3, 0, 1)],
+        [(1, 1, 1), (1, 2, 0), (0, 0, 0), (2, 1, 1), (0, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 0)],
+    ]
+    found = np.array([[(real, given, at) for at, real, given in row] for row in rows])
+    tally = TagRowTally(Tag(labels=tags))
+    for _ in range(2):
+        sums = {"nll": (3.0, 10.0), "accuracy": (7.0, 10.0), "tags": (jnp.asarray(found), 10)}
+        tally.add({}, sums)
+    documents = [[(1, 1), (2, 2)], [(2, 2), (0, 0)], [(1, 0), (0, 1)], [(1, 1), (2, 0)], [(1, 1)]]
+    names = [[[tags[pair[i]] for pair in each] for each in documents] for i in (0, 1)]
+    metrics = pytest.importorskip("seqeval.metrics", reason="pip install seqeval")
+    loss = tally.loss("x")
+    assert loss.entities.tolist() == [6, 10, 10]
+    assert loss.entity_f1 == pytest.approx(metrics.f1_score(*names))
+    assert (loss.accuracy, loss.loss, loss.tokens) == (0.7, 0.3, 20)
