@@ -127,7 +127,10 @@ WAYS = {
     "guided": (Filling(block_tokens=6, steps=3, guidance=1.5), {}),
     "random": (Filling(steps=4, first="random"), {}),
     "temperature": (Filling(block_tokens=6, steps=3), {"temperature": 0.9, "seed": 7}),
-}
+    "guided and drawn": (  # in place of several ways that are slow tests
+        Filling(block_tokens=5, steps=3, guidance=1.5), {"temperature": 0.9, "seed": 7},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)

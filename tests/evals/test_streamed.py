@@ -350,5 +350,8 @@ def test_a_column_that_no_row_of_a_jsonl_file_has_is_refused(tmp_path, name):
     with pytest.raises(UserError, match=f"none of the first 3 rows has '{name}'.*; change --"):
         write_lines(texts, lambda rows: ([] for _ in rows), Tally(), tmp_path / "out", {})
     assert os.listdir(tmp_path) == ["in.jsonl"]
+    path.write_text("{broken\n" * 3)  # nobody knows what these have
+    rows = list(open_texts(str(path), "text", "id", ("other",)).rows())
+    assert len(rows) == 3 and all("invalid JSON" in row.reason for row in rows)
     path.write_text('{"text": "a"}\n{"other": 1, "text": null}\n{"other": 1, "text": "b"}\n')
     assert len(list(open_texts(str(path), "text", None, ("other",)).rows())) == 3
