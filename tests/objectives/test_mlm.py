@@ -68,7 +68,7 @@ def test_an_exact_share_of_the_real_tokens_is_hidden():
 
 def test_what_stands_for_a_hidden_token():
     """Shares as set, within five standard deviations; each place is as likely as another."""
-    count = 4000
+    count = 1000
     objective = Mlm(mask_token_id=MASK, mask_ratio=0.5, random_share=0.2, kept_share=0.3)
     batch = rows(count)
     hidden = jax.jit(lambda k: objective.hide(batch, V, k))(keys(count))

@@ -1,5 +1,7 @@
 """The objective of fine-tuning against torch, numpy and the paper of its noise."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from lmwright.core.param import init_weights
 from lmwright.evals.loss import evaluate_rows
 from lmwright.models.llama import Llama
 from lmwright.nn.xent import chunked_xent
-from lmwright.objectives.clm import Clm
+from lmwright.objectives.clm import Clm, next_tokens
 from lmwright.objectives.sft import Sft, embedding_noise
 
 B, T, V = 3, 23, 19
@@ -86,6 +88,24 @@ def test_the_loss_is_that_of_the_completions():
     assert float(ours.weight) == float(rows.loss_weight.sum()) > 0
     same = Clm().loss(MODEL, w, rows, jax.random.key(0), HOW)
     assert float(same.total) == float(ours.total)
+
+    smooth = Sft(label_smoothing=0.2).loss(MODEL, w, rows, jax.random.key(0), HOW)
+    learned = np.roll(rows.loss_weight, -1, axis=1)
+    spread = -np.sum(learned[:, :-1] * logs.mean(-1)[:, :-1])
+    np.testing.assert_allclose(smooth.total, 0.8 * wanted + 0.2 * spread, rtol=1e-5)
+
+
+def test_the_last_token_of_a_row_predicts_nothing():
+    """Not the first one, though that may be learned in rows that a text goes on in."""
+    rows = batch()
+    rows = replace(rows, loss_weight=jnp.ones((B, T)))
+    targets, weights = map(np.asarray, next_tokens(rows))
+    np.testing.assert_array_equal(targets[:, :-1], rows.tokens[:, 1:])
+    assert (weights[:, :-1] == 1).all() and (weights[:, -1] == 0).all()
+
+
+def test_rows_that_are_measured_have_no_noise():
+    assert Sft(neftune_alpha=3.0, label_smoothing=0.1).for_eval() == Sft(label_smoothing=0.1)
 
 
 def test_noise_is_that_of_the_paper():
