@@ -60,7 +60,22 @@ documents = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(st.lists(documents, min_size=1, max_size=3), st.integers(1, 17), st.integers(1, 60))
 def test_chunk_is_the_stream_cut_every_t_tokens(tmp_path_factory, parts, T, shard_tokens):
-    folder = tmp_path_factory.mktemp("chunk")
+    are_chunks(tmp_path_factory.mktemp("chunk"), parts, T, shard_tokens)
+
+
+@pytest.mark.parametrize("T, shard_tokens", [(7, 20), (16, 1000)])
+def test_some_documents_are_cut_every_t_tokens(T, shard_tokens, tmp_path):
+    """Longer than a row, empty ones, one that ends with a row, over two parts and several
+    shards."""
+    rng = np.random.default_rng(0)
+    parts = [
+        [(rng.integers(4, 499, size).tolist(), 3 * size + 1) for size in sizes]
+        for sizes in ([5, 23, 0, 1, 6], [14, 2, 0, 0, 31, 3])
+    ]
+    are_chunks(tmp_path, parts, T, shard_tokens)
+
+
+def are_chunks(folder, parts, T, shard_tokens):
     parts = [[(d, n if d else 0) for d, n in part] for part in parts]
     tokenize_stage(folder, [{("train", "s"): part} for part in parts])
     stream = [t for part in parts for d, _ in part for t in d]
