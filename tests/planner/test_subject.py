@@ -2,10 +2,12 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from lmwright.cli.main import main
+from lmwright.planner import compare
 
 SIZES = dict(
     vocab_size=1000, hidden_size=96, intermediate_size=320, num_hidden_layers=3,
@@ -93,3 +95,21 @@ def test_overrides_of_a_model_alone(capsys):
     assert done < steps
     assert main(["plan", "llama-1b", "--on", "v5e-8", "--quick", "depth=12"]) == 2
     assert "depth and llama-1b both choose the model" in capsys.readouterr().err
+
+
+def test_machines_come_by_price_then_those_without_one_by_time_then_those_that_are_too_small(
+    monkeypatch,
+):
+    def choice(name, fits=True, usd=None, hours=1.0):
+        best = SimpleNamespace(quick=SimpleNamespace(fits=fits))
+        return compare.Choice(name, best, SimpleNamespace(usd=usd, hours=hours))
+
+    table = [
+        choice("small", fits=False, usd=1.0), choice("slow", hours=9.0), choice("dear", usd=30.0),
+        compare.Choice("none", None, None), choice("cheap", usd=2.0, hours=99.0),
+        choice("fast", hours=3.0),
+    ]  # fmt: skip
+    there = {each.name: each for each in table}
+    monkeypatch.setattr(compare, "_choice", lambda run, name, hours, price: there[name])
+    found = [each.name for each in compare.compare(None, names=list(there))]
+    assert found == ["cheap", "dear", "fast", "slow", "small", "none"]

@@ -63,3 +63,5 @@ def test_a_new_branch_begins_as_the_repository_did(hub, api, tmp_path):
     sent(api, tmp_path / "a", {"model.safetensors": "step 2"}, branch="step-2")
     assert hub.files(REPO, "step-2")["model.safetensors"] == b"step 2"
     assert hub.files(REPO)["model.safetensors"] == b"another step"
+    hub.repos[REPO].branches["main"][0].title = "Add a license"  # of somebody, too
+    assert newest_commit(api, REPO, "step-3", overwrite=False) is not None
