@@ -112,6 +112,32 @@ def test_what_is_written_after_a_context(ours, theirs):
     assert ours.generate_until(asked) == theirs.generate_until(asked)
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"until": ["Q:", "\n\n"], "do_sample": False, "temperature": 0.0},
+        {"until": [], "do_sample": False, "temperature": 1, "max_gen_toks": 128},  # LongBench
+        {"until": "\n", "do_sample": True, "temperature": 0.2, "top_p": 0.95, "max_gen_toks": 9},
+        {"temperature": 0.7},
+        {"max_new_tokens": 7, "do_sample": False},
+        {"max_tokens": 6, "max_gen_toks": 5},
+        {"max_completion_tokens": 3, "max_new_tokens": 4},
+    ],
+)
+def test_settings_of_a_task_are_those_of_the_harness(wanted):
+    """A task that does not sample is greedy, whatever temperature it names."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    from lmwright.evals.harness_model import _sampling
+
+    ours, theirs = _sampling(wanted), normalize_gen_kwargs(dict(wanted))
+    assert ours.temperature == theirs.get("temperature", 0.0)
+    assert (ours.method == "greedy") is (not theirs["do_sample"])
+    assert ours.max_new_tokens == theirs["max_gen_toks"] and list(ours.stop) == theirs["until"]
+    assert ours.top_p == (wanted.get("top_p") if theirs["do_sample"] else None)
+
+
 def test_the_command(harness_folder, files, tmp_path, capsys):
     out = tmp_path / "out.json"
     words = ["--tasks", files[0], "--limit", "5", "--out", str(out), "--precision", "fp32"]

@@ -48,19 +48,19 @@ def test_pairs_by_other_losses(kind):
         assert float(total / count) == pytest.approx(share, rel=1e-5), name
 
 
-def told(model, w, batch, compute):
-    """What a model says: a hundredth of its token, if it has adapters, for each."""
-    learned = batch.loss_weight * (batch.positions > 0)
-    return Predictions(0.01 * has_adapters(w) * batch.tokens, learned, learned, {})
+def rated(objective, rows, monkeypatch, compute=Compute(), share=0.01):  # noqa: B008
+    """The loss of rows where a model says a share of its token for each, if it has adapters."""
 
+    def told(model, w, batch, compute):
+        learned = batch.loss_weight * (batch.positions > 0)
+        return Predictions(share * has_adapters(w) * batch.tokens, learned, learned, {})
 
-def rated(objective, rows, monkeypatch, compute=Compute()):  # noqa: B008
     monkeypatch.setattr("lmwright.objectives.kto.predict_answers", told)
     return loss_of(objective, weights()[1], packed(rows), compute)
 
 
 def ratios_of(rows):
-    """The log ratio of each answer, by `told`, and whether it was liked."""
+    """The log ratio of each answer to a share of 0.01, and whether it was liked."""
     return [(0.01 * said.sum(), liked) for row in rows for _, said, liked in row]
 
 
@@ -89,6 +89,17 @@ def test_rated_answers(kind, monkeypatch):
         total, count = loss.metrics[name]
         want = 1.5 * np.mean([ratio for ratio, liked in ratios_of(rows) if liked is of])
         assert float(total / count) == pytest.approx(want, rel=1e-5)
+
+
+def test_the_reference_point_is_not_below_zero(monkeypatch):
+    """Where answers have become less likely, they are compared with the base as it is."""
+    loss = rated(Kto(beta=1.5), conversations(), monkeypatch, share=-0.01)
+    assert float(loss.metrics["reference_point"][0]) == 0
+    want = sum(
+        1 / (1 + np.exp(1.5 * (1 if liked else -1) * -ratio))
+        for ratio, liked in ratios_of(conversations())
+    )
+    assert float(loss.total) == pytest.approx(want, rel=1e-5)
 
 
 def test_microbatches_of_a_pipeline_have_reference_points_of_their_own(monkeypatch):

@@ -19,6 +19,8 @@ from lmwright.evals.sampling import Sampling
 from lmwright.formats.loaded import LoadedModel
 
 MOST_NEW_TOKENS = 256  # where a task says nothing, as the harness has it
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of the most tokens of an answer; the first counts."""
 
 
 class HarnessModel(TemplateLM):
@@ -134,9 +136,10 @@ def _sampling(wanted: dict[str, Any]) -> Sampling:
     wanted = dict(wanted)
     until = wanted.pop("until", None) or ()
     until = (until,) if isinstance(until, str) else tuple(until)
-    most = wanted.pop("max_gen_toks", None) or wanted.pop("max_tokens", None) or MOST_NEW_TOKENS
-    samples, heat = wanted.pop("do_sample", False), float(wanted.pop("temperature", 0.0) or 0.0)
-    heat = heat if samples or heat else 0.0
+    most = next(filter(None, [wanted.pop(name, None) for name in LENGTHS]), MOST_NEW_TOKENS)
+    samples, heat = wanted.pop("do_sample", None), float(wanted.pop("temperature", 0.0) or 0.0)
+    if samples is False:  # whatever the temperature: that of LongBench is 1
+        heat = 0.0
     top_p, top_k = wanted.pop("top_p", None), wanted.pop("top_k", None)
     if wanted:
         raise UserError(
