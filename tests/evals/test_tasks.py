@@ -138,6 +138,57 @@ def test_settings_of_a_task_are_those_of_the_harness(wanted):
     assert ours.top_p == (wanted.get("top_p") if theirs["do_sample"] else None)
 
 
+class Letters:
+    """A tokenizer whose ids are those of letters."""
+
+    eos_id, bos_id = 0, None
+
+    def encode(self, text, parse_special=False):
+        return [ord(letter) - 64 for letter in text]
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """The harness's model of a context of 16 tokens, without weights: it writes its prompt, and
+    says of a continuation how many tokens it has."""
+    from lmwright.evals import harness_model
+
+    model = object.__new__(harness_model.HarnessModel)
+    model._own, model.w, model.compute = Letters(), None, SimpleNamespace(precision="fp32")
+    model.loaded = SimpleNamespace(
+        model=SimpleNamespace(seq_len=16), prompt_prefix=(0,), end_ids=()
+    )  # fmt: skip
+    model._tell = lambda **_: None
+
+    def written(_model, _w, _own, prompts, settings, *_, **__):
+        said = ["".join(chr(i + 64) for i in prompt) for prompt in prompts]
+        return [SimpleNamespace(text=f"{settings.max_new_tokens}:{text}") for text in said]
+
+    monkeypatch.setattr(harness_model, "generate", written)
+    monkeypatch.setattr(harness_model, "text_compute", lambda *_: None)
+    monkeypatch.setattr(
+        harness_model, "log_likelihoods", lambda _m, _w, pairs, *_: [
+            (float(len(said)), len(context) + len(said) <= 17) for context, said in pairs],
+    )  # fmt: skip
+    return model
+
+
+def test_every_context_gets_its_own_answer(bare):
+    """Though they are asked for by their settings and lengths; long ones lose their beginning."""
+    long = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    asked = [("AB", 4), (long, 4), ("ABC", 9), ("A", 4), (long, 9), ("", 9)]
+    requests = [SimpleNamespace(args=(text, {"max_gen_toks": most})) for text, most in asked]
+    wanted = ["4:@AB", f"4:{long[-12:]}", "9:@ABC", "4:@A", f"9:{long[-7:]}", "9:@"]
+    assert bare.generate_until(requests) == wanted
+
+
+def test_every_token_of_a_whole_text_is_scored_once(bare):
+    texts = ["A" * size for size in (1, 15, 16, 17, 40, 0)]
+    requests = [SimpleNamespace(args=(text,)) for text in texts]
+    counts = [len(bare.tok_encode(text)) for text in texts]
+    assert bare.loglikelihood_rolling(requests) == counts == [2, 16, 17, 18, 41, 1]
+
+
 def test_the_command(harness_folder, files, tmp_path, capsys):
     out = tmp_path / "out.json"
     words = ["--tasks", files[0], "--limit", "5", "--out", str(out), "--precision", "fp32"]
