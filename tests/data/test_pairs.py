@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lmwright.config.run import Chat, Data, Pack, Source, Tokenizer
@@ -10,6 +11,7 @@ from lmwright.data.prepare import prepare
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.text.chat import UnusableError, conversation
+from lmwright.data.text.chat_encode import BEGINS, LEARNED, ChatEncoder, Example
 from lmwright.data.tokens.tokenizer import load_tokenizer, save_tokenizer
 from lmwright.errors import UserError
 from tests.data.chat_problem import chat_tokenizer
@@ -182,3 +184,34 @@ def test_pairs_and_other_rows_do_not_mix(tmp_path):
     )
     with pytest.raises(UserError, match="pairs of answers"):
         load_run(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(
+    "sizes, too_long, ids, cut",
+    [
+        ((4, 6), "drop", ([0, 1, 2, 3], [0, 1, 2, 3, 4, 5]), False),  # a row of ten tokens
+        ((4, 7), "drop", None, False),
+        ((7, 4), "drop", None, False),
+        ((4, 7), "cut-right", ([0, 1, 2, 3], [0, 1, 2, 3, 4]), True),
+        ((7, 4), "cut-left", ([2, 3, 4, 5, 6], [0, 1, 2, 3]), True),
+    ],
+)
+def test_each_answer_of_a_pair_has_half_of_a_row(sizes, too_long, ids, cut):
+    """Where both do not fit; without one of them there is no pair."""
+
+    def whole(chat):
+        size = len(chat["messages"])
+        return Example(np.arange(size), np.arange(size) > 0, text_bytes=10 * (size - 1))
+
+    encoder = object.__new__(ChatEncoder)
+    encoder.chat, encoder.seq_len, encoder._whole = Chat(too_long=too_long), 10, whole
+    chosen, rejected = (["message"] * size for size in sizes)
+    found, needed = encoder.encode_sized({"messages": chosen, "rejected": rejected})
+    assert needed == sum(sizes)
+    if ids is None:
+        assert found is None
+        return
+    assert found.ids.tolist() == [*ids[0], *ids[1]] and found.cut == cut
+    assert (found.marks & BEGINS).nonzero()[0].tolist() == [len(ids[0])]
+    np.testing.assert_array_equal(found.marks & LEARNED, found.learned)
+    assert found.text_bytes == 10 * found.learned.sum()
