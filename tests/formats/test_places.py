@@ -19,6 +19,7 @@ from lmwright.formats import gguf_write, hf_write, places, proof
 from lmwright.formats.convert import export_command
 from lmwright.formats.hf_write import new_folder
 from lmwright.formats.load import load_model
+from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config, write_folder
 from lmwright.formats.reference import Reference
 from lmwright.guard.folders import exchange
 from lmwright.models.bitnet import BitNet
@@ -143,6 +144,25 @@ def test_an_adapter_that_is_there_is_named(tmp_path):
     said = f"{tmp_path}: holds an adapter; remove it, or choose another folder"
     with pytest.raises(UserError, match=said), new_folder(tmp_path):
         pass
+
+
+def test_a_command_of_adapters_that_was_killed_as_it_ended_is_run_again(tmp_path, capsys):
+    """They have no --overwrite: the same folder once more is the end that was not told."""
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        a, b = (rng.standard_normal(shape).astype("f4") for shape in ((2, 8), (6, 2)))
+        modules = {"model.layers.0.mlp.up_proj": PeftModule(a, b, 1.0, None)}
+        (tmp_path / name).mkdir()
+        config = make_config(modules, "base", dict.fromkeys(modules, 2.0))
+        write_folder(tmp_path / name, PeftFolder(config, modules))
+    folders = [str(tmp_path / name) for name in ("both", "a", "b")]
+    for _ in range(2):
+        assert main(["adapters", "combine", *folders, "--method", "cat"]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "both").iterdir()}
+    assert main(["adapters", "combine", *folders, "--method", "linear"]) == 2
+    assert "both: holds an adapter; remove it, or choose" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "both").iterdir()}
+    assert not hidden(tmp_path)
 
 
 @pytest.mark.parametrize("exchanges", [True, False])

@@ -79,8 +79,10 @@ def test_a_file_takes_its_proof_along(url):
         local.write_text("weights")
         local.with_name("m.gguf.convert.json").write_text("proof")
     assert contents(url) == {"m.gguf": "weights", "m.gguf.convert.json": "proof"}
-    with pytest.raises(UserError, match="is there already"), sending(f"{url}/m.gguf"):
-        pass
+    for overwrite, cure in ((False, "add --overwrite"), (None, "remove it")):  # adapters' have none
+        with pytest.raises(UserError, match=f"is there already; choose another place, or {cure}"):
+            with sending(f"{url}/m.gguf", overwrite=overwrite):
+                pass
 
 
 @pytest.mark.parametrize("out", ["s3://bucket/model", "gs:/bucket/model"])  # the second is a Path

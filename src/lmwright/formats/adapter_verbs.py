@@ -66,7 +66,7 @@ def export_adapter_command(
     base, weights = trained(plan, folder, place.step)
     model, _ = run.objective.exported(run.model, plan.spec)
     peft = to_peft(model, chosen, weights[chosen.name], base.path, names_in_whole(base.path, model))
-    with sending(out) as local, new_folder(local) as temporary:
+    with sending(out) as local, new_folder(local, again=True) as temporary:
         write_folder(temporary, peft)
         write_run_tokenizer(run, folder, temporary)
         write_note(temporary, base, run.lora.base, **noted(prompted(run, model)))
@@ -172,7 +172,7 @@ def combine_command(
     """Writes several PEFT adapters of one base as one; equal weights if none are given."""
     shares = list(weights) or [1.0 / len(adapters)] * len(adapters)
     combined = combine([read_folder(folder) for folder in adapters], shares, Combination(**options))
-    with sending(out) as local, new_folder(local) as temporary:
+    with sending(out) as local, new_folder(local, again=True) as temporary:
         write_folder(temporary, combined)
     _say(out, combined)
 

@@ -114,17 +114,23 @@ def _refuse_tied(model: Any) -> None:
 
 
 @contextmanager
-def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(out: Path, overwrite: bool = False, *, again: bool = False) -> Iterator[Path]:
     """A hidden folder beside `out` that takes its name when the block ends well, and is
     removed otherwise, by the next one where this process is killed. Where `out` is a link to a
-    folder, that one is meant. Disk trouble becomes a UserError."""
+    folder, that one is meant. Disk trouble becomes a UserError. With `again` an adapter that lies
+    there is compared with the new one, and stays where they are equal: a command that was killed
+    as it ended can be run again."""
     out = new_place(out).absolute()
     if out.is_dir():
         out = out.resolve()
+    again = again and (out / CONFIG).is_file()
     with being_written(out, ".tmp") as temporary:
-        refuse_existing_folder(out, overwrite)
+        if not again:
+            refuse_existing_folder(out, overwrite)
         temporary.mkdir()
         yield temporary
+        if again and _contents(out) == _contents(temporary):
+            return
         for path in (*temporary.iterdir(), temporary):
             sync(path)
         refuse_existing_folder(out, overwrite)  # another command may have made it meanwhile
@@ -154,6 +160,12 @@ def refuse_existing_folder(out: Path, overwrite: bool) -> None:
         )
     if out.exists() or out.is_symlink():
         raise UserError(f"{out}: is not a folder; choose another name")
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    """The files of a folder, by their places in it."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def _not_exported(out: Path) -> str | None:

@@ -84,9 +84,10 @@ def _fetch_file(bucket: Bucket, name: str, file: Path) -> None:
 
 
 @contextmanager
-def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
+def sending(out: str | os.PathLike, *, overwrite: bool | None = None) -> Iterator[Path]:
     """A place on this machine for an output, which is sent to its bucket at the end if it has one.
-    Raises UserError if something is there that may not be overwritten, and for another URL."""
+    `overwrite` is None for verbs that have no such option. Raises UserError if something is there
+    that may not be overwritten, and for another URL."""
     if not is_bucket(out):
         refuse_url(out, " or gs://BUCKET/NAME")
         yield Path(out)
@@ -96,7 +97,8 @@ def sending(out: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path
     name = url.rpartition("/")[2]
     before = set(bucket.entries(name)) | ({name} if bucket.entry(name) else set())
     begun = name not in before and not any(map(_says_whole, before))  # by a command that was killed
-    there = UserError(f"{out}: is there already; choose another place, or add --overwrite")
+    cure = "remove it" if overwrite is None else "add --overwrite"
+    there = UserError(f"{out}: is there already; choose another place, or {cure}")
     if before and not (overwrite or begun):
         raise there
     with temporary_folder() as folder:
