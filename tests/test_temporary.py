@@ -15,6 +15,7 @@ from lmwright.guard import folders
 from lmwright.guard.files import write_whole
 from lmwright.guard.folders import copy_folder
 from lmwright.guard.temporary import temporary_file, temporary_folder
+from lmwright.report.written import write_page
 
 KILLED = """
 import os, signal
@@ -65,6 +66,19 @@ def test_files_of_killed_processes_go_with_the_next(tmp_path):
     assert own.name.startswith(".b.") and own.parent == tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {earlier[0].name, "a", ".b.1.tmp"}
     assert left.name.split(".")[1] == "a"
+
+
+def test_a_page_removes_what_a_killed_one_left(tmp_path):
+    """Nobody else writes beside a report or a plan of the user."""
+    code = KILLED.partition("from pathlib")[0] + "from pathlib import Path\n"
+    code += "from lmwright.report import written\nfrom lmwright.guard import files\n"
+    code += "files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += f"written.write_page('old', {str(tmp_path / 'a.html')!r})"
+    subprocess.run([sys.executable, "-c", code])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+    write_page("new", tmp_path / "a.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+    assert (tmp_path / "a.html").read_text() == "new"
 
 
 def test_a_copied_folder_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """tiktoken, tokenizers and sentencepiece give the same ids, and where they would not, say so."""
 
 import csv
+import errno
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -248,3 +251,23 @@ def test_an_import_that_is_killed_loses_no_chat_template(shared_data, tmp_path, 
         assert not out.exists()
     import_command(tmp_path / "a", out)
     assert open_tokenizer(out).chat_template == "{{ messages }}"
+
+
+def test_an_import_names_the_disk_that_is_full(small, tmp_path, monkeypatch):
+    """The new folder is put together on the disk of temporary files, which may be the full one."""
+    save_tokenizer(small["own"], tmp_path / "a")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    fsync = os.fsync
+
+    def full(descriptor):
+        if "temporary" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as full_disk:
+        import_command(tmp_path / "a", tmp_path / "out")
+    assert "/temporary/lmwright-" in full_disk.value.filename
+    assert sorted(os.listdir(tmp_path)) == ["a", "temporary"]
+    assert not os.listdir(tmp_path / "temporary")

@@ -17,6 +17,7 @@ from rich.console import Console
 from lmwright.config.text import literal
 from lmwright.errors import UserError
 from lmwright.guard.files import remove_leftovers, write_whole
+from lmwright.guard.temporary import write_output
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 HELD_OUT_IN = 20  # one module in so many is kept for evaluation
@@ -164,4 +165,4 @@ dir = {literal(str(root / "data"))}
 prompts = {json.dumps(PROMPTS)}
 """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    write_output(path, text)

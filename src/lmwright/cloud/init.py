@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lmwright.cloud.target import NO_GCLOUD, refuse_zone, settings_path
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import write_output
 from lmwright.storage.bucket import is_bucket
 
 ACCOUNT = "lmwright"
@@ -82,7 +82,7 @@ def init_command(
     lines["service_account"] = setup.account
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    write_output(path, text)
     print(f"wrote {path}; try: lmwright launch run.toml --on v4-8 --dry-run")
     return 0
 

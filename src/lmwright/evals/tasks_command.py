@@ -22,7 +22,7 @@ from lmwright.evals.streamed import refuse_no_folder
 from lmwright.evals.tables import table_of
 from lmwright.evals.tasks import Score, TaskScores, task_scores
 from lmwright.formats.load import load_model
-from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import write_output
 from lmwright.guard.terminal import print_table
 from lmwright.report.measured import Line
 
@@ -63,7 +63,7 @@ def eval_tasks_command(
         _print_scores(found)
     if out is not None:
         text = json.dumps(dict(found.details), indent=1, default=str, ensure_ascii=False)
-        write_whole(Path(out), text + "\n")
+        write_output(Path(out), text + "\n")
         print(f"every question and answer: {out}")
     if other is not None:
         _print_comparison(other, found.details)

@@ -13,10 +13,10 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on a disk, or for a user
 LEFTOVER = re.compile(r"\..+\.\d+\.tmp|\..+\.json\.\d+|metrics\.jsonl\.tmp")
 
 
-def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Writes a file beside its place and renames it: the place has the old content or the new one.
-    Text is UTF-8; `mode` is narrowed by the umask. Raises OSError, and leaves nothing behind."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666, *, at: Any = None) -> None:
+    """Writes a file beside its place (`at`), and renames it: the place has the old content or the
+    new one. Text is UTF-8, `mode` narrowed by the umask. Raises OSError, and leaves nothing."""
+    temporary = at or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(content if isinstance(content, bytes) else content.encode())

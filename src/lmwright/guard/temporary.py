@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from lmwright.guard.files import write_whole
+
 DAY = 24 * 3600.0
 NAMESPACE = "/proc/self/ns/pid"  # of containers that share a folder, each counts its own processes
 
@@ -45,6 +47,12 @@ def temporary_file(folder: Path, name: str) -> Path:
                 else:
                     path.unlink(missing_ok=True)
     return folder / f".{name}.{mark}{os.getpid()}.tmp"
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Writes a file as `write_whole` does, into a folder of the user, and removes what killed
+    processes left there; elsewhere `remove_leftovers` does."""
+    write_whole(path, content, at=temporary_file(path.parent, path.name))
 
 
 def _mark() -> str:

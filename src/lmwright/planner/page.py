@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import write_output
 from lmwright.planner.analytic.tensors import Tensor
 from lmwright.planner.compiler.peak import GRADIENTS, SAVED, TEMPORARIES
 from lmwright.planner.compiler.timeline import Timeline
@@ -132,7 +132,7 @@ def write_page(
 ) -> Path:
     """Writes plan.html into `folder`; returns its path."""
     path = folder / PAGE_FILE
-    write_whole(path, render(title, lines, tensors, chart).encode(errors="replace"))
+    write_output(path, render(title, lines, tensors, chart).encode(errors="replace"))
     return path
 
 

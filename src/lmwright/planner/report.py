@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import write_output
 from lmwright.hardware.chips import GIB
 from lmwright.hardware.slices import Slice
 from lmwright.planner.analytic.machine import machine_of
@@ -270,7 +270,7 @@ def write_plan(text: str, folder: Path) -> Path:
         ) from None
     path = folder / "plan.json"
     try:
-        write_whole(path, text)
+        write_output(path, text)
     except OSError:
         if new:
             folder.rmdir()

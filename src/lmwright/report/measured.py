@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import write_output
 from lmwright.storage.bucket import Bucket, Changed
 from lmwright.storage.mirror import shown, url_of
 
@@ -41,7 +41,8 @@ def keep_measured(run_dir: Path, step: int, lines: Iterable[Line], adapter: str 
             if url := url_of(run_dir):
                 _keep_in_bucket(Bucket(url), new)
             else:
-                write_whole(run_dir / EVALS_FILE, _merged(read_measured(run_dir), new))
+                merged = _merged(read_measured(run_dir), new)
+                write_output(run_dir / EVALS_FILE, merged)
     except OSError as error:
         raise UserError(
             f"{shown(run_dir)}/{EVALS_FILE}: cannot be written ({error.strerror}); make the folder "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import write_output
 from lmwright.storage.mirror import mirror_folder, place_in, send_file
 
 PAGES = (".html", ".md")
@@ -26,7 +26,7 @@ def write_page(text: str, out: str | Path) -> Path:
         if place.exists() and not place.is_file():  # a pipe or a device; a folder is refused
             place.write_bytes(page)
         else:
-            write_whole(place, page)
+            write_output(place, page)
         send_file(local, out)
     except OSError as error:
         raise UserError(

@@ -16,8 +16,7 @@ from lmwright.cloud.kaggle.push import SETTINGS_LINE
 from lmwright.cloud.spec import Limits
 from lmwright.config.run import Run
 from lmwright.errors import UserError
-from lmwright.guard.files import write_whole
-from lmwright.guard.temporary import temporary_folder
+from lmwright.guard.temporary import temporary_folder, write_output
 
 CARRIED = "lmwright-input"
 DRIVE = "/content/drive/MyDrive/lmwright"
@@ -79,7 +78,8 @@ def write_notebook(run: Run, name: str, limits: Limits, file: Path) -> list[Path
         data = code.write(Path(folder, "archive")).read_bytes()
     beside = [archive.write(file.parent) for archive in parcel.archives if archive.folder]
     told = _settings(run, name, limits, parcel)
-    write_whole(file, json.dumps(_notebook(told, code.name, data, beside), indent=1) + "\n")
+    page = json.dumps(_notebook(told, code.name, data, beside), indent=1)
+    write_output(file, page + "\n")
     return beside
 
 

@@ -293,6 +293,8 @@ def import_command(path: str | os.PathLike, out: str | os.PathLike) -> TextToken
     lies there, or it cannot be written."""
     refuse_url(out)
     tokenizer, folder = import_tokenizer(path), Path(out)
+    if not folder.exists() and _made_whole(tokenizer, folder):
+        return tokenizer
     try:
         names = [each.name for each in sorted(folder.iterdir())] if folder.is_dir() else []
         other = next((n for n in names if n not in WRITTEN and not n.startswith(".")), None)
@@ -300,20 +302,27 @@ def import_command(path: str | os.PathLike, out: str | os.PathLike) -> TextToken
             raise UserError(f"{out}: holds {other}, too; choose a new folder")
         if "tokenizer.json" in names and _identity(load_tokenizer(folder)) != _identity(tokenizer):
             raise UserError(f"{out}: holds another tokenizer; remove it, or choose a new folder")
-        if folder.exists():  # empty, or with the same tokenizer or a part of one
-            save_tokenizer(tokenizer, folder)
-        else:
-            with temporary_folder() as whole:
-                save_tokenizer(tokenizer, whole)
-                try:
-                    copy_folder(Path(whole), folder)
-                except FileExistsError:
-                    return import_command(path, out)  # another command made it meanwhile
+        save_tokenizer(tokenizer, folder)  # empty, or with the same tokenizer or a part of one
     except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written ({error.strerror}); choose another folder"
-        ) from None
+        raise _unwritten(folder, error) from None
     return tokenizer
+
+
+def _made_whole(tokenizer: TextTokenizer, out: Path) -> bool:
+    """Makes a new folder, whole; False where another command made it meanwhile."""
+    with temporary_folder() as whole:  # whose own disk may be the full one
+        save_tokenizer(tokenizer, whole)
+        try:
+            copy_folder(Path(whole), out)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _unwritten(out, error) from None
+    return True
+
+
+def _unwritten(out: Path, error: OSError) -> UserError:
+    return UserError(f"{out}: cannot be written ({error.strerror}); choose another folder")
 
 
 def _identity(tokenizer: TextTokenizer) -> tuple[str, str | None]:
