@@ -1,6 +1,7 @@
 """Jobs of several processes on this machine, through `lmwright launch` and `lmwright jobs`."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -18,13 +19,16 @@ from lmwright.cloud import local
 from lmwright.cloud.spec import (
     Limits,
     Spec,
+    job_names,
     jobs_folder,
     load_spec,
     read_state,
     save_spec,
     write_state,
 )
+from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
+from tests.saved_run import tiny_run
 
 # A rank that needs no JAX: it beats, and does at each attempt what it was told.
 RANK = """
@@ -203,6 +207,26 @@ def test_what_cannot_be_launched_is_refused(job):
     for target in ("local:0x2", "local:two", "local:2x2x2"):
         with pytest.raises(UserError, match="no local target"):
             local.parse(target)
+
+
+def test_a_run_that_is_trained_already_makes_no_job(job, home, monkeypatch, capsys):
+    """It would fail at once, and stay in the list."""
+    run = tiny_run(home)
+    file = home / "run.toml"
+    file.write_text(dump_toml(run))
+    words = ["launch", str(file), "--on", "local:1x1", "--detach"]
+    monkeypatch.setattr("lmwright.cloud.command.begin", lambda *_: 0)
+    (home / "run").mkdir()
+    with open(home / "run" / ".lock", "w") as lock:  # as `lmwright train` has it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(words) == 2
+    assert "run is being trained by another process" in capsys.readouterr().err
+    assert job_names() == [] and main(words) == 0
+    assert main(words) == 2
+    assert "is trained by job tiny-1 already, which is starting" in capsys.readouterr().err
+    assert job_names() == ["tiny-1"] and main([*words, "--dry-run"]) == 0
+    write_state(load_spec("tiny-1"), read_state(load_spec("tiny-1")) | {"status": "stopped"})
+    assert main(words) == 0 and job_names() == ["tiny-1", "tiny-2"]
 
 
 def test_a_job_is_whole_or_not_there(job, monkeypatch, capsys):

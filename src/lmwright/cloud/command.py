@@ -12,7 +12,7 @@ from typing import Any
 from lmwright.cloud import checks, local, remote
 from lmwright.cloud.disk_names import refuse_other_zones
 from lmwright.cloud.gke import target as gke_target
-from lmwright.cloud.jobs import begin
+from lmwright.cloud.jobs import begin, refuse_twice
 from lmwright.cloud.spec import RUN_FILE, Cloud, Limits, Offer, Spec, job_names, save_spec
 from lmwright.cloud.store_check import check_stores
 from lmwright.cloud.target import (
@@ -104,6 +104,9 @@ def launch_command(run: Run | None, source: str, overrides: Sequence[str], wante
         for line in describe(spec):
             print(line)
         return 0
+    if wanted.work.trains:
+        refuse_twice(spec.dir, at_kaggle=False)
+        local.refuse_trained(spec.dir)
     save_spec(spec)
     print(f"job {spec.name}: {spec.hosts} hosts; run directory {spec.dir or 'none'}")
     return begin(spec, wanted.detach)
@@ -233,6 +236,8 @@ def _launch_at_kaggle(run: Run, wanted: Wanted) -> int:
     from lmwright.cloud.kaggle.launch import launch
 
     name = _name(run, wanted)
+    if not wanted.dry_run:
+        refuse_twice(_place_of(run), at_kaggle=True)
     spec = launch(run, name, _limits(wanted), dry_run=wanted.dry_run)
     return 0 if spec is None else begin(spec, wanted.detach)
 
@@ -268,7 +273,7 @@ def plan_job(run: Run | None, source: str, overrides: Sequence[str], wanted: Wan
     hosts, devices = local.parse(wanted.on)
     refuse_several_hosts(wanted.work, hosts, wanted.on)
     source = source if "://" in source else os.path.abspath(source)
-    run_dir = "" if run is None else run.dir if "://" in run.dir else os.path.abspath(run.dir)
+    run_dir = "" if run is None else _place_of(run)
     return Spec(
         name=_name(run, wanted),
         dir=run_dir,
@@ -279,6 +284,11 @@ def plan_job(run: Run | None, source: str, overrides: Sequence[str], wanted: Wan
         limits=_limits(wanted, run),
         cwd=os.getcwd(),
     )
+
+
+def _place_of(run: Run) -> str:
+    """The run directory, as a job has it."""
+    return run.dir if "://" in run.dir else os.path.abspath(run.dir)
 
 
 def _limits(wanted: Wanted, run: Run | None = None) -> Limits:

@@ -42,6 +42,22 @@ def find(name: str) -> Spec:
     return spec
 
 
+def refuse_twice(run_dir: str, *, at_kaggle: bool) -> None:
+    """Raises UserError where a job of this machine trains a run directory already, here or at
+    Kaggle; jobs on slices are looked at by `remote`, those behind ssh by their hosts."""
+    for name in job_names():
+        with suppress(UserError):  # of another version
+            other = load_spec(name)
+            here = not other.url and not by_ssh.is_ssh(other)
+            same = here and other.dir == run_dir and kaggle.is_kaggle(other) == at_kaggle
+            now = read_state(other)["status"]
+            if same and "train" in other.command[:2] and now not in OVER:
+                break
+    else:
+        return
+    raise remote.trained_already(run_dir, name, now)
+
+
 def _supervise(spec: Spec) -> None:
     """Looks after a job once."""
     if kaggle.is_kaggle(spec):

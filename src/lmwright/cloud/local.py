@@ -22,8 +22,9 @@ import psutil
 
 from lmwright.cloud.spec import OVER, Spec, read_state
 from lmwright.errors import StorageError, UserError
-from lmwright.guard.files import write_whole
+from lmwright.guard.files import try_lock, write_whole
 from lmwright.guard.processes import began_at, start_of
+from lmwright.storage.mirror import LOCK as RUN_LOCK
 
 TARGET = re.compile(r"local:(\d+)(?:x(\d+))?")
 TICK_S = 0.5
@@ -56,6 +57,16 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def refuse_trained(run_dir: str) -> None:
+    """Raises UserError for a run directory of this machine that a process trains, whose job would
+    fail at once."""
+    with suppress(OSError), open(Path(run_dir, RUN_LOCK), "rb") as lock:
+        if not try_lock(lock):
+            raise UserError(
+                f"dir: {run_dir} is being trained by another process; wait for it or choose dir="
+            )
 
 
 def supervise(spec: Spec, *, once: bool = False) -> None:

@@ -81,8 +81,13 @@ def _refuse_twice(spec: Spec) -> None:
                 break
     else:
         return
-    raise UserError(
-        f"dir: {spec.dir} is trained by job {name} already, which is {now}; take it up: lmwright "
+    raise trained_already(spec.dir, name, now)
+
+
+def trained_already(run_dir: str, name: str, now: str) -> UserError:
+    """The error of a run that a job trains, which is `now` running, say."""
+    return UserError(
+        f"dir: {run_dir} is trained by job {name} already, which is {now}; take it up: lmwright "
         f"jobs follow {name}; or end it (lmwright jobs stop {name}), or choose another dir"
     )
 

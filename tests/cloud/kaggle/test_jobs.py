@@ -3,13 +3,14 @@
 import io
 import tarfile
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
 from lmwright.cli.main import main
 from lmwright.cloud.jobs import follow
 from lmwright.cloud.kaggle import job, launch, parcel, service
-from lmwright.cloud.spec import job_names, read_state
+from lmwright.cloud.spec import job_names, jobs_folder, read_state
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.program.lora_section import Adapter, LowRank
@@ -191,6 +192,27 @@ def test_data_that_is_not_prepared(fake, run, tmp_path):
         launched(replace(run, data=replace(run.data, dir=str(tmp_path / "empty"))))
     with pytest.raises(UserError, match=r"data.dir: s3://.* cannot be read at Kaggle"):
         launched(replace(run, data=replace(run.data, dir="s3://bucket/data")))
+
+
+def test_missing_data_is_told_before_the_plan(fake, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "plan", PLAN)
+    with pytest.raises(UserError, match=r"data.dir: .* is not here, .* run `lmwright prepare`"):
+        launched(replace(run, data=replace(run.data, dir=str(tmp_path / "nowhere"))), dry_run=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_of_another_job_is_not_sent_again(fake, run, tmp_path, monkeypatch, capsys):
+    """Under the next free name it would be another kernel, for which the week's quota is spent."""
+    fake.play = lambda fake, session: None
+    (tmp_path / "run.toml").write_text(dump_toml(run))
+    words = ["launch", str(tmp_path / "run.toml"), "--on", "kaggle", "--detach"]
+    assert main(words) == 0
+    (name,) = job_names()
+    assert main(words) == 2 and job_names() == [name]
+    told = capsys.readouterr().err
+    assert f"is trained by job {name} already, which is running; take it up: lmwright jobs" in told
+    (event, *_) = (jobs_folder() / name / "events.log").read_text().splitlines()
+    assert datetime.fromisoformat(" ".join(event.split(" ")[:2])).tzinfo
 
 
 def test_a_name_that_runs_already(fake, run):

@@ -247,7 +247,8 @@ class _Look:
 
 def _note(spec: Spec, text: str) -> None:
     with open(spec.folder / "events.log", "a") as events:
-        events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {text}\n")
+        now = datetime.now().astimezone()  # as those of other jobs
+        events.write(f"{now.isoformat(' ', 'milliseconds')} {text}\n")
 
 
 def bring_home(spec: Spec, archive: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmwright.cloud.kaggle.job import FACTS, LEAST_SESSION_S, kernels_of, look, quota_line
-from lmwright.cloud.kaggle.parcel import PLACEHOLDER, Archive, Parcel, pack
+from lmwright.cloud.kaggle.parcel import PLACEHOLDER, Archive, Parcel, pack, refuse_unsent
 from lmwright.cloud.kaggle.push import script, write_kernel
 from lmwright.cloud.kaggle.service import (
     ACCELERATOR,
@@ -39,10 +39,11 @@ def launch(run: Run, name: str, limits: Limits, *, dry_run: bool = False) -> Spe
     if not dry_run:
         check_client(ON)
         check_token(ON)
+    refuse_unsent(run)
+    check_stores(run, here=True)
     run, seconds = plan(run)
     with temporary_folder() as folder:
         parcel = pack(run, Path(folder))
-        check_stores(run, here=True)
         told = settings(name, parcel, limits)
         if dry_run:
             print("\n".join(describe(name, parcel, told, seconds)))

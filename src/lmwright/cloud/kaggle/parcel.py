@@ -102,7 +102,7 @@ class Parcel:
 def pack(run: Run, folder: Path) -> Parcel:
     """The parcel of a run; the wheel is written into a folder. Raises UserError for a run that
     cannot be sent."""
-    _refuse(run)
+    refuse_unsent(run)
     plain = to_plain(run)
     archives = [_wheelhouse(), _code(folder)]
     places = list(_places(plain))
@@ -136,7 +136,8 @@ def pack(run: Run, folder: Path) -> Parcel:
     )
 
 
-def _refuse(run: Run) -> None:
+def refuse_unsent(run: Run) -> None:
+    """Raises UserError for files of a run that are not here, or cannot be read at Kaggle."""
     for keys, place in _places(to_plain(run)):
         name = join_keys(keys)
         if "://" in place:
