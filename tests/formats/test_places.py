@@ -130,6 +130,16 @@ def test_what_came_meanwhile_is_not_replaced(model, tmp_path, monkeypatch):
     assert file.read_text() == "mine" and not hidden(tmp_path)
 
 
+def test_a_link_to_nothing_is_not_replaced(tmp_path):
+    """What was to be written there, on another disk say, would lie here."""
+    (tmp_path / "m.gguf").symlink_to(tmp_path / "disk" / "m.gguf")
+    said = "is a link to a file that is not there; replace it with --overwrite"
+    with pytest.raises(UserError, match=said):
+        places.refuse_existing(tmp_path / "m.gguf", False)
+    places.refuse_existing(tmp_path / "m.gguf", True)
+    assert (tmp_path / "m.gguf").is_symlink()
+
+
 def test_containers_of_one_name_leave_each_other_alone(tmp_path, monkeypatch):
     """Their processes are counted apart: this one's number may be nobody's in the other."""
     theirs = tmp_path / f".out.{places.HOST}1-4000000.tmp"

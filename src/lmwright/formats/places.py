@@ -55,8 +55,9 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     """Raises UserError for a file that is there and may not be overwritten, and for a folder."""
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name a file in it")
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: exists; replace it with --overwrite or choose another name")
+    if os.path.lexists(out) and not overwrite:
+        what = "exists" if out.exists() else "is a link to a file that is not there"
+        raise UserError(f"{out}: {what}; replace it with --overwrite or choose another name")
 
 
 @contextmanager
