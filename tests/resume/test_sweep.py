@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -88,6 +89,26 @@ def test_one_whose_hours_are_spent_is_compared(file, monkeypatch, capfd):
     assert "limits.total_hours are spent before the last step of: num_kv_heads-4;" in said
     codes = iter((0, 0, EXIT_TIME_SPENT))
     assert sweep_command(str(file)) == EXIT_TIME_SPENT
+
+
+def test_a_full_disk_for_the_report_hides_no_run_that_failed(file, monkeypatch, capsys):
+    """The comparison is on the terminal, and the runs are trained."""
+    codes = iter((0, 1, 0))
+    record = SimpleNamespace(evals={}, train={})
+
+    def full(*_, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep, "_train", lambda *_: next(codes))
+    monkeypatch.setattr("lmwright.report.read.read_run", lambda _: record)
+    monkeypatch.setattr("lmwright.report.summary.summarize", lambda _: {})
+    monkeypatch.setattr("lmwright.report.html.read_runs", lambda _: [])
+    monkeypatch.setattr("lmwright.report.html.render", lambda _: "page")
+    monkeypatch.setattr("lmwright.report.written.write_output", full)
+    assert sweep_command(str(file)) == 1
+    said = capsys.readouterr().err
+    assert "no report: " in said and "free some space, or choose another file: lmwright " in said
+    assert "report RUN... -o FILE" in said and "failed: num_kv_heads-1 " in said
 
 
 def test_the_report_of_a_run_that_trained_where_the_sweep_lies_stays(file, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmwright.errors import UserError
+from lmwright.guard.files import NO_SPACE
 from lmwright.guard.temporary import write_output
 from lmwright.storage.mirror import mirror_folder, place_in, send_file
 
@@ -29,8 +30,9 @@ def write_page(text: str, out: str | Path) -> Path:
             write_output(place, page)
         send_file(local, out)
     except OSError as error:
+        room = "free some space, or " if error.errno in NO_SPACE else ""
         raise UserError(
-            f"{out}: cannot be written: {error.strerror}; another file is chosen with "
-            "`lmwright report RUN -o FILE`"
+            f"{out}: cannot be written ({error.strerror}); {room}choose another file: lmwright "
+            "report RUN... -o FILE"
         ) from error
     return local
