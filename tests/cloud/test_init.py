@@ -77,6 +77,14 @@ Help Token: AbC
     [
         (NO_ACCOUNT, "have an active account selected; log in with: gcloud auth login\n"),
         (DENIED, "PERMISSION_DENIED: Permission denied to enable service [x]\n"),
+        (
+            "ERREUR : acc\xe8s refus\xe9",
+            "ERREUR : acc\ufffds refus\ufffd\n",
+        ),  # another locale's bytes
+        (
+            "",
+            "tpu.googleapis.com: no output, exit code 1; run the same command again\n",
+        ),
         ("ERROR: (gcloud.x) Some requests did not succeed:\n - Required 'a.b'", "Required 'a.b'\n"),
     ],
 )
@@ -84,7 +92,7 @@ def test_cloud_init_tells_the_reason_and_not_what_follows(
     tmp_path, monkeypatch, capsys, text, told
 ):
     """As gcloud 528 writes it."""
-    (tmp_path / "text").write_text(text)
+    (tmp_path / "text").write_text(text, encoding="latin-1")
     fake_gcloud(tmp_path, monkeypatch, f"cat {tmp_path}/text >&2; exit 1")
     assert main([*WORDS, "--yes"]) == 2
     assert capsys.readouterr().err.endswith(told)

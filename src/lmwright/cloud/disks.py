@@ -71,7 +71,7 @@ def is_mounted(target: Path) -> bool:
 
 def run_tool(*words: str) -> str:
     """Output of a program of the system. Raises UserError with its last line."""
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
         raise UserError(f"{words[0]} {words[-1]}: {lines[-1].strip()}")

@@ -83,7 +83,7 @@ def fill(source: str, name: str, report: Report) -> None:
 def _format(device: Path, name: str) -> None:
     """Makes a file system on an empty disk. Raises UserError for one that holds another."""
     words = ["blkid", "-o", "value", "-s", "TYPE", str(device)]
-    found = subprocess.run(words, capture_output=True, text=True)
+    found = subprocess.run(words, capture_output=True, text=True, errors="replace")
     kind = found.stdout.strip()
     if kind == "ext4":
         return

@@ -104,15 +104,18 @@ def _do(command: Sequence[str], setup: Setup) -> None:
             "buckets; choose another name"
         )
     if not any(word in done.stderr for word in PRESENT):
-        raise UserError(f"{name}: {_reason(done.stderr)}")
+        none = f"no output, exit code {done.returncode}; run the same command again"
+        raise UserError(f"{name}: {_reason(done.stderr) or none}")
 
 
 def _gcloud(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(
-            [*command, "--quiet"], capture_output=True, text=True,
+            [*command, "--quiet"], capture_output=True, text=True, errors="replace",
             stdin=subprocess.DEVNULL, timeout=TIMEOUT_S,
         )  # fmt: skip
+    except OSError as error:
+        raise UserError(f"gcloud: cannot be started ({error.strerror}); install it again") from None
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{' '.join(command[:4])}: did not end within {TIMEOUT_S:g} s; check the network, "
@@ -121,8 +124,11 @@ def _gcloud(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def _reason(text: str) -> str:
-    """Reason that gcloud gives for an error, without the advice and the details that follow it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+    """Reason that gcloud gives for an error, without the advice and the details that follow it;
+    empty where it gives none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
     at = next((n for n, line in enumerate(lines) if line.startswith("ERROR:")), len(lines) - 1)
     reason = lines[at]
     if reason.endswith(":") and lines[at + 1 :]:

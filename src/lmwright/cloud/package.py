@@ -64,6 +64,7 @@ def download_wheels(folder: Path) -> None:
         [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, "-r", str(LOCK)],
         capture_output=True,
         text=True,
+        errors="replace",
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
