@@ -258,6 +258,27 @@ def test_a_job_is_whole_or_not_there(job, monkeypatch, capsys):
         save_spec(spec)
 
 
+KILLED = """
+import os, signal
+from lmwright.cloud import spec
+kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+job = spec.Spec(name="j", dir="", command=("true",), hosts=1, port=1)
+"""
+
+
+def test_what_a_killed_launch_or_forget_left_goes_with_the_next(home):
+    """It has the job's token, and its command."""
+    for number, words in enumerate(
+        ("spec.write_whole = kill\nspec.save_spec(job)",
+         "spec.save_spec(job)\nspec.shutil.rmtree = kill\nspec.remove_job(job)")
+    ):  # fmt: skip
+        subprocess.run([sys.executable, "-c", KILLED + words])
+        assert len([*jobs_folder().iterdir()]) == number + 1 and len(job_names()) == number
+        save_spec(Spec(name=f"k{number}", dir="", command=("true",), hosts=1, port=1))
+        assert sorted(path.name for path in jobs_folder().iterdir()) == job_names()
+    assert job_names() == ["k0", "k1"]
+
+
 @pytest.mark.parametrize("text", ['{"name": "new", "a_field": 1}', "", "[]"])
 def test_a_job_of_another_version_hides_no_other(job, capsys, text):
     spec, other = job([[0]]), jobs_folder() / "new"

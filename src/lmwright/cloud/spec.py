@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from lmwright.errors import UserError
 from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import temporary_file
 
 OVER = ("done", "stopped", "failed")
 START = {"status": "starting", "attempt": 0, "failures": 0, "step": 0, "saved": 0, "error": ""}
@@ -188,8 +188,9 @@ def save_spec(spec: Spec, files: Mapping[str, str | bytes] | None = None) -> Non
             f"--name: {spec.name!r} cannot name a job; use small letters, digits, '-', '_' and '.'"
         )
     jobs_folder().mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=jobs_folder()))
+    made = _hidden_folder()
     try:
+        made.mkdir(mode=0o700)
         for name in FOLDERS:
             (made / name).mkdir()
         for name, content in {**(files or {}), JOB: dump_spec(spec)}.items():
@@ -213,9 +214,14 @@ def _taken(spec: Spec) -> UserError:
 
 def remove_job(spec: Spec) -> None:
     """Removes the job's folder. It is no job any more before the first of its files is removed."""
-    gone = jobs_folder() / f"{HIDDEN}{secrets.token_hex(8)}"
+    gone = _hidden_folder()
     spec.folder.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def _hidden_folder() -> Path:
+    """A new name beside the jobs. Removes those that killed processes left, with their token."""
+    return temporary_file(jobs_folder(), f"{HIDDEN[1:]}{secrets.token_hex(4)}")
 
 
 def load_spec(name: str) -> Spec:
