@@ -1,6 +1,8 @@
 """Jobs at Kaggle, by its real client against a stand-in on loopback."""
 
+import errno
 import io
+import os
 import tarfile
 from dataclasses import replace
 from datetime import datetime
@@ -106,6 +108,30 @@ def test_a_run_that_was_trained_further_here_stays(fake, run, tmp_path):
     assert follow(spec) == 0
     assert (tmp_path / "out" / "checkpoints" / "9").is_dir()
     assert (tmp_path / "out.from-cats" / "checkpoints" / "4").is_dir()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "disk is full"), tarfile.ReadError("cut")])
+def test_a_run_that_cannot_be_unpacked_is_fetched_again(fake, run, tmp_path, monkeypatch, error):
+    """The disk of the run directory may be another one than that of the jobs."""
+    spec = launched(replace(run, dir=str(tmp_path / "out" / "run")))
+    (tmp_path / "out" / "run").mkdir(parents=True)
+    (tmp_path / "out" / "run" / "mine").touch()
+
+    def full(self, path, **_):
+        (path / "checkpoints").mkdir(parents=True)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile.TarFile, "extractall", full)
+        told = (
+            rf"cannot be unpacked into .*out/run \((disk is full|cut)\); .* jobs follow {spec.name}"
+        )
+        with pytest.raises(UserError, match=told):
+            follow(spec)
+    assert os.listdir(tmp_path / "out") == ["run"] and (tmp_path / "out" / "run" / "mine").exists()
+    assert follow(spec) == 0
+    assert (tmp_path / "out" / "run" / "checkpoints" / "4").is_dir()
+    assert sorted(os.listdir(tmp_path / "out")) == ["run", "run.before-cats"]
 
 
 def test_a_user_mistake_ends_the_job(fake, run, capsys):

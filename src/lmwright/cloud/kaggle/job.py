@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import shutil
+import tarfile
 import threading
 import time
 from contextlib import suppress
@@ -28,7 +29,7 @@ from lmwright.cloud.kaggle.session import RESULT, newest_step, unpack
 from lmwright.cloud.leader import AGAIN_CODES
 from lmwright.cloud.spec import OVER, Spec, read_state, write_state
 from lmwright.errors import UserError
-from lmwright.guard.temporary import temporary_folder
+from lmwright.guard.temporary import temporary_file, temporary_folder
 
 FACTS = "kaggle.json"
 LOOK_EVERY_S = 20.0
@@ -254,16 +255,27 @@ def _note(spec: Spec, text: str) -> None:
 def bring_home(spec: Spec, archive: Path) -> Path:
     """Unpacks the fetched run directory to its place and moves the existing one aside. If the
     existing one was trained further in the meantime, it stays and the fetched one is put aside."""
-    target, fetched = Path(spec.dir), spec.folder / "run"
-    shutil.rmtree(fetched, ignore_errors=True)
-    unpack(archive, fetched)
-    archive.unlink()
+    target = Path(spec.dir)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if newest_step(str(target)) > newest_step(str(fetched)):
-        target = _free(target.with_name(f"{target.name}.from-{spec.name}"))
-    elif target.exists():
-        target.rename(_free(target.with_name(f"{target.name}.before-{spec.name}")))
-    shutil.move(fetched, target)
+    hidden = temporary_file(target.parent, target.name)  # on the disk of the run directory
+    try:
+        hidden.mkdir()
+        fetched = hidden / "run"
+        unpack(archive, fetched)
+        if newest_step(str(target)) > newest_step(str(fetched)):
+            target = _free(target.with_name(f"{target.name}.from-{spec.name}"))
+        elif target.exists():
+            target.rename(_free(target.with_name(f"{target.name}.before-{spec.name}")))
+        fetched.rename(target)
+    except (OSError, tarfile.TarError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"job {spec.name}: {archive.name} cannot be unpacked into {target} ({reason}); free "
+            f"some space, then: lmwright jobs follow {spec.name}"
+        ) from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    archive.unlink()
     return target
 
 
