@@ -14,7 +14,7 @@ from typing import Any
 
 import lmwright
 from lmwright.errors import UserError, first_line, install
-from lmwright.storage.hub import without_token
+from lmwright.storage.hub import bound_waits, without_token
 
 TOKENS = "https://huggingface.co/settings/tokens"
 OURS = "lmwright publish: "
@@ -33,6 +33,7 @@ def client() -> Any:
         import huggingface_hub
     except ImportError:
         raise UserError(f"publish: needs huggingface_hub; {install('hf')}") from None
+    bound_waits()
     return huggingface_hub
 
 

@@ -7,16 +7,48 @@ They come through the hub's own cache. A token for gated repositories comes from
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lmwright.errors import UserError, first_line, install
 
 PREFIX = "hf://"
+ANSWER_S = 30.0
+"""A hub that says nothing for so long does not answer; the client itself asks some questions for
+ever."""
+WRITTEN_S = 300.0
+"""The same of what is sent to it, which it works on before it answers."""
 
 
 def is_hub_name(path: str | os.PathLike) -> bool:
     """True if a path is the name of a repository on the hub."""
     return str(path).startswith(PREFIX)
+
+
+@cache
+def bound_waits() -> None:
+    """Gives every request of the client an end from now on, in this process. A program's own
+    client, set by `set_client_factory`, keeps its own."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    factory = _http.default_client_factory
+    if getattr(_http, "_GLOBAL_CLIENT_FACTORY", factory) is factory:
+        set_client_factory(lambda: _bounded(factory()))
+
+
+def _bounded(client: Any) -> Any:
+    def bound(request: Any) -> None:
+        most = ANSWER_S if request.method in ("GET", "HEAD") else WRITTEN_S
+        asked = request.extensions.get("timeout", {})
+        names = ("connect", "read", "write", "pool")
+        ends = {name: asked.get(name) or most for name in names}
+        request.extensions["timeout"] = ends | {"connect": asked.get("connect") or ANSWER_S}
+
+    hooks = client.event_hooks
+    client.event_hooks = hooks | {"request": [*hooks.get("request", ()), bound]}
+    return client
 
 
 @dataclass(frozen=True)
@@ -58,6 +90,7 @@ def fetch_files(
     except ImportError:
         raise UserError(f"{name}: hub names need huggingface_hub; {install('hf')}") from None
     try:
+        bound_waits()
         if constants.HF_HUB_OFFLINE:
             return _fetched_before(name, repo, revision, known_by)
         info = hub.HfApi().model_info(repo, revision=revision)

@@ -8,14 +8,22 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lmwright.errors import StorageError, UserError, first_line
 from lmwright.guard.urls import redact_text
 from lmwright.storage.bucket import code_may_pass
+from lmwright.storage.hub import bound_waits
 
 WAITS_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # 300 in all
+MOST_S = 300.0
+SILENT_S = 30.0  # of a server that answers nothing more
+WAITS = {
+    "http": "client_kwargs", "https": "client_kwargs",
+    "gs": "requests_timeout", "gcs": "requests_timeout",
+}  # fmt: skip
+"""File systems on aiohttp, and their option that bounds the waits."""
 REFUSED = (PermissionError, NotImplementedError, ValueError, TypeError)
 
 
@@ -30,7 +38,30 @@ def url_filesystem(url: str) -> tuple[Any, str]:
     logger = logging.getLogger("gcsfs")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL)
-    return fsspec.core.url_to_fs(url)
+    kinds = {part.partition("://")[0] for part in url.split("::") if "://" in part}
+    with suppress(ImportError):  # which fsspec tells with its cure
+        if "hf" in kinds:
+            bound_waits()
+    return fsspec.core.url_to_fs(url, **{kind: _waits(kind) for kind in kinds & WAITS.keys()})
+
+
+def _waits(kind: str) -> dict[str, Any]:
+    """Options of a file system by which silence ends a request, and nothing else does. Without
+    them, gcsfs waits for ever, and aiohttp ends a request after five minutes, also where bytes come
+    all the time. What the user set for fsspec counts."""
+    import fsspec
+
+    try:
+        import aiohttp
+    except ImportError:
+        return {}
+    waits = aiohttp.ClientTimeout(total=None, sock_connect=SILENT_S, sock_read=SILENT_S)
+    option, options = WAITS[kind], {}
+    for name in (name for name, each in WAITS.items() if each == option):
+        options |= fsspec.config.conf.get(name, {})
+    if option == "client_kwargs":
+        return {option: {"timeout": waits} | options.get(option, {})}
+    return {option: options.get(option, waits)}
 
 
 class Patience:
@@ -42,13 +73,15 @@ class Patience:
     def ask(self, question: Callable[[], Any]) -> Any:
         """The answer. Raises FileNotFoundError, StorageError where the server stays away, and
         UserError for what it refuses."""
+        failed_at = None
         for wait_s in (*(WAITS_S if self._answered else ()), None):
             try:
                 with self.told():
                     answer = question()
             except StorageError as error:
-                if wait_s is None:
-                    raise
+                failed_at = failed_at or time.monotonic()
+                if wait_s is None or time.monotonic() - failed_at > MOST_S:
+                    raise  # a question to a silent server takes long, too
                 if not self._away:  # several threads ask
                     self._away = True
                     note = f"lmwright: {error}; asking again for {sum(WAITS_S) / 60:.0f} minutes"

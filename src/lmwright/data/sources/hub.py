@@ -18,7 +18,7 @@ from lmwright.data.sources.columns import (
 )
 from lmwright.data.sources.file import File
 from lmwright.errors import UserError, first_line, install
-from lmwright.storage.hub import sentence
+from lmwright.storage.hub import bound_waits, sentence
 
 
 def find_shards(source: Source) -> list[File]:
@@ -34,6 +34,7 @@ def find_shards(source: Source) -> list[File]:
         raise UserError(
             f"data.sources: {source.path} needs Hugging Face's libraries; {install('hf')}"
         ) from None
+    bound_waits()
     try:
         sha = HfApi().dataset_info(repo, revision=revision or None).sha
         dataset = _open(repo, sha, source.subset, source.split)
@@ -91,4 +92,5 @@ def _refuse_missing(dataset: Any, source: Source) -> None:
 def _open(repo: str, sha: str, subset: str | None, split: str) -> Any:
     import datasets
 
+    bound_waits()
     return datasets.load_dataset(repo, name=subset, split=split, revision=sha, streaming=True)

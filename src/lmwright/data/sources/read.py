@@ -34,7 +34,7 @@ from lmwright.data.sources.columns import (
 )
 from lmwright.data.sources.file import DOCUMENT_BYTES, RECORDS, File, Slice, stream
 from lmwright.data.text.answered import rows_of_squad
-from lmwright.errors import UserError, first_line
+from lmwright.errors import StorageError, UserError, first_line
 
 LINE_BYTES = 1 << 28
 CELL_CHARS = 1 << 26
@@ -95,6 +95,11 @@ def _reading(file: File) -> Iterator[None]:
         raise
     except (FileNotFoundError, PermissionError) as e:
         raise UserError(f"{file.path} cannot be read: {e.strerror or e}") from None
+    except (TimeoutError, ConnectionError) as e:
+        raise StorageError(
+            f"{file.path} cannot be read to its end: its server does not answer any more "
+            f"({first_line(e)}); check the network and run again"
+        ) from None
     except (OSError, EOFError, pa.ArrowException) as e:
         kind = {"gzip": ".gz", "zstd": ".zst"}.get(file.compression or "", file.format)
         raise UserError(
