@@ -49,4 +49,5 @@ def install(extra: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """First line of another library's error, for the middle of a sentence."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    unsaid = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return (str(error).strip() or unsaid).splitlines()[0].rstrip(".")

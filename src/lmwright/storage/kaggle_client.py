@@ -7,6 +7,7 @@ as the client documents. It reaches no message.
 import contextlib
 import io
 import os
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lmwright.errors import UserError, install
 
 TOKENS = "https://www.kaggle.com/settings"
 VARIABLES = ("KAGGLE_API_TOKEN", "KAGGLE_KEY")
+ANSWER_S = 60.0
 FILES = ("access_token", "access_token.txt", "kaggle.json", "credentials.json")
 
 
@@ -43,9 +45,27 @@ def client(what: str) -> Any:
     """The client, not yet logged in."""
     check_client(what)
     check_token(what)
+    _bound_waits()
     with contextlib.redirect_stdout(io.StringIO()):  # it logs in at import, and prints
         from kaggle.api.kaggle_api_extended import KaggleApi
     return KaggleApi()
+
+
+@cache
+def _bound_waits() -> None:
+    """Gives the client's calls an end, in this process: it asks without one, already at its import.
+    The log of a session, which may be silent for long, is read otherwise."""
+    from kagglesdk.kaggle_http_client import KaggleHttpClient
+
+    begin = KaggleHttpClient._init_session
+
+    def begin_bounded(self: Any) -> Any:
+        begun, again = self._session is not None, begin(self)
+        if not begun:
+            self._session.send = partial(self._session.send, timeout=ANSWER_S)
+        return again
+
+    KaggleHttpClient._init_session = begin_bounded
 
 
 def log_in(api: Any, what: str) -> None:

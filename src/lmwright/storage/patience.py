@@ -19,6 +19,7 @@ from lmwright.storage.hub import bound_waits
 WAITS_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # 300 in all
 MOST_S = 300.0
 SILENT_S = 30.0  # of a server that answers nothing more
+SILENT_BUCKET_S = 15.0  # of a bucket, which gcsfs asks six times
 WAITS = {
     "http": "client_kwargs", "https": "client_kwargs",
     "gs": "requests_timeout", "gcs": "requests_timeout",
@@ -55,11 +56,13 @@ def _waits(kind: str) -> dict[str, Any]:
         import aiohttp
     except ImportError:
         return {}
-    waits = aiohttp.ClientTimeout(total=None, sock_connect=SILENT_S, sock_read=SILENT_S)
     option, options = WAITS[kind], {}
     for name in (name for name, each in WAITS.items() if each == option):
         options |= fsspec.config.conf.get(name, {})
-    if option == "client_kwargs":
+    of_web = option == "client_kwargs"
+    silent_s = SILENT_S if of_web else SILENT_BUCKET_S
+    waits = aiohttp.ClientTimeout(total=None, sock_connect=silent_s, sock_read=silent_s)
+    if of_web:
         return {option: {"timeout": waits} | options.get(option, {})}
     return {option: options.get(option, waits)}
 

@@ -12,10 +12,11 @@ from lmwright.data.sources.read import read_rows
 from lmwright.data.tokens.tokenizer import save_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.open import open_place
-from lmwright.storage import kaggle
+from lmwright.storage import kaggle, kaggle_client
 from tests.cloud.kaggle.service import TOKEN
 from tests.data.chat_problem import chat_tokenizer
 from tests.data.user_run import RUN, command, texts
+from tests.storage.test_silent_servers import Silent
 
 
 @pytest.fixture(autouse=True)
@@ -195,3 +196,17 @@ def test_a_listing_names_no_file_outside_its_folder(monkeypatch, name):
     monkeypatch.setattr(kaggle, "find_dataset", lambda path: (listed, name))
     with pytest.raises(UserError, match="there is no such file in the dataset"):
         kaggle.fetch_file(f"kaggle://acme/words@3/{name}")
+
+
+@pytest.mark.parametrize("logged_in", [False, True])
+def test_a_service_that_never_answers_is_not_waited_for(named, monkeypatch, logged_in):
+    from kagglesdk import kaggle_env
+
+    monkeypatch.setattr(kaggle_client, "ANSWER_S", 0.2)
+    if logged_in:
+        kaggle._api()
+    with Silent() as server:
+        address = f"http://{server.address}"
+        monkeypatch.setitem(kaggle_env._env_to_endpoint, kaggle_env.KaggleEnv.LOCAL, address)
+        with pytest.raises(UserError, match=r"acme/words: Kaggle cannot be asked \(.*out"):
+            kaggle.find_dataset("kaggle://acme/words")
