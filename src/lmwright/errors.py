@@ -42,8 +42,7 @@ class StorageError(TransientError):
 
 
 def install(extra: str) -> str:
-    """Instruction to install one of the extras of `pyproject.toml`, for messages; lmwright is not
-    on a package index."""
+    """Instruction, for messages, to install one of the extras of `pyproject.toml`, in a clone."""
     return f"run `pip install -e '.[{extra}]'` in your clone of lmwright"
 
 
