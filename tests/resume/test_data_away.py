@@ -2,16 +2,24 @@
 
 import functools
 import http.server
+import signal
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
 
+from lmwright.checkpoint.saved import SavedStates
+from lmwright.config.run import Eval
+from lmwright.data.rows import loader
 from lmwright.errors import StorageError, UserError
 from lmwright.storage import patience
 from lmwright.storage.patience import Patience, may_pass
+from lmwright.train.hooks import Hook
 from lmwright.train.session import train
+from lmwright.train.signals import EXIT_PREEMPTED
 from tests.data.test_store import RangeHandler
 from tests.resume.small_runs import in_dir, losses
 
@@ -68,8 +76,33 @@ def test_a_run_waits_for_a_server_that_comes_back(remote, count, trained_run, ca
 
 
 def test_a_server_that_stays_away_is_told(remote, count):
+    """No step is lost."""
+    remote = replace(remote, eval=Eval())
     with pytest.raises(StorageError, match=r"http://.*: cannot be read: 503.*the network"):
-        asked_when_trained(remote, away=(count // 2, LAST))
+        asked_when_trained(remote, away=(count // 3, LAST))
+    assert [max(losses(remote))] == SavedStates(Path(remote.dir)).steps()[-1:]
+
+
+def test_a_run_that_is_asked_to_stop_does_not_wait_for_its_rows(remote, monkeypatch, capfd):
+    """It saves what it has; before, both Ctrl-C and SIGTERM waited with it."""
+    monkeypatch.setattr(patience, "WAITS_S", (0.01, 600))
+    monkeypatch.setattr(loader, "GRACE_S", 0.1)
+
+    class Stop(Hook):
+        def after_step(self, session, step):
+            if step == 1:
+                Server.away = (0, LAST)
+            if step == 2:
+                threading.Timer(1, signal.raise_signal, (signal.SIGTERM,)).start()
+
+    Server.asked, Server.away = 0, (LAST, LAST)
+    remote = replace(remote, train=replace(remote.train, steps=100), eval=Eval())
+    began, before = time.monotonic(), set(threading.enumerate())
+    outcome = train(remote, jax.devices()[:1], hooks=[Stop()])
+    assert outcome.exit_code == EXIT_PREEMPTED and time.monotonic() - began < 120
+    assert [outcome.step] == SavedStates(Path(remote.dir)).steps()[-1:]
+    assert "did not come" in capfd.readouterr().out
+    assert not [left for left in set(threading.enumerate()) - before if not left.daemon]
 
 
 def test_a_server_that_never_answered_is_not_waited_for(monkeypatch):

@@ -18,6 +18,7 @@ from lmwright.storage.hub import bound_waits
 
 WAITS_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # 300 in all
 MOST_S = 300.0
+LOOK_S = 0.5
 SILENT_S = 30.0  # of a server that answers nothing more
 SILENT_BUCKET_S = 15.0  # of a bucket, which gcsfs asks six times
 WAITS = {
@@ -72,6 +73,8 @@ class Patience:
 
     def __init__(self, url: str):
         self._url, self._answered, self._away = url, False, False
+        self.hurried = False
+        """True while nobody needs an answer that does not come at once."""
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """The answer. Raises FileNotFoundError, StorageError where the server stays away, and
@@ -83,16 +86,22 @@ class Patience:
                     answer = question()
             except StorageError as error:
                 failed_at = failed_at or time.monotonic()
-                if wait_s is None or time.monotonic() - failed_at > MOST_S:
-                    raise  # a question to a silent server takes long, too
+                late = time.monotonic() - failed_at > MOST_S  # a silent server takes long, too
+                if wait_s is None or late or self.hurried:
+                    raise
                 if not self._away:  # several threads ask
                     self._away = True
                     note = f"lmwright: {error}; asking again for {sum(WAITS_S) / 60:.0f} minutes"
                     print(note, file=sys.stderr, flush=True)
-                time.sleep(wait_s)
+                self._pause(wait_s)
             else:
                 self._answered, self._away = True, False
                 return answer
+
+    def _pause(self, wait_s: float) -> None:
+        end = time.monotonic() + wait_s
+        while not self.hurried and (left_s := end - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_S))
 
     @contextmanager
     def told(self) -> Iterator[None]:

@@ -38,15 +38,16 @@ class CompiledStep:
 
     @classmethod
     def of(
-        cls, plan: Plan, stores: Mapping[str, TokenStore], state: Tree,
+        cls, plan: Plan, stores: Mapping[str, TokenStore], asked: Callable[[], bool], state: Tree,
         active: Sequence[Trainee], counts: Mapping[str, int], at: int,
     ) -> "CompiledStep":  # fmt: skip
-        """Compiles the step for `active` trainees, whose rows after step `at` are read meanwhile.
+        """Compiles the step for `active` trainees, whose rows after step `at` are read meanwhile;
+        `asked` tells whether the session was asked to stop.
         Raises UserError for compiler options that do not exist."""
         lanes = Lanes.of(plan, active)
         num_rows = len(lanes.trainees) * lanes.rows
         host = HostRows.of(plan, num_rows)
-        feed = Feed(active, stores, counts, lanes, host, at)
+        feed = Feed(active, stores, counts, lanes, host, at, asked)
         step = make_step(plan, active)
         try:
             lowered = step.lower(abstract_state(plan), abstract_batch(plan, num_rows))

@@ -6,14 +6,15 @@
 The batch of a trainee's own step s is what it would be if it trained alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import jax
 import numpy as np
 
-from lmwright.data.rows.loader import Loader
+from lmwright.data.rows.loader import Loader, RowsAway
 from lmwright.data.rows.store import TokenStore
+from lmwright.errors import StorageError
 from lmwright.program.step import Lanes
 from lmwright.program.trainee import Trainee
 from lmwright.train.hosts import HostRows
@@ -30,11 +31,15 @@ class Feed:
         lanes: Lanes,
         host: HostRows,
         start: int,
+        asked: Callable[[], bool],
     ):
         self._start, self._counts = start, [counts[trainee.name] for trainee in active]
         shares = [lanes.trainees.count(i) for i in range(len(active))]
         self._order = row_order(lanes, host)
         self._stack = ExitStack()
+        self._places = [stores[trainee.name].place for trainee in active]
+        for place in self._places:
+            place.hurry(False)
         self._loaders = [
             self._stack.enter_context(
                 Loader(
@@ -43,17 +48,21 @@ class Feed:
                     stretches=own_stretches(host, len(lanes.trainees), share),
                     start_step=count,
                     host=(jax.process_index(), jax.process_count()),
+                    asked=asked,
                 )
             )
             for trainee, share, count in zip(active, shares, self._counts, strict=True)
         ]
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        """Arrays of this host's rows of a step of the run."""
-        parts = [
-            loader.batch(count + step - self._start)
-            for loader, count in zip(self._loaders, self._counts, strict=True)
-        ]
+        """Arrays of this host's rows of a step of the run. Raises RowsAway."""
+        try:
+            parts = [
+                loader.batch(count + step - self._start)
+                for loader, count in zip(self._loaders, self._counts, strict=True)
+            ]
+        except StorageError as error:
+            raise RowsAway from error
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([p[name] for p in parts])[self._order] for name in parts[0]}
@@ -64,7 +73,9 @@ class Feed:
             loader.finish()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads, which ask no server again."""
+        for place in self._places:
+            place.hurry(True)
         self._stack.close()
 
 

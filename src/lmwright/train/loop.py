@@ -125,7 +125,7 @@ class Loop:
             return self._end(self.start, 0)
         first = done = self._passed_over(self.start)
         if not self._may_step(done):
-            return self._stopped(done)
+            return self.stopped(done)
         with self.budget.apart("compile"):
             for hook in self.hooks:
                 hook.at_start(self, done)
@@ -134,7 +134,7 @@ class Loop:
         while done < self.steps:
             done = self._passed_over(done)
             if done != first and not self._may_step(done):
-                return self._stopped(done)
+                return self.stopped(done)
             self.profiler.before(done + 1, self.state)
             compiled = self._ready_step()
             values = self._step(compiled, done)
@@ -147,7 +147,7 @@ class Loop:
                 compiled.finish()
             self._save_if_due(done, values, ends=stopping or done >= self.steps)
             if stopping and done < self.steps:
-                return self._stopped(done)
+                return self.stopped(done)
         return self._end(done, 0)
 
     def _measure(self, done: int, values: Values, compiled: Step) -> None:
@@ -173,7 +173,8 @@ class Loop:
     def _may_step(self, done: int) -> bool:
         return False not in [hook.before_step(self, done) for hook in self.hooks]
 
-    def _stopped(self, step: int) -> Outcome:
+    def stopped(self, step: int) -> Outcome:
+        """Saves a session that ends early, with this step."""
         if self._saved != step:
             self._save(step)
         return self._end(step, self.stop.exit_code or EXIT_INTERRUPTED)

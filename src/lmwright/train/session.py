@@ -16,6 +16,7 @@ from lmwright.checkpoint.memory import MemoryTier
 from lmwright.checkpoint.store import Checkpoints
 from lmwright.config.load import dump_toml
 from lmwright.config.run import Run
+from lmwright.data.rows.loader import RowsAway
 from lmwright.data.rows.store import TokenStore
 from lmwright.data.tokens.vocabulary import note_unused
 from lmwright.errors import UserError
@@ -101,7 +102,7 @@ def train(
         loop = Loop(
             plan=plan, state=state, start=start, counts=counts, passed=passed, facts=facts,
             early_stops=_early_stops(trainees, meta),
-            compile=partial(CompiledStep.of, plan, stores),
+            compile=partial(CompiledStep.of, plan, stores, partial(_asked_alone, stop)),
             evaluator=HeldOutOfAll(plan, stores, metrics, display),
             checkpoints=checkpoints,
             budget=Budget.of(run, path, start, saved(state), began),
@@ -111,7 +112,27 @@ def train(
             stop=stop,
             hooks=(*own, *HOOKS, *hooks),
         )  # fmt: skip
-        return stack.enter_context(closing(loop)).run()
+        return _outcome(stack.enter_context(closing(loop)))
+
+
+def _asked_alone(stop: StopRequest) -> bool:
+    """True for a process that was asked to stop and may do so without others."""
+    return stop.exit_code is not None and jax.process_count() == 1
+
+
+def _outcome(loop: Loop) -> Outcome:
+    """Outcome of a loop; one whose rows stay away ends with the step before, which is saved."""
+    try:
+        return loop.run()
+    except RowsAway as away:
+        if away.__cause__ is None:
+            loop.display.note(f"the rows of step {loop.at + 1} did not come")
+            return loop.stopped(loop.at)
+        if (
+            loop.at > loop.start and jax.process_count() == 1
+        ):  # others would have to save with this one
+            loop.stopped(loop.at)
+        raise away.__cause__ from None
 
 
 def _planned(run: Run, devices: Sequence[jax.Device]) -> tuple[Plan, str]:

@@ -88,8 +88,7 @@ class StopRequest:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
     def asked(self, step: int) -> bool:
-        """True if the loop should stop after this step; with several hosts, all agree on the
-        step."""
+        """True if the loop should stop after this step, on which all hosts agree."""
         self._leave_terminal()
         import jax
 

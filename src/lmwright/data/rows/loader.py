@@ -8,8 +8,8 @@ hosts sees the same data.
 """
 
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -17,7 +17,14 @@ from lmwright.data.rows.store import TokenStore
 from lmwright.data.rows.watch import HashWatch
 
 AHEAD = 4
+GRACE_S = 5.0  # for rows of a session that was asked to stop
+LOOK_S = 0.5
 KEPT_BYTES = (32 << 20) - (64 << 10)
+
+
+class RowsAway(Exception):
+    """Rows of a step do not come: their server stays away, which is the cause, or nobody wants to
+    wait for them."""
 
 
 class Loader:
@@ -26,6 +33,7 @@ class Loader:
     stretches: (start, stop) of the rows of each batch that are read here; all if unset.
     host: (index, number of hosts): which of the store's files are compared with their hashes
         here, beside the training; None: none are.
+    asked: tells whether the session was asked to stop, so that late rows are not waited for.
     input_wait_s: seconds that `batch` has waited so far for input that was not ready.
     """
 
@@ -37,11 +45,12 @@ class Loader:
         stretches: Sequence[tuple[int, int]] | None = None,
         start_step: int = 0,
         host: tuple[int, int] | None = (0, 1),
+        asked: Callable[[], bool] = lambda: False,
     ):
         store.check_batch(global_batch_size)
         self.stretches = tuple(stretches or [(0, global_batch_size)])
         self.store, self.global_batch_size = store, global_batch_size
-        self.input_wait_s = 0.0
+        self.input_wait_s, self._asked = 0.0, asked
         _keep_freed_memory()
         self._pool = ThreadPoolExecutor(store.place.readers, thread_name_prefix="lmwright-loader")
         self._coming: dict[int, Future] = {}
@@ -51,16 +60,24 @@ class Loader:
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """Arrays of this host's rows of a step (see `TokenStore.batch`); any step, in any order.
 
-        UserError naming the file once one of the store is found to be altered.
+        UserError naming the file once one of the store is found to be altered, and RowsAway.
         """
         if self._watch:
             self._watch.check()
         self._prefetch(step)
         future = self._coming.pop(step)
         begun = time.perf_counter()
+        self._wait(future, begun)
         arrays = future.result()
         self.input_wait_s += time.perf_counter() - begun
         return arrays
+
+    def _wait(self, future: Future, begun: float) -> None:
+        while not future.done() and wait([future], LOOK_S).not_done:
+            if not self._asked():
+                begun = time.perf_counter()
+            elif time.perf_counter() - begun > GRACE_S:
+                raise RowsAway
 
     def finish(self) -> None:
         """To be called before a run ends well: UserError naming a file of the store if one that

@@ -43,6 +43,9 @@ class LocalPlace:
     def expect(self, stage: Manifest, files: Sequence[str]) -> None:
         """Hears which files of a stage will be read."""
 
+    def hurry(self, hurried: bool) -> None:
+        """Hears whether what does not come at once is needed no more."""
+
     def name(self, file: str) -> str:
         """Name of a file in messages."""
         return str(self.folder / file)
@@ -118,6 +121,10 @@ class RemotePlace:
 
     def expect(self, stage: Manifest, files: Sequence[str]) -> None:
         """Hears which files of a stage will be read."""
+
+    def hurry(self, hurried: bool) -> None:
+        """Hears whether what does not come at once is needed no more."""
+        self._server.hurried = hurried
 
     def name(self, file: str) -> str:
         return f"{self.url}/{file}"

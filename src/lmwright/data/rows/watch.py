@@ -16,7 +16,7 @@ import xxhash
 from lmwright.data.manifest import altered_error
 from lmwright.data.rows.shards import Place
 from lmwright.data.rows.store import TokenStore
-from lmwright.errors import UserError
+from lmwright.errors import StorageError, UserError
 
 # Hashing takes at most this share of one core and of the time of the disk while a run trains,
 # and all of it for as long as a run waits at its end.
@@ -66,7 +66,7 @@ class HashWatch:
             ended, files = self._ending.is_set() or self._store.whole, self._store.files()
             for place, file, wanted in files[self._mine][seen:]:
                 # a file that cannot be read ends the training where it is needed
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, StorageError):
                     if (have := self._hash(place, file)) is not None and have != wanted:
                         what = "its hash is not the manifest's"
                         self._found = altered_error(place.name(file), what)
