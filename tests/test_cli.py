@@ -8,14 +8,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import click
 import pytest
 
 from lmwright import __version__
+from lmwright.cli import interrupt, runs
 from lmwright.cli import main as cli
-from lmwright.cli import runs
 from lmwright.cli.main import main
 from lmwright.cli.output import BrokenPipe
 from lmwright.errors import UserError
@@ -390,3 +391,19 @@ def test_an_interrupted_import_is_an_interrupt(monkeypatch, capsys, run_file):
     monkeypatch.setattr("lmwright.formats.open.load_noted", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["prepare", run_file])
+
+
+def test_a_schema_that_was_interrupted_is_an_interrupt(monkeypatch, capsys, run_file):
+    """Its builder, in Rust, makes one text of all errors."""
+    from pydantic_core import SchemaError
+
+    def built(*_, **__):
+        raise SchemaError("Error building `literal` serializer:\n  KeyboardInterrupt:")
+
+    monkeypatch.setattr("lmwright.formats.open.load_noted", built)
+    monkeypatch.setattr(interrupt, "_noted", threading.Event())
+    with pytest.raises(SchemaError):
+        main(["prepare", run_file])
+    interrupt._noted.set()
+    assert main(["prepare", run_file]) == 130
+    assert "interrupted" in capsys.readouterr().err

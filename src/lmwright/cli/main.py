@@ -147,6 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = error.filename2 or error.filename or "output"
         refused = StorageError(f"{where}: {DISK_ERRORS[error.errno]}")
         return _fail(str(refused), refused.exit_code if error.errno in FULL else EXIT_USER_ERROR)
+    except Exception as error:
+        # pydantic makes one of a Ctrl-C that comes while it builds a schema
+        if type(error).__name__ != "SchemaError" or not was_interrupted(error):
+            raise
+        return _interrupted()
     return result if type(result) is int else 0
 
 
