@@ -40,7 +40,7 @@ SLICES = {
         qwen1-5-moe-a2-7b mellum2-12b-a2-5b deepseek-v2-lite moonlight-16b-a3b
         nemotron-3-nano-30b-a3b ernie-4-5-21b-a3b trinity-mini command-r starcoder2-15b""",
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
-    "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b",
+    "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b phi-3-5-moe",
     "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
         nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b command-a
         llama-4-scout""",

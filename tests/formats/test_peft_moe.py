@@ -42,6 +42,7 @@ LINEAR = {
 }  # fmt: skip
 FAMILIES = {
     "MixtralForCausalLM": LOCAL,
+    "PhimoeForCausalLM": LOCAL | {"head_dim": 8, "attention_bias": True, "lm_head_bias": True},
     "Qwen3MoeForCausalLM": COMMON | {"head_dim": 8, "mlp_only_layers": [0]},
     "Qwen2MoeForCausalLM": COMMON | {
         "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]},

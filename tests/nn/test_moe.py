@@ -109,6 +109,29 @@ def test_softmax_routing_by_hand(shares):
     np.testing.assert_allclose(choice.shares, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("margin", [0.3, 2.0])
+def test_routing_among_what_is_near_equals_transformers(margin):
+    torch = pytest.importorskip("torch")
+    module = pytest.importorskip("transformers.models.phimoe.modeling_phimoe")
+    logits = logits_of().reshape(-1, E)
+    logits[:7] = -np.abs(logits[:7])  # whose best ones are below zero, too
+    theirs = torch.tensor(logits, requires_grad=True)
+    weights, ids = module.sparsemixer(theirs, margin / 2, training=False)
+    pull = np.random.default_rng(1).standard_normal(weights.shape).astype("f4")
+    (weights * torch.tensor(pull)).sum().backward()
+    routing = Routing(2, shares="near", margin=margin, scale=1.5)
+
+    def ours(x):
+        choice = choose(x[None], None, routing)
+        return jnp.sum(choice.shares[0] * pull), choice
+
+    (_, choice), grad = jax.value_and_grad(ours, has_aux=True)(jnp.asarray(logits))
+    np.testing.assert_array_equal(choice.experts[0], ids)
+    np.testing.assert_allclose(choice.shares[0] / 1.5, weights.detach(), rtol=1e-5)
+    np.testing.assert_allclose(grad / 1.5, theirs.grad, atol=1e-6)
+    assert not (np.asarray(choice.shares) == 1.5).all()
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 def test_sigmoid_routing_in_groups_equals_transformers(normalize):
     torch = pytest.importorskip("torch")

@@ -13,6 +13,10 @@ LATENTS = {  # of attention; narrow heads, so that none is as wide as another pa
     "num_key_value_heads": 6, "head_dim": None, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8,
     "v_head_dim": 14, "kv_lora_rank": 26,
 }  # fmt: skip
+PHIMOE = {
+    "num_local_experts": 7, "num_experts_per_tok": 2, "intermediate_size": 28,
+    "router_aux_loss_coef": 0.3, "router_jitter_noise": 0.21, "attention_bias": True,
+}  # fmt: skip
 ROWS = {
     "mixtral": (
         "MixtralForCausalLM",
@@ -136,6 +140,21 @@ ROWS = {
             "sliding_window": 9, "hidden_act": "relu", "tie_word_embeddings": False,
             "layer_types": [LOCAL, GLOBAL, LOCAL], "layer_rope_theta": [301.0, 5003.0, 301.0],
         },
+    ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            **PHIMOE, "sliding_window": 9, "lm_head_bias": True, "tie_word_embeddings": True,
+            "original_max_position_embeddings": 160, "max_position_embeddings": 320,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 5003.0, "original_max_position_embeddings":
+                160, "short_factor": [1.1, 1.3, 1.6, 2.2, 3.1], "long_factor": [2.0] * 5,
+                "short_mscale": 1.3, "long_mscale": 1.3,
+            },
+        },
+    ),
+    "phimoe-plain": (
+        "PhimoeForCausalLM", PHIMOE | {"hidden_act": "relu", "attention_bias": False},
     ),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON_MOE | {"moe_latent_size": 20}),
     "gpt-oss": (

@@ -49,6 +49,10 @@ ROUNDED = {"granite4-moe": 6}  # theirs are up to 1.4e-5 from float64, ours 3.1e
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
             "bos_token_id", "eos_token_id")  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 5003.0, "short_factor": [1.1] * 5, "factor": 2.0,
+    "long_factor": [1.3] * 5, "short_mscale": 1.3, "long_mscale": 1.3,
+}  # fmt: skip
 TOKENS = np.random.default_rng(1).integers(3, 97, (4, 53))
 PADDED = (slice(1, 2), slice(0, 6))  # left of the second row
 
@@ -225,6 +229,19 @@ def test_layers_that_predict_a_further_token_are_left_out(name, begins, folders,
             {"layer_rope_theta": [0, 7.0, 0, 7.0, 0]},
             "layer_rope_theta differs among layers of type sliding_attention",
         ),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok = 3 is not computed"),
+        ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise = -0.1 is not a number"),
+        (
+            "phimoe",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "rope scaling 'linear' is not computed for Phi-3.5-MoE; it is longrope",
+        ),
+        (
+            "phimoe",
+            {"rope_parameters": LONG | {"long_mscale": 1.4}},
+            "short_mscale = 1.3 and long_mscale = 1.4 differ",
+        ),
+        ("phimoe", {"rope_parameters": LONG | {"short_mscale": None}}, "short_mscale = None is no"),
         ("ernie4-5-moe", {"use_bias": True}, "use_bias = True is not computed with experts"),
         ("ernie4-5-moe", {"moe_norm_min": 0.5}, "moe_norm_min = 0.5 is not supported"),
         ("ernie4-5-moe", {"moe_layer_interval": 0}, "moe_layer_interval = 0 must be numbers of la"),

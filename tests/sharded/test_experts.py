@@ -25,6 +25,7 @@ from lmwright.models.minimax_m2 import MinimaxM2
 from lmwright.models.mistral4 import Mistral4
 from lmwright.models.moe import Mixtral
 from lmwright.models.nemotron_h import NemotronHMoe
+from lmwright.models.phimoe import Phimoe
 from lmwright.models.qwen3_next import Qwen3Next
 from lmwright.models.reasoning import Reasoning
 from lmwright.models.solar_open import SolarOpen
@@ -116,6 +117,11 @@ LLAMA4 = Llama4(
     experts=Experts(num_experts=8, experts_per_token=2, mlp_dim=16, shared_dim=16,
                     score="sigmoid", shares="all", weighed="inputs"),
 )  # fmt: skip
+PHIMOE = Phimoe(
+    **SIZES, window=7, bias="attention", head_bias="all", head="tied",
+    experts=Experts(num_experts=8, experts_per_token=2, mlp_dim=16, shares="near", margin=0.3,
+                    balance_loss=0.1),
+)  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
 
@@ -177,6 +183,8 @@ MORE_MESHES = [
     (GRANITE, {"expert": 2, "context": 2, "tensor": 2}),
     (GRANITE_SWA, {"expert": 2, "context": 2, "tensor": 2}),
     (GRANITE_SWA, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (PHIMOE, {"expert": 2, "context": 2, "tensor": 2}),
+    (PHIMOE, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (MISTRAL4, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]

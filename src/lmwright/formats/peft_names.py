@@ -27,7 +27,7 @@ from lmwright.formats.peft_experts import EXPERT, OLD, PART, is_router, paramete
 from lmwright.formats.peft_folder import PeftFolder, PeftModule, make_config
 from lmwright.models.over import OverEncoder
 
-NOT_FOUND = ("lfm2_moe", "qwen2_moe", "qwen3_5_moe_text")
+NOT_FOUND = ("lfm2_moe", "phimoe", "qwen2_moe", "qwen3_5_moe_text")
 """Each `model_type` whose single experts PEFT does not find by `target_modules`."""
 
 OF_RANKS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern")

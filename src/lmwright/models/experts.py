@@ -41,9 +41,11 @@ class Experts:
     """Width of one expert."""
     score: Literal["softmax", "sigmoid"] = "softmax"
     """Function that turns router logits into routing weights."""
-    shares: Literal["chosen", "all"] = "chosen"
+    shares: Literal["chosen", "all", "near"] = "chosen"
     """`chosen` normalizes routing weights over the experts that a token chose, `all` leaves them as
-    scored."""
+    scored, `near` normalizes each over the experts left that come within `margin` of it."""
+    margin: NonNegative | None = None
+    """For `shares = "near"`: what logits are less by, at most, as a share of their size."""
     scale: Positive = 1.0
     """Factor on the routing weights."""
     weighed: Literal["outputs", "inputs"] = "outputs"
@@ -79,6 +81,18 @@ class Experts:
                 f"model.experts.num_groups: {self.num_groups} does not divide the "
                 f"{self.num_experts} of model.experts.num_experts; choose one that does"
             )
+        if (self.shares == "near") != (self.margin is not None):
+            raise UserError(
+                'model.experts.margin: goes with model.experts.shares = "near", and with nothing '
+                "else; set both, or leave it out"
+            )
+        if self.shares == "near" and (
+            self.score != "softmax" or self.num_groups > 1 or self.bias_rate is not None
+        ):
+            raise UserError(
+                'model.experts.shares: "near" goes with softmax routing without groups and '
+                "without bias_rate; leave these out"
+            )
         if self.shared_gate != "none" and self.shared_dim is None:
             raise UserError(
                 "model.experts.shared_gate: there are no shared experts; set "
@@ -96,7 +110,7 @@ class Experts:
         """Routing settings for the router."""
         return Routing(
             self.experts_per_token, self.score, self.shares, self.scale,
-            self.num_groups, self.groups_per_token, self.best_of_group,
+            self.num_groups, self.groups_per_token, self.best_of_group, self.margin,
         )  # fmt: skip
 
     @property

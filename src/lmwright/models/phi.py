@@ -4,19 +4,19 @@ read the same layer norm, a part of each head is rotated, and everything has a b
 
 from typing import ClassVar, Literal
 
-from jax import Array
-
 from lmwright.config.run import PositiveInt, section
 from lmwright.core.param import Param, Tree
 from lmwright.models import block
+from lmwright.models.biased_head import BiasedHead, HeadBias
 from lmwright.models.layer_normed import LayerNormed, Residual, RotaryFraction
 from lmwright.nn.mlp import PlainMlp
 
 
 @section
-class Phi(LayerNormed):
+class Phi(BiasedHead, LayerNormed):
     """A decoder of the Phi-2 family; its fields are the model."""
 
+    head_bias: ClassVar[HeadBias] = "all"  # type: ignore[misc]
     residual: ClassVar[Residual] = "parallel"  # type: ignore[misc]
     bias: ClassVar[block.Bias] = "all"  # type: ignore[misc]
 
@@ -28,12 +28,6 @@ class Phi(LayerNormed):
     qk_norm: Literal["none", "head"] = "none"  # type: ignore[misc]
     """Layer norm of q and k over head_dim."""
 
-    def embedding_spec(self) -> Tree:
-        """The embedding table, and the head with its bias."""
-        return super().embedding_spec() | {
-            "head_bias": Param("vocab", (self.vocab_size,), fill=0.0)
-        }
-
     def mixer_spec(self, kind: str) -> Tree:
         """Weights of what joins tokens; all heads of queries share a norm, and those of keys."""
         names = ("q_norm", "k_norm") if self.qk_norm == "head" else ()
@@ -43,11 +37,3 @@ class Phi(LayerNormed):
             for name in names
             for end, fill in ends.items()
         }
-
-    def head_weights(self, w: Tree) -> Tree:
-        """The part of the weights that `logits` reads."""
-        return super().head_weights(w) | {"head_bias": w["head_bias"]}
-
-    def logits(self, w: Tree, hidden: Array) -> Array:
-        """float32 [..., V] for hidden [..., D]; `w` may be `head_weights(w)` alone."""
-        return block.with_bias(super().logits(w, hidden), w, "head")

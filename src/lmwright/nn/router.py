@@ -6,7 +6,8 @@
 
 Softmax routing: Mixtral (https://arxiv.org/abs/2401.04088) and, with the shares left as they
 come out of the softmax, OLMoE (https://arxiv.org/abs/2409.02060). Sigmoid routing with groups
-and a bias that balances without a loss: DeepSeek-V3 (https://arxiv.org/abs/2412.19437).
+and a bias that balances without a loss: DeepSeek-V3 (https://arxiv.org/abs/2412.19437). Each choice
+against those that come near it: SparseMixer-v2 (https://arxiv.org/abs/2409.12136), without draws.
 """
 
 from dataclasses import dataclass
@@ -24,18 +25,21 @@ class Routing:
     """Settings for choosing k of E experts.
 
     `shares` are normalized over the chosen experts ("chosen": for softmax the same as taking
-    the softmax after the choice) or left as they are among all ("all"), then multiplied by
-    `scale`. Only the `groups_per_token` best of `num_groups` equal groups of experts are chosen
-    from; a group is as good as its `best_of_group` best experts together.
+    the softmax after the choice), left as they are among all ("all"), or of a softmax for each
+    choice over itself and the experts left whose logits are less by at most `margin` times the
+    larger size of both ("near"); then multiplied by `scale`. Only the `groups_per_token` best of
+    `num_groups` equal groups of experts are chosen from; a group is as good as its
+    `best_of_group` best experts together.
     """
 
     experts_per_token: int
     score: Literal["softmax", "sigmoid"] = "softmax"
-    shares: Literal["chosen", "all"] = "chosen"
+    shares: Literal["chosen", "all", "near"] = "chosen"
     scale: float = 1.0
     num_groups: int = 1
     groups_per_token: int = 1
     best_of_group: int = 2
+    margin: float | None = None
 
 
 class Choice(NamedTuple):
@@ -51,6 +55,9 @@ def choose(logits: Array, bias: Array | None, routing: Routing) -> Choice:
     """The choice for float32 logits [B, T, E]; a bias [E] has a say in the choice alone."""
     softmax = routing.score == "softmax"
     scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
+    if routing.margin is not None:
+        experts, shares = _choose_near(logits, routing.experts_per_token, routing.margin)
+        return Choice(experts, shares * routing.scale, scores)
     ranked = jax.lax.stop_gradient(scores if bias is None else scores + bias)
     if routing.num_groups > 1:
         ranked = _best_groups(ranked, routing)
@@ -60,6 +67,23 @@ def choose(logits: Array, bias: Array | None, routing: Routing) -> Choice:
     if routing.shares == "chosen":
         shares /= jnp.sum(shares, axis=-1, keepdims=True) + (0 if softmax else TINY)
     return Choice(experts, shares * routing.scale, scores)
+
+
+def _choose_near(logits: Array, k: int, margin: float) -> tuple[Array, Array]:
+    """The k best experts, int32 [B, T, k], and shares, float32 [B, T, k], each by a softmax over
+    the experts left that come near it. No gradient flows through what is near."""
+    taken, experts, shares = jnp.zeros(logits.shape, bool), [], []
+    for _ in range(k):
+        left = jax.lax.stop_gradient(jnp.where(taken, -jnp.inf, logits))
+        best = jnp.max(left, axis=-1, keepdims=True)
+        near = best - left <= margin * jnp.maximum(jnp.abs(left), best)
+        expert = jnp.argmax(left, axis=-1)
+        own = expert[..., None] == jnp.arange(logits.shape[-1])
+        weights = jax.nn.softmax(jnp.where(near & ~taken, logits, -jnp.inf), axis=-1)
+        shares.append(jnp.sum(jnp.where(own, weights, 0), axis=-1))
+        experts.append(expert.astype(jnp.int32))
+        taken |= own
+    return jnp.stack(experts, axis=-1), jnp.stack(shares, axis=-1)
 
 
 def _best_groups(ranked: Array, routing: Routing) -> Array:

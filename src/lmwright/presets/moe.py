@@ -233,4 +233,10 @@ PRESETS = {
                               balance_loss=0.02),
         vocab_size=32_000, embed_dim=4096, num_layers=32, num_heads=32, num_kv_heads=8,
         head_dim=128, seq_len=32_768),
+    "phi-3.5-moe": row(
+        "41.9 B, 6.64 B active: Phi-3.5-MoE for 4096 tokens (https://arxiv.org/abs/2404.14219)",
+        _moe, "phimoe", dict(num_experts=16, experts_per_token=2, mlp_dim=6400, shares="near",
+                             margin=0.02),
+        vocab_size=32_064, embed_dim=4096, num_layers=32, num_heads=32, num_kv_heads=8,
+        head_dim=128, seq_len=4096, bias="attention", head_bias="all"),
 }  # fmt: skip
