@@ -52,6 +52,7 @@ WITH_EXPERTS = {  # of the published models: in their files, active ones as thei
     "gpt-oss-20b": (20_914_757_184, 4.19e9),  # 3.61 and 5.13 without the embedding
     "gpt-oss-120b": (116_829_156_672, 5.71e9),
     "mixtral-8x7b": (46_702_792_704, 12.9e9),
+    "hunyuan-a13b": (80_393_183_232, 12.7e9),
     "phi-3-5-moe": (41_873_153_344, 6.64e9),
     "moe-6m": (None, 3.7e6),
 }

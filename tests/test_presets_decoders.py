@@ -77,6 +77,7 @@ PUBLISHED = {
     # as `transformers` counts the default config of GlmForCausalLM and Ernie4_5ForCausalLM
     "glm-4-9b": 9_399_951_360,
     "ernie-4-5-0-3b": 360_748_032,
+    "hunyuan-1-8b": 1_791_080_448,
     # as `transformers` counts the default config of CwmForCausalLM and HeliumForCausalLM
     "cwm-32b": 32_581_097_472,
     "helium-1-preview-2b": 2_172_643_840,

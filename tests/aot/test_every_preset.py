@@ -16,7 +16,7 @@ SLICES = {
         qwen3-1-7b qwen3-4b gemma2-2b gemma3-1b olmo2-1b phi3-mini moe-6m smollm3-3b
         gemma-2b vaultgemma-1b granite-3-3-2b qwen3-5-0-8b qwen3-5-2b ministral-3-3b
         lfm2-350m lfm2-700m lfm2-1-2b granite-4-0-h-350m granite-4-0-h-1b falcon-h1-0-5b
-        ernie-4-5-0-3b exaone-4-0-1-2b helium-1-preview-2b granite-3-1-1b-a400m
+        ernie-4-5-0-3b hunyuan-1-8b exaone-4-0-1-2b helium-1-preview-2b granite-3-1-1b-a400m
         eurobert-210m eurobert-610m eurobert-2-1b modernbert-base modernbert-large ettin-17m
         ettin-32m ettin-68m ettin-150m ettin-400m ettin-1b deberta-v3-xsmall deberta-v3-small
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
@@ -42,7 +42,7 @@ SLICES = {
     "v5p-32": "granite-4-0-h-small qwen3-5-35b-a3b gpt-oss-20b gemma4-26b-a4b glm-4-7-flash",
     "v5p-64": "llama-34b llama-70b llama-3-1-70b qwen2-5-72b mixtral-8x7b apertus-70b phi-3-5-moe",
     "v5p-128": """llama-175b gpt-oss-120b glm-4-5-air qwen3-next-80b-a3b
-        nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b command-a
+        nemotron-3-super-120b-a12b mistral-small-4-119b solar-open-100b hunyuan-a13b command-a
         llama-4-scout""",
     "v5p-256": "minimax-m2 k-exaone-236b-a23b",
     "v5p-512": "deepseek-v3 llama-4-maverick",

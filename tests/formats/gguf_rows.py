@@ -169,6 +169,11 @@ FAMILIES = {
         "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL], "rope_parameters": LLAMA3},
     "HunYuanDenseV1ForCausalLM": {"tie_word_embeddings": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
+    "HunYuanMoEV1ForCausalLM": {
+        "num_experts": 5, "moe_topk": 2, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0}},
+    "HunYuanMoEV1ForCausalLM tied": {
+        "num_experts": 5, "moe_topk": 2, "tie_word_embeddings": True},
     "SeedOssForCausalLM": {"attention_bias": True},
     "ApertusForCausalLM": {"rope_parameters": LLAMA3, "hidden_act": "xielu"},
     "SolarOpenForCausalLM": SHARED | {"n_group": 2, "attention_bias": True, "rope_parameters": {

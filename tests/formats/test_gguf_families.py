@@ -183,6 +183,7 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ),
         ("NemotronHForCausalLM experts", {"n_group": 4, "topk_group": 2}, "n_group = 4"),
         ("HunYuanDenseV1ForCausalLM", {"attention_bias": True}, "hunyuan-dense has no biases"),
+        ("HunYuanMoEV1ForCausalLM", {"attention_bias": True}, "hunyuan-moe has no biases"),
         ("SeedOssForCausalLM", {"attention_out_bias": True}, "attention_out_bias = True"),
         ("Lfm2MoeForCausalLM", {"routed_scaling_factor": 1.7}, "routed_scaling_factor = 1.7"),
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}, "use_expert_bias = False"),

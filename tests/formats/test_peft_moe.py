@@ -43,6 +43,7 @@ LINEAR = {
 FAMILIES = {
     "MixtralForCausalLM": LOCAL,
     "PhimoeForCausalLM": LOCAL | {"head_dim": 8, "attention_bias": True, "lm_head_bias": True},
+    "HunYuanMoEV1ForCausalLM": COMMON | {"moe_topk": 2, "head_dim": 8},
     "Qwen3MoeForCausalLM": COMMON | {"head_dim": 8, "mlp_only_layers": [0]},
     "Qwen2MoeForCausalLM": COMMON | {
         "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]},

@@ -49,6 +49,7 @@ MODELS = {
     "qwen3-moe": DENSE | SECOND, "qwen2-moe": DENSE | SECOND | {"experts": GATED},
     "ernie4-5-moe": DENSE | {"dense_layers": [0], "experts": SHARED | {"bias_rate": 0.001}},
     "phimoe": SIZES | {"experts": EXPERTS | {"shares": "near", "margin": 0.3}},
+    "hunyuan-moe": SIZES | {"experts": SHARED},
     "mellum": DENSE | MIX | SECOND, "minimax-m2": SIZES | {"experts": BALANCED},
     "olmo-hybrid": DENSE | MEMORIES, "granite-moe": DENSE | R | {"experts": EXPERTS},
     "granite-moe-swa": SIZES | R | {"window": 24, "experts": EXPERTS},

@@ -156,6 +156,17 @@ ROWS = {
     "phimoe-plain": (
         "PhimoeForCausalLM", PHIMOE | {"hidden_act": "relu", "attention_bias": False},
     ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1ForCausalLM",
+        {
+            "num_experts": 7, "moe_topk": [3] * 3, "intermediate_size": 28, "hidden_act": "relu",
+            "attention_bias": True, "tie_word_embeddings": True, "rope_parameters": {
+                "rope_type": "dynamic", "rope_theta": 5003.0, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
+    "hunyuan-moe-plain": (
+        "HunYuanMoEV1ForCausalLM", {"num_experts": 7, "moe_topk": 3, "intermediate_size": 28},
+    ),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON_MOE | {"moe_latent_size": 20}),
     "gpt-oss": (
         "GptOssForCausalLM",

@@ -40,14 +40,14 @@ NOT_COMPARED = ("correction_bias", "expert_bias", "layer_scalar", *DECAYS)
 NO_LOSS = (  # of theirs, that balances experts
     "dots1", "gemma4-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "glm4-moe-lite", "lfm2-moe",
     "nemotron-h-moe", "minimax-m2", "ernie4-5-moe", "mistral4",
-    "exaone-moe", "solar-open", "afmoe", "llama4",
+    "exaone-moe", "solar-open", "afmoe", "llama4", "hunyuan-moe", "hunyuan-moe-plain",
 )  # fmt: skip
 NO_GRADIENT = {  # of biases that move all scores of a query alike
     "llama4": tuple(f"layers.{i}.self_attn.k_proj.bias" for i in (1, 4)),
 }  # fmt: skip
 ROUNDED = {"granite4-moe": 6}  # theirs are up to 1.4e-5 from float64, ours 3.1e-5
 NOT_SAID = ("rope_parameters", "decoder_sparse_step", "mlp_only_layers", "pad_token_id",
-            "bos_token_id", "eos_token_id")  # fmt: skip
+            "bos_token_id", "eos_token_id", "moe_topk")  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 5003.0, "factor": 6.0}
 LONG = {
     "rope_type": "longrope", "rope_theta": 5003.0, "short_factor": [1.1] * 5, "factor": 2.0,
@@ -242,6 +242,8 @@ def test_layers_that_predict_a_further_token_are_left_out(name, begins, folders,
             "short_mscale = 1.3 and long_mscale = 1.4 differ",
         ),
         ("phimoe", {"rope_parameters": LONG | {"short_mscale": None}}, "short_mscale = None is no"),
+        ("hunyuan-moe", {"moe_topk": [3, 2, 3]}, "moe_topk differs from layer to layer"),
+        ("hunyuan-moe", {"moe_topk": 0}, "moe_topk = 0 is not a whole number above 0"),
         ("ernie4-5-moe", {"use_bias": True}, "use_bias = True is not computed with experts"),
         ("ernie4-5-moe", {"moe_norm_min": 0.5}, "moe_norm_min = 0.5 is not supported"),
         ("ernie4-5-moe", {"moe_layer_interval": 0}, "moe_layer_interval = 0 must be numbers of la"),

@@ -19,6 +19,7 @@ from lmwright.models.experts import Experts
 from lmwright.models.gemma4 import Gemma4Moe
 from lmwright.models.gpt_oss import GptOss
 from lmwright.models.granite_moe import GraniteMoe, GraniteMoeSwa
+from lmwright.models.hunyuan_moe import HunyuanMoe
 from lmwright.models.llama4 import Llama4
 from lmwright.models.mellum import Mellum
 from lmwright.models.minimax_m2 import MinimaxM2
@@ -122,6 +123,10 @@ PHIMOE = Phimoe(
     experts=Experts(num_experts=8, experts_per_token=2, mlp_dim=16, shares="near", margin=0.3,
                     balance_loss=0.1),
 )  # fmt: skip
+HUNYUAN = HunyuanMoe(
+    **SIZES, bias="attention",
+    experts=Experts(num_experts=8, experts_per_token=3, mlp_dim=16, shared_dim=16),
+)  # fmt: skip
 PRODUCT, GRADIENT = ragged._product, ragged._gradient_by_blocks
 PLACES = replace(SOFTMAX, experts=replace(SOFTMAX.experts, capacity_factor=0.8))
 
@@ -185,6 +190,7 @@ MORE_MESHES = [
     (GRANITE_SWA, {"fsdp": 2, "expert": 2, "tensor": 2}),
     (PHIMOE, {"expert": 2, "context": 2, "tensor": 2}),
     (PHIMOE, {"fsdp": 2, "expert": 2, "tensor": 2}),
+    (HUNYUAN, {"expert": 2, "context": 2, "tensor": 2}),
     (MISTRAL4, {"expert": 2, "context": 2, "tensor": 2}),
     (replace(OSS, experts=replace(OSS.experts, capacity_factor=3.0)), {"fsdp": 4, "tensor": 2}),
 ]

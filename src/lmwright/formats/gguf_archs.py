@@ -185,6 +185,11 @@ ARCHS = {
     "hunyuan-dense": Arch(
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", fixed={"hidden_act": "silu"}
     ),
+    "hunyuan-moe": Arch(
+        "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", fixed={"hidden_act": "silu"},
+        keys={"expert_shared_feed_forward_length": "intermediate_size"},
+        renamed={"moe_intermediate_size": "intermediate_size", "num_experts_per_tok": "moe_topk"},
+    ),
     "seed_oss": Arch(
         "SeedOssForCausalLM", "seed_oss", biases=True,
         fixed={"hidden_act": "silu", "attention_out_bias": False},

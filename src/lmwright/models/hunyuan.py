@@ -16,18 +16,10 @@ from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import GatedMlp
 
 
-@section
-class Hunyuan(PreNorm):
-    """A decoder of Hunyuan's dense models; its fields are the model."""
+class NormedBehind(PreNorm):
+    """Blocks with norms of each head of queries and keys behind the rotation."""
 
     qk_norm: ClassVar = "head"
-    kind: Literal["hunyuan"] = "hunyuan"
-    mlp_dim: PositiveInt
-    head: Head = "tied"
-    bias: Literal["none", "attention"] = "none"
-    """Projections that add a bias."""
-    mlp: GatedMlp = "swiglu"
-    """Gate of the feed-forward."""
 
     def mixed(self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend) -> Array:
         """[B, T, D] that attention adds to x [B, T, D]."""
@@ -35,3 +27,16 @@ class Hunyuan(PreNorm):
         q, k, v = self.normed(w, *self.rotated(q, k, tables), v)
         q, k = map(name_result, (q, k))
         return block.output(w, attend(q, k, v, Scoring(self.score_scale, self.window_of(kind))))
+
+
+@section
+class Hunyuan(NormedBehind):
+    """A decoder of Hunyuan's dense models; its fields are the model."""
+
+    kind: Literal["hunyuan"] = "hunyuan"
+    mlp_dim: PositiveInt
+    head: Head = "tied"
+    bias: Literal["none", "attention"] = "none"
+    """Projections that add a bias."""
+    mlp: GatedMlp = "swiglu"
+    """Gate of the feed-forward."""

@@ -141,6 +141,13 @@ def _ernie45(shape: Shape) -> Any:
     return Ernie45(**sizes(shape), vocab_size=103_424, head_dim=128, seq_len=131_072)
 
 
+def _hunyuan(shape: Shape) -> Any:
+    from lmwright.models.hunyuan import Hunyuan
+
+    usual = {"vocab_size": 120_818, "head_dim": 128, "seq_len": 262_144}
+    return Hunyuan(**sizes(shape), **usual, rope_theta=11_158_840.0)
+
+
 def _exaone4(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.exaone4 import Exaone4
     from lmwright.nn.rope import Llama3Rope
@@ -338,6 +345,8 @@ PRESETS = {
     "ernie-4.5-0.3b": row(
         "0.361 B: ERNIE 4.5 0.3B (https://huggingface.co/baidu/ERNIE-4.5-0.3B-PT)", _ernie45,
         (1024, 3072, 18, 16, 2)),
+    "hunyuan-1.8b": row("1.79 B: Hunyuan 1.8B (https://huggingface.co/tencent/Hunyuan-1.8B-Instruct)",
+        _hunyuan, (2048, 6144, 32, 16, 4)),
     "exaone-4.0-1.2b": row("1.28 B: EXAONE 4.0 1.2B (https://arxiv.org/abs/2507.11407)", _exaone4,
         (2048, 4096, 30, 32, 8), head_dim=64, seq_len=65_536),
     "exaone-4.0-32b": row("32.0 B: EXAONE 4.0 32B (https://arxiv.org/abs/2507.11407)", _exaone4,

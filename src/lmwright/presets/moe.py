@@ -233,6 +233,12 @@ PRESETS = {
                               balance_loss=0.02),
         vocab_size=32_000, embed_dim=4096, num_layers=32, num_heads=32, num_kv_heads=8,
         head_dim=128, seq_len=32_768),
+    "hunyuan-a13b": row(
+        "80.4 B, 12.7 B active: Hunyuan A13B (https://huggingface.co/tencent/Hunyuan-A13B-Instruct)",
+        _moe, "hunyuan-moe", dict(num_experts=64, experts_per_token=8, mlp_dim=3072,
+                                  shared_dim=3072),
+        vocab_size=128_167, embed_dim=4096, num_layers=32, num_heads=32, num_kv_heads=8,
+        head_dim=128, seq_len=32_768, rope_theta=11_158_840.0, head="tied"),
     "phi-3.5-moe": row(
         "41.9 B, 6.64 B active: Phi-3.5-MoE for 4096 tokens (https://arxiv.org/abs/2404.14219)",
         _moe, "phimoe", dict(num_experts=16, experts_per_token=2, mlp_dim=6400, shares="near",

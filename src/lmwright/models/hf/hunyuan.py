@@ -26,14 +26,19 @@ def _read_rope(config: Json, fields: Json, where: str) -> Json:
     return rope_fields({"rope_theta": float(str(np.float32(theta)))}, where)
 
 
+BEHIND = {
+    "layers.q_norm": "model.layers.{i}.self_attn.query_layernorm.weight",
+    "layers.k_norm": "model.layers.{i}.self_attn.key_layernorm.weight",
+}
+"""Norms behind the rotation."""
+ALPHA_ROPE = Derived(_read_rope, ROPE.write)
+
+
 class HunyuanHf(Table):
     """Both directions of the family's Hugging Face form."""
 
     name = "Hunyuan"
     model_types: ClassVar = {"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense"}
-    weights = WEIGHTS | {
-        "layers.q_norm": "model.layers.{i}.self_attn.query_layernorm.weight",
-        "layers.k_norm": "model.layers.{i}.self_attn.key_layernorm.weight",
-    }
-    pairs = (ACT, HEAD, BIAS, Derived(_read_rope, ROPE.write))
+    weights = WEIGHTS | BEHIND
+    pairs = (ACT, HEAD, BIAS, ALPHA_ROPE)
     defaults: ClassVar = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}

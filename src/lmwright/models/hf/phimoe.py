@@ -32,7 +32,7 @@ def _read_rope(config: Json, fields: Json, where: str) -> Json:
             f"{where}: rope scaling {kind!r} is not computed for Phi-3.5-MoE; it is longrope"
         )
     plain = {name: value for name, value in said.items() if name not in LENGTHS}
-    lengths = [said.get(name) for name in LENGTHS]
+    lengths: list[Any] = [said.get(name) for name in LENGTHS]
     if kind == "longrope":
         for name, length in zip(LENGTHS, lengths, strict=True):
             refuse_number(f"rope_scaling.{name}", length, where)
