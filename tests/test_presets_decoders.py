@@ -102,6 +102,10 @@ PUBLISHED = {
     "stablelm-2-12b": 12_143_185_920,
     "phi-1-5": 1_418_270_720,
     "phi-2": 2_779_683_840,
+    "opt-125m": 125_239_296,
+    "opt-1-3b": 1_315_758_080,
+    "opt-2-7b": 2_651_596_800,
+    "opt-6-7b": 6_658_473_984,
     "olmo-1b": 1_176_764_416,
     "olmo-7b": 6_888_095_744,
     "phi3-medium": 13_960_238_080,
@@ -182,8 +186,8 @@ def test_windows_are_counted(name):
     if hasattr(model, "first_position"):  # rows of positions and types are looked up
         rows = model.first_position + model.seq_len + model.token_types
         weights -= rows * model.embed_dim
-    if model.kind == "gpt2":
-        weights -= model.seq_len * model.embed_dim
+    if hasattr(model, "first_row"):  # of positions alone
+        weights -= (model.first_row + model.seq_len) * model.embed_dim
     if getattr(model, "layer_input_dim", None):  # looked up
         weights -= model.vocab_size * model.num_layers * model.layer_input_dim
     if model.kind == "xlstm":  # a memory written and read, and half a chunk's tokens met

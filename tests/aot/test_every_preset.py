@@ -26,12 +26,12 @@ SLICES = {
         ettin-decoder-17m ettin-decoder-32m ettin-decoder-68m ettin-decoder-150m
         ettin-decoder-400m ettin-decoder-1b
         pythia-70m pythia-160m pythia-410m pythia-1b pythia-1-4b pythia-2-8b
-        phi-1-5 phi-2 olmo-1b stablelm-2-1-6b starcoder2-3b""",
+        phi-1-5 phi-2 olmo-1b stablelm-2-1-6b starcoder2-3b opt-125m opt-1-3b opt-2-7b""",
     "v5e-16": """llama-7b llama-8b llama-3-1-8b mistral-7b qwen2-5-7b olmo2-7b olmo3-7b olmoe-1b-7b
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b
         ministral-3-8b trinity-nano lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny
         granite-3-1-3b-a800m
-        starcoder2-7b olmo-7b olmo-hybrid-7b""",
+        starcoder2-7b olmo-7b olmo-hybrid-7b opt-6-7b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
         apertus-8b gemma-7b falcon-h1-7b command-r7b stablelm-2-12b""",

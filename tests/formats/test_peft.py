@@ -38,6 +38,7 @@ from lmwright.models.nanochat import NanoChat
 from lmwright.models.nemotron import Jais2, Nemotron
 from lmwright.models.olmo import Olmo
 from lmwright.models.olmo_hybrid import OlmoHybrid
+from lmwright.models.opt import Opt
 from lmwright.models.phi import Phi
 from lmwright.models.stablelm import StableLm
 from lmwright.models.starcoder2 import Starcoder2
@@ -322,6 +323,7 @@ FAMILIES = {
     "windows behind a global layer": (Cwm(**SMALL, window=5, bias="mlp"), Clm(), "all"),
     "neighbors that rotate": (Helium(**SMALL, bias="qkv"), Clm(), "all"),
     "layer norms from zero": (Nemotron(**SMALL, rotary_fraction=0.67), Clm(), "all"),
+    "learned positions": (Opt(**SMALL | {"num_kv_heads": SMALL["num_heads"]}), Clm(), "all"),
     "layer norms and biases": (Jais2(**SMALL), Clm(), "all"),
     "norms in front alone": (Gemma(**SMALL, window=5, out_norms="none"), Clm(), "all"),
     "sinks of heads": (GraniteSwa(**SMALL, window=5), Clm(), "all"),

@@ -38,7 +38,7 @@ MODELS = {
     "nemotron-h-moe": DENSE | MAMBA | {"mixer_pattern": ["mamba", "moe"], "experts": SHARED},
     **dict.fromkeys(("modernbert", "modernbert-decoder"), EVEN | {"num_layers": 4, "window": 17}),
     "bert": EVEN | {"separator_id": 5},
-    "deberta": EVEN | {"position_buckets": 16, "max_distance": 64}, "gpt2": EVEN,
+    "deberta": EVEN | {"position_buckets": 16, "max_distance": 64}, "gpt2": EVEN, "opt": EVEN,
     **dict.fromkeys(("roberta", "xlm-roberta"), EVEN | {"first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {

@@ -11,6 +11,11 @@ NEMOTRON = {
 JAIS = {"rms_norm_eps": None, "layer_norm_eps": 3e-4}
 STABLE = {"rms_norm_eps": None, "head_dim": None, "layer_norm_eps": 3e-4}
 OLMO = {"rms_norm_eps": None}
+OPT = {
+    **dict.fromkeys(("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps",
+                     "rope_parameters", "initializer_range")),
+    "ffn_dim": 80, "init_std": 0.3,
+}  # fmt: skip
 LAYERNORMS = {
     "cohere": Row(
         "CohereForCausalLM",
@@ -59,6 +64,12 @@ LAYERNORMS = {
             "tie_word_embeddings": False,
         },
         generates=True,
+    ),
+    "opt": Row("OPTForCausalLM", OPT | {"activation_function": "gelu"}, generates=True),
+    "opt-unbiased": Row(
+        "OPTForCausalLM",
+        OPT | {"enable_bias": False, "tie_word_embeddings": False, "word_embed_proj_dim": 48},
+        gradients=False,
     ),
     "nemotron": Row(
         "NemotronForCausalLM",

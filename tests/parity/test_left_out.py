@@ -17,7 +17,7 @@ NULL = ("sliding_window", "q_lora_rank")  # means something else than a key that
 DENSE = (
     "cohere", "cohere2", "cwm", "ernie4-5", "gemma1", "granite-swa", "helium", "jais2",
     "ministral3", "modernbert-decoder", "nemotron",
-    "nanochat", "olmo", "olmo-hybrid", "phi", "qwen2", "seed-oss", "smollm3", "stablelm",
+    "nanochat", "olmo", "olmo-hybrid", "opt", "phi", "qwen2", "seed-oss", "smollm3", "stablelm",
     "starcoder2", "vaultgemma",
 )  # fmt: skip
 CASES = {name: (ROWS[name].architecture, ROWS[name].said) for name in DENSE} | {

@@ -39,6 +39,7 @@ from lmwright.models.nemotron_h import NemotronH
 from lmwright.models.olmo import Olmo
 from lmwright.models.olmo2 import Olmo2
 from lmwright.models.olmo_hybrid import OlmoHybrid
+from lmwright.models.opt import Opt
 from lmwright.models.phi import Phi
 from lmwright.models.phi3 import Phi3
 from lmwright.models.qwen3_5 import Qwen35
@@ -144,6 +145,7 @@ MODELS = {
         **SIZES | {"num_kv_heads": 16}, residual="sequential", mlp="gelu_tanh", bias="mlp",
         rotary_fraction=0.34, rope_scaling=YARN, head="tied",
     ),
+    "opt": Opt(**SIZES | {"num_kv_heads": 16}),
     "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
     "modernbert-decoder": ModernBertDecoder(
         **SIZES | {"num_kv_heads": 16}, window=7, layer_pattern=("global", "local"),

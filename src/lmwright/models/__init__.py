@@ -22,7 +22,7 @@ CLASSES = {
     "cohere": "cohere.Cohere", "starcoder2": "starcoder2.Starcoder2",
     "stablelm": "stablelm.StableLm", "phi": "phi.Phi", "olmo": "olmo.Olmo",
     "nemotron": "nemotron.Nemotron", "jais2": "nemotron.Jais2", "nanochat": "nanochat.NanoChat",
-    "gpt-neox": "gpt_neox.GptNeox", "gpt2": "gpt2.Gpt2",
+    "gpt-neox": "gpt_neox.GptNeox", "gpt2": "gpt2.Gpt2", "opt": "opt.Opt",
     "modernbert-decoder": "modernbert.ModernBertDecoder", "mixtral": "moe.Mixtral",
     "phimoe": "phimoe.Phimoe", "qwen3-moe": "moe.Qwen3Moe", "olmoe": "moe.Olmoe",
     "dots1": "moe.Dots1", "qwen2-moe": "qwen2_moe.Qwen2Moe", "mellum": "mellum.Mellum",

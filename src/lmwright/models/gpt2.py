@@ -12,35 +12,31 @@ As over there, q, k and v are one matrix, which LoRA's factors know:
     qkv      embed -> qkv heads head_dim     the heads of q, then those of k, then those of v
 """
 
-from dataclasses import replace
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 from jax import Array
 
 from lmwright.config.run import PositiveInt, section
-from lmwright.core.contract import Work
 from lmwright.core.param import Param, Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
-from lmwright.core.weight import before_products, lookup
+from lmwright.core.weight import before_products
 from lmwright.models.block import attention_spec, feed_forward, mlp_spec, output
-from lmwright.models.decoder import Decoder, Head
+from lmwright.models.decoder import Head
 from lmwright.models.fused import parts
 from lmwright.models.layer_norms import norm_spec, normed
 from lmwright.models.layers import Attend
+from lmwright.models.learned_positions import LearnedPositions
 from lmwright.models.own_keys import refuse_groups
 from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import PlainMlp
 
 
 @section
-class Gpt2(Decoder):
+class Gpt2(LearnedPositions):
     """A decoder of the GPT-2 family; its fields are the model."""
 
     own_keys: ClassVar[bool] = True
-    rope_theta: ClassVar[None] = None  # type: ignore[misc, assignment]
-    rope_scaling: ClassVar[None] = None  # type: ignore[misc]
 
     kind: Literal["gpt2"] = "gpt2"
     mlp_dim: PositiveInt
@@ -52,15 +48,9 @@ class Gpt2(Decoder):
         super().__post_init__()
         refuse_groups(self)
 
-    @property
-    def rotary_dim(self) -> int:
-        """Number of dimensions of a head that are rotated."""
-        return 0
-
     def spec(self) -> Tree:
         """Every weight, once."""
-        rows = Param("distances -> embed", (self.seq_len, self.embed_dim), std=self.embed_std)
-        return super().spec() | norm_spec(self.embed_dim, "norm") | {"positions": rows}
+        return super().spec() | norm_spec(self.embed_dim, "norm")
 
     def layer_spec(self, kind: str) -> Tree:
         """The weights of a layer."""
@@ -73,14 +63,6 @@ class Gpt2(Decoder):
             **{name: attention[name] for name in ("o", "o_bias")},
             **mlp_spec(self, self.mlp_dim, "mlp"),
         }
-
-    def placed(self, w: Tree, x: Array, positions: Array) -> Array:
-        """The residual stream x [B, T, D] with the learned vectors of positions [B, T]."""
-        return constrain(x + lookup(w["positions"], positions, x.dtype), "batch stream embed")
-
-    def tables(self, positions: Array, length: int) -> Tree:
-        """Nothing: no layer rotates."""
-        return ()
 
     def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
         """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
@@ -98,13 +80,3 @@ class Gpt2(Decoder):
         h = self.stream_norm(w, x, "mlp_norm")
         y = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
         return constrain(x + y, "batch stream embed"), {}
-
-    def work(self, seq_len: int) -> Work:
-        """Work of a token in a row of `seq_len`; positions are only looked up."""
-        return _work(self, seq_len)
-
-
-@lru_cache(256)
-def _work(model: Gpt2, seq_len: int) -> Work:
-    of = Decoder.work(model, seq_len)
-    return replace(of, active={**of.active, "positions": 0.0})

@@ -22,6 +22,13 @@ def _starcoder2(shape: Shape, **fields: Any) -> Any:
     return Starcoder2(**sizes(shape), **usual, **fields)
 
 
+def _opt(shape: Shape) -> Any:
+    from lmwright.models.opt import Opt
+
+    width = shape[0] // shape[3]
+    return Opt(**sizes(shape), vocab_size=50_272, head_dim=width, seq_len=2048)
+
+
 def _stablelm2(shape: Shape, **fields: Any) -> Any:
     from lmwright.models.stablelm import StableLm
 
@@ -73,6 +80,14 @@ PRESETS = {
     "phi-2": row(
         "2.78 B: Phi-2 (https://huggingface.co/microsoft/phi-2)",
         _phi, (2560, 10_240, 32, 32, 32), rotary_fraction=0.4),
+    "opt-125m": row("125 M: OPT 125M (https://arxiv.org/abs/2205.01068)",
+        _opt, (768, 3072, 12, 12, 12)),
+    "opt-1.3b": row("1.32 B: OPT 1.3B (https://arxiv.org/abs/2205.01068)",
+        _opt, (2048, 8192, 24, 32, 32)),
+    "opt-2.7b": row("2.65 B: OPT 2.7B (https://arxiv.org/abs/2205.01068)",
+        _opt, (2560, 10_240, 32, 32, 32)),
+    "opt-6.7b": row("6.66 B: OPT 6.7B (https://arxiv.org/abs/2205.01068)",
+        _opt, (4096, 16_384, 32, 32, 32)),
     "olmo-1b": row(
         "1.18 B: OLMo 1B (https://arxiv.org/abs/2402.00838)",
         _olmo, (2048, 8192, 16, 16, 16), head="tied"),
