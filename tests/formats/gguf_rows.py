@@ -197,6 +197,8 @@ FAMILIES = {
     "GPT2LMHeadModel": {"layer_norm_epsilon": 3e-4, "n_positions": 192},
     "GPT2LMHeadModel untied": {
         "layer_norm_epsilon": 3e-4, "activation_function": "gelu", "tie_word_embeddings": False},
+    "GPTBigCodeForCausalLM": {"layer_norm_epsilon": 3e-4, "n_positions": 192},
+    "GPTBigCodeForCausalLM untied": {"layer_norm_epsilon": 3e-4, "tie_word_embeddings": False},
     "Olmo3ForCausalLM": {
         "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 9, "rope_scaling": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},

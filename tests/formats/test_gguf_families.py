@@ -194,6 +194,7 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Phi3ForCausalLM", {"sliding_window": 7}, "window"),
         ("Phi3ForCausalLM", {"head_dim": 32}, "llama.cpp's phi3"),
         ("GPTNeoXForCausalLM", {"hidden_act": "relu"}, "gptneox is gelu or gelu_new, not relu"),
+        ("GPTBigCodeForCausalLM", {"activation_function": "relu"}, "starcoder is gelu_pytorch_ta"),
         ("GPT2LMHeadModel", {"activation_function": "relu"}, "gpt2 is gelu or gelu_new, not relu"),
         ("GPTNeoXForCausalLM", {"attention_bias": False}, "attention_bias = False"),
         ("Olmo3ForCausalLM", {"layer_types": [LOCAL, GLOBAL] * 3}, "pattern"),

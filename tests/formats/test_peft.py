@@ -27,6 +27,7 @@ from lmwright.models.eurobert import EuroBert
 from lmwright.models.experts import Experts
 from lmwright.models.falcon_h1 import FalconH1
 from lmwright.models.gemma import Gemma
+from lmwright.models.gpt_bigcode import GptBigcode
 from lmwright.models.granite4 import Granite4, Granite4Moe
 from lmwright.models.granite_swa import GraniteSwa
 from lmwright.models.helium import Helium
@@ -323,6 +324,7 @@ FAMILIES = {
     "windows behind a global layer": (Cwm(**SMALL, window=5, bias="mlp"), Clm(), "all"),
     "neighbors that rotate": (Helium(**SMALL, bias="qkv"), Clm(), "all"),
     "layer norms from zero": (Nemotron(**SMALL, rotary_fraction=0.67), Clm(), "all"),
+    "one key for all heads": (GptBigcode(**SMALL | {"num_kv_heads": 1}), Clm(), "all"),
     "learned positions": (Opt(**SMALL | {"num_kv_heads": SMALL["num_heads"]}), Clm(), "all"),
     "layer norms and biases": (Jais2(**SMALL), Clm(), "all"),
     "norms in front alone": (Gemma(**SMALL, window=5, out_norms="none"), Clm(), "all"),

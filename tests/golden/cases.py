@@ -39,6 +39,7 @@ MODELS = {
     **dict.fromkeys(("modernbert", "modernbert-decoder"), EVEN | {"num_layers": 4, "window": 17}),
     "bert": EVEN | {"separator_id": 5},
     "deberta": EVEN | {"position_buckets": 16, "max_distance": 64}, "gpt2": EVEN, "opt": EVEN,
+    "gpt-bigcode": DENSE | {"num_kv_heads": 1},
     **dict.fromkeys(("roberta", "xlm-roberta"), EVEN | {"first_position": 356}),
     "llada": DENSE | {"predicts": "next"}, "mixtral": SIZES | {"experts": EXPERTS},
     "xlstm": {k: v for k, v in DENSE.items() if k != "num_kv_heads"} | {

@@ -16,6 +16,13 @@ OPT = {
                      "rope_parameters", "initializer_range")),
     "ffn_dim": 80, "init_std": 0.3,
 }  # fmt: skip
+BIGCODE = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "rope_parameters",
+                     "num_attention_heads", "max_position_embeddings", "num_key_value_heads",
+                     "head_dim", "rms_norm_eps")),
+    "n_embd": 48, "n_inner": 80, "n_layer": 5, "n_head": 6, "n_positions": 192,
+    "layer_norm_epsilon": 3e-4,
+}  # fmt: skip
 LAYERNORMS = {
     "cohere": Row(
         "CohereForCausalLM",
@@ -69,6 +76,12 @@ LAYERNORMS = {
     "opt-unbiased": Row(
         "OPTForCausalLM",
         OPT | {"enable_bias": False, "tie_word_embeddings": False, "word_embed_proj_dim": 48},
+        gradients=False,
+    ),
+    "gpt-bigcode": Row("GPTBigCodeForCausalLM", BIGCODE, generates=True),
+    "gpt-bigcode-untied": Row(
+        "GPTBigCodeForCausalLM",
+        BIGCODE | {"n_inner": None, "tie_word_embeddings": False, "activation_function": "relu"},
         gradients=False,
     ),
     "nemotron": Row(

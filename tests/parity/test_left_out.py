@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers")
 
 NULL = ("sliding_window", "q_lora_rank")  # means something else than a key that is not there
 DENSE = (
-    "cohere", "cohere2", "cwm", "ernie4-5", "gemma1", "granite-swa", "helium", "jais2",
-    "ministral3", "modernbert-decoder", "nemotron",
+    "cohere", "cohere2", "cwm", "ernie4-5", "gemma1", "gpt-bigcode", "granite-swa", "helium",
+    "jais2", "ministral3", "modernbert-decoder", "nemotron",
     "nanochat", "olmo", "olmo-hybrid", "opt", "phi", "qwen2", "seed-oss", "smollm3", "stablelm",
     "starcoder2", "vaultgemma",
 )  # fmt: skip

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from lmwright.errors import UserError
 from lmwright.models.apertus import Apertus
 from lmwright.models.bert import Bert
 from lmwright.models.cohere import Cohere
@@ -22,6 +23,7 @@ from lmwright.models.gemma1 import Gemma1
 from lmwright.models.gemma4 import Gemma4
 from lmwright.models.glm4 import Glm4
 from lmwright.models.gpt2 import Gpt2
+from lmwright.models.gpt_bigcode import GptBigcode
 from lmwright.models.gpt_neox import GptNeox
 from lmwright.models.granite import Granite
 from lmwright.models.granite4 import Granite4
@@ -145,6 +147,7 @@ MODELS = {
         **SIZES | {"num_kv_heads": 16}, residual="sequential", mlp="gelu_tanh", bias="mlp",
         rotary_fraction=0.34, rope_scaling=YARN, head="tied",
     ),
+    "gpt-bigcode": GptBigcode(**SIZES | {"num_kv_heads": 1}, norm_eps=1e-3),
     "opt": Opt(**SIZES | {"num_kv_heads": 16}),
     "gpt2": Gpt2(**SIZES | {"num_kv_heads": 16}, norm_eps=1e-3),
     "modernbert-decoder": ModernBertDecoder(
@@ -214,8 +217,10 @@ def check(name, axes, num_layers=None, **train):
 
 
 def slow_but(*quick, without=()):
-    """All families; those that are not named are for the long suite."""
-    slow, names = pytest.mark.slow, [name for name in MODELS if name not in without]
+    """All families whose keys `mesh.tensor` can cut; those that are not named are for the long
+    suite."""
+    slow, without = pytest.mark.slow, (*without, "gpt-bigcode")
+    names = [name for name in MODELS if name not in without]
     return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
@@ -249,6 +254,17 @@ def test_rows_tokens_and_heads_cut(name):
 
 # the first layer of ModernBERT is like no other, and Gemma 4's last ones look at others
 WHOLE = ("modernbert", "modernbert-decoder", "deberta", "gemma4", *RECURRENT)
+
+
+def test_one_key_is_not_cut():
+    with pytest.raises(UserError, match=r"mesh\.tensor: 2 does not divide the 1 of model"):
+        gradients(run_of("gpt-bigcode", 2, {"fsdp": 4, "tensor": 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"fsdp": 4, "context": 2}, {"stage": 2, "fsdp": 2, "context": 2}])
+def test_one_key_for_all_heads(axes):
+    check("gpt-bigcode", axes, num_microbatches=2)
 
 
 @pytest.mark.parametrize("name", slow_but("gemma2", without=WHOLE))

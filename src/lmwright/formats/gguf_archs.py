@@ -213,6 +213,11 @@ ARCHS = {
             "hidden_activation": "activation_function",
         },
     ),
+    "starcoder": Arch(
+        "GPTBigCodeForCausalLM", "gpt_bigcode", biases=True, acts=("gelu_pytorch_tanh",),
+        fixed={"multi_query": True}, renamed={"hidden_act": "activation_function"},
+        keys={gguf_layer_norms.EPS: "layer_norm_epsilon"},
+    ),
     "olmo2": Arch("Olmo2ForCausalLM", "olmo2", even=True, fixed=UNTIED),
     "olmoe": Arch(
         "OlmoeForCausalLM", "olmoe", even=True, fixed=UNTIED,

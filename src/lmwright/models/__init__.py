@@ -23,18 +23,18 @@ CLASSES = {
     "stablelm": "stablelm.StableLm", "phi": "phi.Phi", "olmo": "olmo.Olmo",
     "nemotron": "nemotron.Nemotron", "jais2": "nemotron.Jais2", "nanochat": "nanochat.NanoChat",
     "gpt-neox": "gpt_neox.GptNeox", "gpt2": "gpt2.Gpt2", "opt": "opt.Opt",
-    "modernbert-decoder": "modernbert.ModernBertDecoder", "mixtral": "moe.Mixtral",
-    "phimoe": "phimoe.Phimoe", "qwen3-moe": "moe.Qwen3Moe", "olmoe": "moe.Olmoe",
-    "dots1": "moe.Dots1", "qwen2-moe": "qwen2_moe.Qwen2Moe", "mellum": "mellum.Mellum",
-    "deepseek-v2": "deepseek.DeepSeekV2", "deepseek-v3": "deepseek.DeepSeekV3",
-    "glm4-moe": "moe.Glm4Moe", "minimax-m2": "minimax_m2.MinimaxM2",
-    "glm4-moe-lite": "deepseek.Glm4MoeLite", "mistral4": "mistral4.Mistral4",
-    "exaone-moe": "exaone_moe.ExaoneMoe", "solar-open": "solar_open.SolarOpen",
-    "afmoe": "afmoe.Afmoe", "llama4": "llama4.Llama4", "gpt-oss": "gpt_oss.GptOss",
-    "eurobert": "eurobert.EuroBert", "modernbert": "modernbert.ModernBert",
-    "deberta": "deberta.Deberta", "bert": "bert.Bert", "roberta": "bert.Roberta",
-    "xlm-roberta": "bert.XlmRoberta", "llada": "llada.Llada", "xlstm": "xlstm.Xlstm",
-    "xlstm-blocks": "xlstm_blocks.XlstmBlocks", "bitnet": "bitnet.BitNet",
+    "gpt-bigcode": "gpt_bigcode.GptBigcode", "modernbert-decoder": "modernbert.ModernBertDecoder",
+    "mixtral": "moe.Mixtral", "phimoe": "phimoe.Phimoe", "qwen3-moe": "moe.Qwen3Moe",
+    "olmoe": "moe.Olmoe", "dots1": "moe.Dots1", "qwen2-moe": "qwen2_moe.Qwen2Moe",
+    "mellum": "mellum.Mellum", "deepseek-v2": "deepseek.DeepSeekV2",
+    "deepseek-v3": "deepseek.DeepSeekV3", "glm4-moe": "moe.Glm4Moe",
+    "minimax-m2": "minimax_m2.MinimaxM2", "glm4-moe-lite": "deepseek.Glm4MoeLite",
+    "mistral4": "mistral4.Mistral4", "exaone-moe": "exaone_moe.ExaoneMoe",
+    "solar-open": "solar_open.SolarOpen", "afmoe": "afmoe.Afmoe", "llama4": "llama4.Llama4",
+    "gpt-oss": "gpt_oss.GptOss", "eurobert": "eurobert.EuroBert",
+    "modernbert": "modernbert.ModernBert", "deberta": "deberta.Deberta", "bert": "bert.Bert",
+    "roberta": "bert.Roberta", "xlm-roberta": "bert.XlmRoberta", "llada": "llada.Llada",
+    "xlstm": "xlstm.Xlstm", "xlstm-blocks": "xlstm_blocks.XlstmBlocks", "bitnet": "bitnet.BitNet",
     "fanformer": "fanformer.Fanformer",
 }  # fmt: skip
 KINDS = Registry(__name__, CLASSES)
@@ -42,8 +42,7 @@ TABLES = Registry(f"{__name__}.hf", {kind: f"{name}Hf" for kind, name in CLASSES
 
 
 class TableOf:
-    """`model.hf` and `Family.hf`: the table of the kind, imported when it is asked for, which no
-    step does."""
+    """`model.hf` and `Family.hf`: the table of the kind, imported when it is asked for."""
 
     def __get__(self, model: Any, family: Any) -> Any:
         return TABLES[family.kind]()

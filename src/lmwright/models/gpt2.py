@@ -32,8 +32,54 @@ from lmwright.nn.attention import Scoring
 from lmwright.nn.mlp import PlainMlp
 
 
+class Gpt2Blocks(LearnedPositions):
+    """Blocks of GPT-2; `qkv_spec` and `projected` are its queries, keys and values."""
+
+    mlp_dim: int
+    mlp: PlainMlp
+
+    def qkv_spec(self) -> Tree:
+        """The matrix of queries, keys and values, and its bias."""
+        raise NotImplementedError
+
+    def projected(self, w: Tree, h: Array) -> tuple[Array, Array, Array]:
+        """Queries [B, T, N, H], keys and values [B, T, K, H] of normed h [B, T, D]."""
+        raise NotImplementedError
+
+    def spec(self) -> Tree:
+        """Every weight, once."""
+        return super().spec() | norm_spec(self.embed_dim, "norm")
+
+    def layer_spec(self, kind: str) -> Tree:
+        """The weights of a layer."""
+        attention = attention_spec(self, "all")
+        return {
+            **norm_spec(self.embed_dim, "attention_norm", "mlp_norm"),
+            **self.qkv_spec(),
+            **{name: attention[name] for name in ("o", "o_bias")},
+            **mlp_spec(self, self.mlp_dim, "mlp"),
+        }
+
+    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
+        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
+        return normed(w, name, x, self.norm_eps)
+
+    def layer(
+        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
+    ) -> tuple[Array, Aux]:
+        """x [B, T, D] after attention and mlp."""
+        h = before_products(self.stream_norm(w, x, "attention_norm"))
+        q, k, v = self.projected(w, h)
+        q = constrain(q, "batch seq heads head_dim")
+        x = constrain(x + output(w, attend(q, k, v, Scoring(self.head_dim**-0.5))),
+                      "batch stream embed")  # fmt: skip
+        h = self.stream_norm(w, x, "mlp_norm")
+        y = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
+        return constrain(x + y, "batch stream embed"), {}
+
+
 @section
-class Gpt2(LearnedPositions):
+class Gpt2(Gpt2Blocks):
     """A decoder of the GPT-2 family; its fields are the model."""
 
     own_keys: ClassVar[bool] = True
@@ -48,35 +94,15 @@ class Gpt2(LearnedPositions):
         super().__post_init__()
         refuse_groups(self)
 
-    def spec(self) -> Tree:
-        """Every weight, once."""
-        return super().spec() | norm_spec(self.embed_dim, "norm")
-
-    def layer_spec(self, kind: str) -> Tree:
-        """The weights of a layer."""
+    def qkv_spec(self) -> Tree:
+        """The matrix of queries, keys and values, and its bias."""
         d, n, h = self.embed_dim, self.num_heads, self.head_dim
-        attention = attention_spec(self, "all")
         return {
-            **norm_spec(d, "attention_norm", "mlp_norm"),
             "qkv": Param("embed -> qkv heads head_dim", (d, 3, n, h)),
             "qkv_bias": Param("qkv heads head_dim", (3, n, h), fill=0.0),
-            **{name: attention[name] for name in ("o", "o_bias")},
-            **mlp_spec(self, self.mlp_dim, "mlp"),
         }
 
-    def stream_norm(self, w: Tree, x: Array, name: str = "norm") -> Array:
-        """x [B, T, D] after the norm of this name; the last one's is what the head sees."""
-        return normed(w, name, x, self.norm_eps)
-
-    def layer(
-        self, kind: str, w: Tree, x: Array, tables: Tree, attend: Attend
-    ) -> tuple[Array, Aux]:
-        """x [B, T, D] after attention and mlp."""
-        h = before_products(self.stream_norm(w, x, "attention_norm"))
+    def projected(self, w: Tree, h: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values [B, T, N, H] of normed h [B, T, D]."""
         q, k, v = (a[:, :, 0] for a in parts("btd,dpnh->btpnh", h, w, "qkv", [1, 2]))
-        q = constrain(q, "batch seq heads head_dim")
-        x = constrain(x + output(w, attend(q, k, v, Scoring(self.head_dim**-0.5))),
-                      "batch stream embed")  # fmt: skip
-        h = self.stream_norm(w, x, "mlp_norm")
-        y = feed_forward(self.mlp, w, h, attend.mlp_chunk_tokens)
-        return constrain(x + y, "batch stream embed"), {}
+        return q, k, v

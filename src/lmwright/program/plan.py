@@ -103,6 +103,8 @@ def refuse_impossible(plan: Plan) -> None:
                 f"mesh.{axis}: a {model.kind} model cannot cut {what} over devices; use mesh.fsdp"
             )
     _ = plan.shardings  # heads, layers and every other dimension of a weight
+    for kv in [w.attention.num_kv_heads for w in plan.works.values() if w.attention]:
+        refuse_uneven(mesh, "tensor", kv, f"{kv} of model.num_kv_heads")
     refuse_chunks(plan)
     if train.context_attention == "ring":
         pairs = f"{plan.seq_len // 2} pairs of tokens of a row, which ring attention cuts in two"

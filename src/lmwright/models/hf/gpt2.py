@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import EVEN_HEADS, PLAIN_ACT, Derived, Fixed, Json, Words
+from lmwright.models.hf.pairs import EVEN_HEADS, PLAIN_ACT, Derived, Fixed, Json, Pair, Words
 from lmwright.models.hf.table import ENDS, EVEN_KEYS, Table
 
 BODY = "transformer."
@@ -41,14 +41,14 @@ class Gpt2Hf(Table):
     body_prefix = BODY
     inputs_first: ClassVar = tuple(f".{name}.weight" for name in LAYER.values() if "c_" in name)
     keys = EVEN_KEYS | {"norm_eps": "layer_norm_epsilon"}
-    pairs = (
+    pairs: ClassVar[tuple[Pair, ...]] = (
         replace(PLAIN_ACT, theirs="activation_function", usual="gelu_new"),
         Words("head", "tie_word_embeddings", {"tied": True, "untied": False}, True, True),
         Fixed("scale_attn_weights", True, OTHER),
         Fixed("scale_attn_by_inverse_layer_idx", False, OTHER),
         Fixed("add_cross_attention", False, OTHER, written=False),
         EVEN_HEADS,
-        Derived(write=lambda model, *_: _short(model)),
+        Derived(write=lambda model, *_: write_short(model)),
     )
     defaults: ClassVar[Json] = {
         "vocab_size": 50_257, "hidden_size": 768, "num_hidden_layers": 12,
@@ -68,6 +68,7 @@ class Gpt2Hf(Table):
         return super().fields(config, where)
 
 
-def _short(model: Any) -> Json:
+def write_short(model: Any, *_: str) -> Json:
+    """The keys of sizes."""
     ours = {theirs: name for name, theirs in Gpt2Hf.keys.items()}
     return {own: getattr(model, ours[name]) for name, own in SHORT.items()}
