@@ -5,18 +5,15 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import threading
-import time
 
 import click
 import pytest
 
 from lmwright import __version__
-from lmwright.cli import interrupt, runs
 from lmwright.cli import main as cli
+from lmwright.cli import runs
 from lmwright.cli.main import main
 from lmwright.cli.output import BrokenPipe
 from lmwright.errors import UserError
@@ -361,49 +358,3 @@ def test_a_tpu_compiler_without_a_tpu_is_not_asked_for_one(monkeypatch, tmp_path
     monkeypatch.delenv("JAX_PLATFORMS")
     environment.set_environment()
     assert os.environ.get("JAX_PLATFORMS") == (None if there else "cpu")
-
-
-def test_an_interrupt_that_python_drops_comes_again(capsys):
-    class Collected:
-        def __del__(self):  # as jax's callback of the collector
-            signal.raise_signal(signal.SIGINT)
-            time.sleep(0)
-
-    assert main(["--version"]) == 0
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    with pytest.raises(KeyboardInterrupt):
-        Collected()
-        time.sleep(10)
-    signal.signal(signal.SIGINT, before)
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_an_interrupted_import_is_an_interrupt(monkeypatch, capsys, run_file):
-    def loaded(*_, **__):
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise ImportError("initialization failed") from error
-
-    monkeypatch.setattr("lmwright.formats.open.load_noted", loaded)
-    assert main(["prepare", run_file]) == 130
-    assert "interrupted" in capsys.readouterr().err
-    monkeypatch.setattr("lmwright.formats.open.load_noted", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(["prepare", run_file])
-
-
-def test_a_schema_that_was_interrupted_is_an_interrupt(monkeypatch, capsys, run_file):
-    """Its builder, in Rust, makes one text of all errors."""
-    from pydantic_core import SchemaError
-
-    def built(*_, **__):
-        raise SchemaError("Error building `literal` serializer:\n  KeyboardInterrupt:")
-
-    monkeypatch.setattr("lmwright.formats.open.load_noted", built)
-    monkeypatch.setattr(interrupt, "_noted", threading.Event())
-    with pytest.raises(SchemaError):
-        main(["prepare", run_file])
-    interrupt._noted.set()
-    assert main(["prepare", run_file]) == 130
-    assert "interrupted" in capsys.readouterr().err

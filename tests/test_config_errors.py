@@ -387,16 +387,12 @@ def test_several_kinds_of_any_registry(tmp_path):
     assert SHAPES.load(path, ["objective.kind=square", "objective.side=4"]).objective == Square(
         side=4
     )
-    assert 'add kind = "square" or "round" in [objective]' in said(
-        tmp_path, text + "radius = 3\n", load=SHAPES.load
-    )
-    assert "'radius'" in said(tmp_path, text + 'kind = "round"\nraduis = 3\n', load=SHAPES.load)
-    assert "objective.side is not a field" in said(
-        tmp_path, text + 'kind = "round"\nradius = 3\nside = 3\n', load=SHAPES.load
-    )
-    assert "objective.center must be" in said(
-        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = 3\n', load=SHAPES.load
-    )
-    assert "objective.center.1 is missing" in said(
-        tmp_path, text + 'kind = "round"\nradius = 3\ncenter = [3]\n', load=SHAPES.load
-    )
+
+    def told(more):
+        return said(tmp_path, text + more, load=SHAPES.load)
+
+    assert 'add kind = "square" or "round" in [objective]' in told("radius = 3\n")
+    assert "'radius'" in told('kind = "round"\nraduis = 3\n')
+    assert "objective.side is not a field" in told('kind = "round"\nradius = 3\nside = 3\n')
+    assert "objective.center must be" in told('kind = "round"\nradius = 3\ncenter = 3\n')
+    assert "objective.center.1 is missing" in told('kind = "round"\nradius = 3\ncenter = [3]\n')

@@ -95,7 +95,7 @@ def jump_in_saves(monkeypatch, jumps):
     real, ahead = time.time, []
 
     def now():
-        inside = sys._getframe(1).f_code.co_name == "blocking_key_value_get"  # Orbax waits there
+        inside = sys._getframe(1).f_code.co_name == "get_remaining_time"  # Orbax waits by it
         value = real() + 7200 * len(ahead)
         if inside and len(ahead) < jumps:
             ahead.append(value)
