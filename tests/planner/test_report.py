@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_no_folder_behind(tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(reports, "write_whole", full)
+    monkeypatch.setattr(reports, "write_output", full)
     (tmp_path / "mine").mkdir()
     for name in ("out", "mine"):
         with pytest.raises(OSError, match="No space"):

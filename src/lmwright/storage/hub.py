@@ -33,8 +33,8 @@ def bound_waits() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    factory = _http.default_client_factory
-    if getattr(_http, "_GLOBAL_CLIENT_FACTORY", factory) is factory:
+    factory = getattr(_http, "default_client_factory", None)  # which later versions may not have
+    if factory and getattr(_http, "_GLOBAL_CLIENT_FACTORY", factory) is factory:
         set_client_factory(lambda: _bounded(factory()))
 
 

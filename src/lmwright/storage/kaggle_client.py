@@ -55,9 +55,12 @@ def client(what: str) -> Any:
 def _bound_waits() -> None:
     """Gives the client's calls an end, in this process: it asks without one, already at its import.
     The log of a session, which may be silent for long, is read otherwise."""
-    from kagglesdk.kaggle_http_client import KaggleHttpClient
+    try:
+        from kagglesdk.kaggle_http_client import KaggleHttpClient
 
-    begin = KaggleHttpClient._init_session
+        begin = KaggleHttpClient._init_session
+    except (ImportError, AttributeError):  # another version, whose calls have its own end
+        return
 
     def begin_bounded(self: Any) -> Any:
         begun, again = self._session is not None, begin(self)
