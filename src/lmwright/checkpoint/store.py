@@ -198,7 +198,8 @@ class Checkpoints(SavedStates):
         try:
             self._manager.save(step, args=args, force=True)
         finally:
-            self._threads = set(threading.enumerate()) - before
+            begun = set(threading.enumerate()) - before
+            self._threads = {thread for thread in begun if not thread.daemon}  # others never end
 
     def _clock_jumped(self, error: Exception) -> bool:
         """True if a save timed out although that time had not passed: Orbax reads the wall clock.
