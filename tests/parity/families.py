@@ -8,7 +8,7 @@ transformers in all of `test_families.py`.
 from tests.parity.gemmas import GEMMAS
 from tests.parity.glms import GLMS
 from tests.parity.granites import GRANITES
-from tests.parity.layernorms import LAYERNORMS
+from tests.parity.layernorms import GPT2, LAYERNORMS
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 from tests.parity.smalls import SMALLS
 
@@ -24,13 +24,6 @@ DEBERTA = {
 }  # fmt: skip
 NEOX = {
     "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "layer_norm_eps": 3e-4,
-}  # fmt: skip
-GPT2 = {
-    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "rope_parameters",
-                     "num_attention_heads", "max_position_embeddings", "num_key_value_heads",
-                     "head_dim", "rms_norm_eps")),
-    "n_embd": 48, "n_inner": 80, "n_layer": 5, "n_head": 6, "n_positions": 192,
-    "layer_norm_epsilon": 3e-4,
 }  # fmt: skip
 BERT = {
     "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": None, "rope_parameters": None,

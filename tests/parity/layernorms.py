@@ -16,7 +16,7 @@ OPT = {
                      "rope_parameters", "initializer_range")),
     "ffn_dim": 80, "init_std": 0.3,
 }  # fmt: skip
-BIGCODE = {
+GPT2 = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "rope_parameters",
                      "num_attention_heads", "max_position_embeddings", "num_key_value_heads",
                      "head_dim", "rms_norm_eps")),
@@ -78,10 +78,10 @@ LAYERNORMS = {
         OPT | {"enable_bias": False, "tie_word_embeddings": False, "word_embed_proj_dim": 48},
         gradients=False,
     ),
-    "gpt-bigcode": Row("GPTBigCodeForCausalLM", BIGCODE, generates=True),
+    "gpt-bigcode": Row("GPTBigCodeForCausalLM", GPT2, generates=True),
     "gpt-bigcode-untied": Row(
         "GPTBigCodeForCausalLM",
-        BIGCODE | {"n_inner": None, "tie_word_embeddings": False, "activation_function": "relu"},
+        GPT2 | {"n_inner": None, "tie_word_embeddings": False, "activation_function": "relu"},
         gradients=False,
     ),
     "nemotron": Row(

@@ -60,9 +60,9 @@ def rounded(w, kind, method="nearest", moments=None):
 @EACH
 def test_all_integers_that_a_block_has_are_read_as_they_are_meant(kind):
     rng, of = np.random.default_rng(3), KINDS[kind.lower()]
-    codes = rng.integers(of.low, of.high + 1, (5, 512))
+    codes = rng.integers(of.rule.low, of.rule.high + 1, (5, 512))
     units = rng.standard_normal((5, 2, 2)).astype("f2").astype("f4")
-    scale = rng.integers(-128 if of.low else 0, of.most + 1, (5, 2, 256 // of.group))
+    scale = rng.integers(0 if of.offset else -128, of.most + 1, (5, 2, 256 // of.group))
     offset = rng.integers(0, 64, (5, 2, 8)) if of.offset else np.zeros((5, 2, 1), int)
     numbers = np.concatenate([scale, offset, units] if of.offset else [scale, units[..., :1]], -1)
     steps = np.repeat(scale * units[..., :1], of.group, -1).reshape(5, 512)

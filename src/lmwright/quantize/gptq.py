@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from lmwright.core.rounding import Grid
 from lmwright.quantize.grids import BLOCKS, RULES, GridName
+from lmwright.quantize.least import codes_of, least
 from lmwright.quantize.superblocks import KINDS, Scales, searched
 
 Method = Literal["gptq", "nearest"]
@@ -66,7 +67,7 @@ def nearest(w: Array, moments: Array, grid: GridName, group: int) -> Integers:
     if grid in KINDS:
         found = searched(w, jnp.ones(len(w)), grid)
         scale, offset = _each(found, len(w))
-        return _in_blocks(w, moments, _codes(w + offset, scale, rule), found)
+        return _in_blocks(w, moments, codes_of(w + offset, scale, rule), found)
     blocks = _blocks(w, group)
     scale, inverse = rule.scale(blocks)
     codes = jnp.clip(rule.whole(blocks * inverse), rule.low, rule.high)
@@ -126,28 +127,19 @@ def _blocks(w: Array, group: int) -> Array:
     return w.reshape(-1, group or w.shape[0], *w.shape[1:])
 
 
-def _codes(w: Array, scale: Array, rule: Grid) -> Array:
-    """The nearest integers of w for a scale, as floats; zero where that is zero."""
-    ratio = jnp.where(scale == 0, 0.0, w / jnp.where(scale == 0, 1.0, scale))
-    return jnp.clip(rule.whole(ratio), rule.low, rule.high)
-
-
 def _searched(blocks: Array, weights: Array, rule: Grid, grid: GridName) -> Array:
     """Scales [groups, O] with the least squared error of `blocks` [groups, inputs, O], where inputs
     count by `weights` [groups, inputs]."""
     own = rule.scale(blocks)[0]
     signs = (1.0, -1.0) if grid in BLOCKS else (1.0,)
-    tried = jnp.asarray([sign * ratio for sign in signs for ratio in (1.0, *TRIED)], jnp.float32)
 
-    def one(best: tuple[Array, Array], ratio: Array) -> tuple[tuple[Array, Array], None]:
-        scale = rule.stored(own * ratio)
-        errors = jnp.square(blocks - _codes(blocks, scale, rule) * scale)
-        error = jnp.sum(errors * weights[..., None], axis=1, keepdims=True)
-        better = error < best[0]
-        return (jnp.where(better, error, best[0]), jnp.where(better, scale, best[1])), None
+    def by(part: Array) -> tuple[Array, ...]:
+        scale = rule.stored(own * part)
+        errors = jnp.square(blocks - codes_of(blocks, scale, rule) * scale)
+        return jnp.sum(errors * weights[..., None], axis=1, keepdims=True), scale
 
-    start = jnp.full_like(own, jnp.inf), own
-    return lax.scan(one, start, tried)[0][1][:, 0]
+    (scale,) = least((own,), [sign * part for sign in signs for part in (1.0, *TRIED)], by)
+    return scale[:, 0]
 
 
 def _factor(moments: Array) -> Array:
@@ -178,7 +170,7 @@ def _in_turn(w: Array, scale: Array, factor: Array, rule: Grid) -> Array:
 
         def one(i: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             own, found, errors = parts
-            code = _codes(own[i], scales[i], rule)
+            code = codes_of(own[i], scales[i], rule)
             error = (own[i] - code * scales[i]) / inside[i, i]
             later = jnp.where(jnp.arange(block) > i, inside[i], 0.0)
             own = own - later[:, None] * error

@@ -30,7 +30,7 @@ class Iq4Nl(Q4_0):
 
 RULES: dict[GridName, Grid] = {
     **GRIDS, "iq4_nl": Iq4Nl(IQ4_NL[0], IQ4_NL[-1]),
-    **{name: Grid(kind.low, kind.high) for name, kind in KINDS.items()},
+    **{name: kind.rule for name, kind in KINDS.items()},
 }  # type: ignore[dict-item] # fmt: skip
 BLOCKS: tuple[GridName, ...] = ("q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k")
 """Grids of .gguf files, whose scales may be negative."""

@@ -15,7 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
+
+from lmwright.core.rounding import Grid
+from lmwright.quantize.least import codes_of, least, ratio
 
 BLOCK = 256  # inputs that share a unit
 SIGNED = np.linspace(0.6, 1.1, 26)  # steps that are tried, by the one that reaches the largest
@@ -26,19 +29,19 @@ AROUND = (-1.0, 0.0, 1.0)  # tried beside an integer
 class Kind(NamedTuple):
     """A K-quant: its codes, and how a group says its scale."""
 
-    low: int
-    high: int
+    rule: Grid
     group: int
     """Inputs that share a scale."""
     most: int
     """The largest integer that a scale has."""
+    least: int
     offset: bool
 
 
 KINDS = {
-    "q4_k": Kind(0, 15, 32, 63, offset=True),
-    "q5_k": Kind(0, 31, 32, 63, offset=True),
-    "q6_k": Kind(-32, 31, 16, 127, offset=False),
+    "q4_k": Kind(Grid(0, 15), 32, 63, 0, offset=True),
+    "q5_k": Kind(Grid(0, 31), 32, 63, 0, offset=True),
+    "q6_k": Kind(Grid(-32, 31), 16, 127, -128, offset=False),
 }
 
 
@@ -59,20 +62,17 @@ def searched(w: Array, weights: Array, grid: str) -> Scales:
     x = w.reshape(-1, kind.group, w.shape[1])  # [groups, inputs, O]
     counts = weights.reshape(-1, kind.group, 1)
     scale, offset = (_with_offset if kind.offset else _signed)(x, counts, kind)
-    unit, scales = _multiples(scale, kind, -kind.most - 1 if kind.low else 0)
+    unit, scales = _multiples(scale, kind, kind.least)
     offset_unit, offsets = _multiples(offset, kind, 0)
 
-    def one(best: tuple[Array, ...], around: Array) -> tuple[tuple[Array, ...], None]:
-        whole = jnp.clip(scales + around[0], -kind.most - 1 if kind.low else 0, kind.most)
+    def near(around: Array) -> tuple[Array, ...]:
+        whole = jnp.clip(scales + around[0], kind.least, kind.most)
         below = jnp.clip(offsets + around[1], 0, kind.most)
-        tried = _spread(unit, whole), _spread(offset_unit, below)
-        error = _error(x, counts, *tried, kind)
-        better = error < best[0]
-        return tuple(jnp.where(better, *a) for a in zip((error, *tried), best, strict=True)), None
+        both = _spread(unit, whole), _spread(offset_unit, below)
+        return _error(x, counts, *both, kind), *both
 
     pairs = [(0.0, 0.0), *product(AROUND, AROUND if kind.offset else (0.0,))]
-    start = jnp.full_like(scale, jnp.inf), scale, offset
-    (_, scale, offset), _ = lax.scan(one, start, jnp.asarray(pairs, jnp.float32))
+    scale, offset = least((scale, offset), pairs, near)
     return Scales(scale[:, 0], unit, offset[:, 0], offset_unit)
 
 
@@ -86,20 +86,17 @@ def in_units(a: np.ndarray, unit: np.ndarray) -> np.ndarray:
 def _signed(x: Array, counts: Array, kind: Kind) -> tuple[Array, Array]:
     """Scales [groups, 1, O] of codes on both sides of zero, and no offsets."""
     at = jnp.argmax(jnp.abs(x), axis=1, keepdims=True)
-    own = jnp.take_along_axis(x, at, axis=1) / kind.low  # the largest is the lowest code
+    own = jnp.take_along_axis(x, at, axis=1) / kind.rule.low  # the largest is the lowest code
     nothing = jnp.zeros_like(own)
 
-    def one(best: tuple[Array, Array], ratio: Array) -> tuple[tuple[Array, Array], None]:
-        codes = _codes(x, own * ratio, kind)
+    def by(part: Array) -> tuple[Array, ...]:
+        codes = codes_of(x, own * part, kind.rule)
         squares = jnp.sum(counts * codes * codes, axis=1, keepdims=True)
-        scale = _ratio(jnp.sum(counts * codes * x, axis=1, keepdims=True), squares)
-        error = _error(x, counts, scale, nothing, kind)
-        better = error < best[0]
-        return (jnp.where(better, error, best[0]), jnp.where(better, scale, best[1])), None
+        scale = ratio(jnp.sum(counts * codes * x, axis=1, keepdims=True), squares)
+        return _error(x, counts, scale, nothing, kind), scale
 
-    start = jnp.full_like(own, jnp.inf), own
-    tried = jnp.asarray([sign * ratio for sign in (1, -1) for ratio in SIGNED], jnp.float32)
-    return lax.scan(one, start, tried)[0][1], nothing
+    (scale,) = least((own,), [sign * part for sign in (1, -1) for part in SIGNED], by)
+    return scale, nothing
 
 
 def _with_offset(x: Array, counts: Array, kind: Kind) -> tuple[Array, Array]:
@@ -108,18 +105,14 @@ def _with_offset(x: Array, counts: Array, kind: Kind) -> tuple[Array, Array]:
     reach = jnp.max(x, axis=1, keepdims=True) - low
     total = partial(jnp.sum, axis=1, keepdims=True)
 
-    def one(best: tuple[Array, ...], more: Array) -> tuple[tuple[Array, ...], None]:
-        codes = _codes(x - low, reach / (kind.high + more), kind)
+    def by(more: Array) -> tuple[Array, ...]:
+        codes = codes_of(x - low, reach / (kind.rule.high + more), kind.rule)
         sums = total(counts), total(counts * codes), total(counts * codes * codes)
         values, products = total(counts * x), total(counts * codes * x)
         scale, offset = _fitted(sums, values, products)
-        error = total(counts * jnp.square(x - codes * scale + offset))
-        better = error < best[0]
-        found = error, scale, offset
-        return tuple(jnp.where(better, *a) for a in zip(found, best, strict=True)), None
+        return total(counts * jnp.square(x - codes * scale + offset)), scale, offset
 
-    start = jnp.full_like(low, jnp.inf), reach / kind.high, -low
-    (_, scale, offset), _ = lax.scan(one, start, jnp.asarray(STEPS, jnp.float32))
+    scale, offset = least((reach / kind.rule.high, -low), STEPS, by)
     return scale, offset
 
 
@@ -128,11 +121,11 @@ def _fitted(sums: tuple[Array, ...], values: Array, products: Array) -> tuple[Ar
     the counts, the codes and their squares, of the values, and of both together."""
     ones, codes, squares = sums
     by = ones * squares - codes * codes
-    scale = _ratio(ones * products - values * codes, by)
-    offset = _ratio(codes * products - squares * values, by)
+    scale = ratio(ones * products - values * codes, by)
+    offset = ratio(codes * products - squares * values, by)
     without = (offset < 0) | (by <= 0)
-    scale = jnp.maximum(jnp.where(without, _ratio(products, squares), scale), 0.0)
-    level = jnp.where(squares == 0, jnp.maximum(-_ratio(values, ones), 0.0), 0.0)  # of codes 0
+    scale = jnp.maximum(jnp.where(without, ratio(products, squares), scale), 0.0)
+    level = jnp.where(squares == 0, jnp.maximum(-ratio(values, ones), 0.0), 0.0)  # of codes 0
     return scale, jnp.where(without, level, offset)
 
 
@@ -141,7 +134,7 @@ def _multiples(a: Array, kind: Kind, low: int) -> tuple[Array, Array]:
     groups = a.reshape(-1, BLOCK // kind.group, a.shape[-1])
     top = jnp.take_along_axis(groups, jnp.argmax(jnp.abs(groups), axis=1, keepdims=True), axis=1)
     unit = (top[:, 0] / (low or kind.most)).astype(jnp.float16).astype(jnp.float32)
-    whole = jnp.round(_ratio(groups, unit[:, None]))
+    whole = jnp.round(ratio(groups, unit[:, None]))
     return unit, jnp.clip(whole, low, kind.most).reshape(a.shape)
 
 
@@ -150,15 +143,6 @@ def _spread(unit: Array, whole: Array) -> Array:
     return jnp.repeat(unit, len(whole) // len(unit), axis=0)[:, None] * whole
 
 
-def _codes(x: Array, scale: Array, kind: Kind) -> Array:
-    return jnp.clip(jnp.round(_ratio(x, scale)), kind.low, kind.high)
-
-
 def _error(x: Array, counts: Array, scale: Array, offset: Array, kind: Kind) -> Array:
-    apart = x - _codes(x + offset, scale, kind) * scale + offset
+    apart = x - codes_of(x + offset, scale, kind.rule) * scale + offset
     return jnp.sum(counts * jnp.square(apart), axis=1, keepdims=True)
-
-
-def _ratio(a: Array, b: Array) -> Array:
-    """a / b, zero where b is."""
-    return jnp.where(b == 0, 0.0, a / jnp.where(b == 0, 1.0, b))

@@ -128,9 +128,8 @@ def _outcome(loop: Loop) -> Outcome:
         if away.__cause__ is None:
             loop.display.note(f"the rows of step {loop.at + 1} did not come")
             return loop.stopped(loop.at)
-        if (
-            loop.at > loop.start and jax.process_count() == 1
-        ):  # others would have to save with this one
+        alone = jax.process_count() == 1  # others would have to save with this one
+        if alone and loop.at > loop.start:
             loop.stopped(loop.at)
         raise away.__cause__ from None
 

@@ -10,15 +10,14 @@ from lmwright.errors import UserError
 from lmwright.models.hf.embedder import VECTORS
 from lmwright.models.hf.over import Over
 from lmwright.models.hf.pairs import Json, only_written
-from lmwright.models.hf.table import ENDS
+from lmwright.models.hf.table import with_biases
 from lmwright.models.text_part import MASK_DECODER, architecture_of
 
 HEAD_PREFIX = "mask_predictions."
-HEAD_WEIGHTS = {
-    f"detector.{ours}{end}": f"{HEAD_PREFIX}{theirs}.{kind}"
+HEAD_WEIGHTS = with_biases({
+    f"detector.{ours}": f"{HEAD_PREFIX}{theirs}"
     for ours, theirs in {"norm": "LayerNorm", "dense": "dense", "out": "classifier"}.items()
-    for end, kind in ENDS.items()
-}
+})  # fmt: skip
 POSITIONS = "deberta.embeddings.position_embeddings.weight"
 
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import EVEN_HEADS, PLAIN_ACT, Derived, Fixed, Json, Pair, Words
-from lmwright.models.hf.table import ENDS, EVEN_KEYS, Table
+from lmwright.models.hf.table import EVEN_KEYS, Table, with_biases
 
 BODY = "transformer."
 LAYER = {
@@ -18,18 +18,15 @@ SHORT = {
 }  # fmt: skip
 """Keys of its config.json by the usual names, which transformers knows, too."""
 OTHER = "{key} = {said} is not computed, only {value} as in released models"
-
-
-def _weights() -> dict[str, str]:
-    """Names over there of ours, whose biases end in `_bias`."""
-    both = {"norm": f"{BODY}ln_f"}
-    both |= {f"layers.{ours}": f"{BODY}h.{{i}}.{name}" for ours, name in LAYER.items()}
-    return {
-        "embed": f"{BODY}wte.weight",
-        "positions": f"{BODY}wpe.weight",
-        "head": "lm_head.weight",
-        **{f"{ours}{e}": f"{name}.{end}" for ours, name in both.items() for e, end in ENDS.items()},
-    }
+WEIGHTS = {
+    "embed": f"{BODY}wte.weight",
+    "positions": f"{BODY}wpe.weight",
+    "head": "lm_head.weight",
+    **with_biases({
+        "norm": f"{BODY}ln_f",
+        **{f"layers.{ours}": f"{BODY}h.{{i}}.{name}" for ours, name in LAYER.items()},
+    }),
+}  # fmt: skip
 
 
 class Gpt2Hf(Table):
@@ -37,7 +34,7 @@ class Gpt2Hf(Table):
 
     name = "GPT-2"
     model_types: ClassVar = {"GPT2LMHeadModel": "gpt2"}
-    weights = _weights()
+    weights = WEIGHTS
     body_prefix = BODY
     inputs_first: ClassVar = tuple(f".{name}.weight" for name in LAYER.values() if "c_" in name)
     keys = EVEN_KEYS | {"norm_eps": "layer_norm_epsilon"}

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from lmwright.models.hf.pairs import EVEN_HEADS, HEAD, PLAIN_ACT, Derived, Json, Words
 from lmwright.models.hf.rope import first_given, rope_fields, write_partial_rope
-from lmwright.models.hf.table import ENDS, EVEN_KEYS, Table
+from lmwright.models.hf.table import EVEN_KEYS, Table, with_biases
 
 BODY = "gpt_neox"
 LAYER = {
@@ -15,17 +15,14 @@ LAYER = {
 OWN = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 """Names of keys of rotations; transformers ignores the usual ones beside them."""
 USUAL = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25}
-
-
-def _weights() -> dict[str, str]:
-    """Names over there of ours, whose biases end in `_bias`."""
-    both = {"norm": f"{BODY}.final_layer_norm"}
-    both |= {f"layers.{ours}": f"{BODY}.layers.{{i}}.{name}" for ours, name in LAYER.items()}
-    return {
-        "embed": f"{BODY}.embed_in.weight",
-        "head": "embed_out.weight",
-        **{f"{ours}{e}": f"{name}.{end}" for ours, name in both.items() for e, end in ENDS.items()},
-    }
+WEIGHTS = {
+    "embed": f"{BODY}.embed_in.weight",
+    "head": "embed_out.weight",
+    **with_biases({
+        "norm": f"{BODY}.final_layer_norm",
+        **{f"layers.{ours}": f"{BODY}.layers.{{i}}.{name}" for ours, name in LAYER.items()},
+    }),
+}  # fmt: skip
 
 
 def _read_rope(config: Json, _: Json, where: str) -> Json:
@@ -43,7 +40,7 @@ class GptNeoxHf(Table):
 
     name = "GPT-NeoX"
     model_types: ClassVar = {"GPTNeoXForCausalLM": "gpt_neox"}
-    weights = _weights()
+    weights = WEIGHTS
     modules: ClassVar = {"embed_out": "lm_head"}
     keys = EVEN_KEYS | {"norm_eps": "layer_norm_eps"}
     pairs = (

@@ -13,7 +13,7 @@ from lmwright.models.hf.pairs import (
     Json,
     Words,
 )
-from lmwright.models.hf.table import ENDS, EVEN_KEYS, Table
+from lmwright.models.hf.table import EVEN_KEYS, Table, with_biases
 
 BODY = "model."
 DECODER = f"{BODY}decoder"
@@ -25,18 +25,15 @@ LAYER = {
 WIDTH = "word_embed_proj_dim"
 BEHIND = "{key} = {said} is not computed; norms of opt-350m, behind its branches, are not supported"
 OTHER = "{key} = {said} is not computed, only {value} as in released models"
-
-
-def _weights() -> dict[str, str]:
-    """Names over there of ours, whose biases end in `_bias`."""
-    both = {"norm": f"{DECODER}.final_layer_norm"}
-    both |= {f"layers.{ours}": f"{DECODER}.layers.{{i}}.{name}" for ours, name in LAYER.items()}
-    return {
-        "embed": f"{DECODER}.embed_tokens.weight",
-        "positions": f"{DECODER}.embed_positions.weight",
-        "head": "lm_head.weight",
-        **{f"{ours}{e}": f"{name}.{end}" for ours, name in both.items() for e, end in ENDS.items()},
-    }
+WEIGHTS = {
+    "embed": f"{DECODER}.embed_tokens.weight",
+    "positions": f"{DECODER}.embed_positions.weight",
+    "head": "lm_head.weight",
+    **with_biases({
+        "norm": f"{DECODER}.final_layer_norm",
+        **{f"layers.{ours}": f"{DECODER}.layers.{{i}}.{name}" for ours, name in LAYER.items()},
+    }),
+}  # fmt: skip
 
 
 def _read_width(config: Json, fields: Json, where: str) -> Json:
@@ -54,7 +51,7 @@ class OptHf(Table):
 
     name = "OPT"
     model_types: ClassVar = {"OPTForCausalLM": "opt"}
-    weights = _weights()
+    weights = WEIGHTS
     body_prefix = BODY
     keys: ClassVar = {n: key for n, key in EVEN_KEYS.items() if n != "norm_eps"} | {
         "mlp_dim": "ffn_dim"

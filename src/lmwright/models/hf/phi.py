@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from lmwright.models.hf.pairs import EVEN_WIDTH, HEAD, PLAIN_ACT, Json, Words
 from lmwright.models.hf.rope import PARTIAL_ROPE
-from lmwright.models.hf.table import ENDS, KEYS, STREAM_BIASES, WEIGHTS, Table
+from lmwright.models.hf.table import KEYS, STREAM_BIASES, WEIGHTS, Table, with_biases
 
 LAYER = {
     "o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "q_norm": "self_attn.q_layernorm",
@@ -19,12 +19,10 @@ class PhiHf(Table):
     model_types: ClassVar = {"PhiForCausalLM": "phi"}
     weights = WEIGHTS | STREAM_BIASES | {
         "head_bias": "lm_head.bias",
-        **{f"norm{end}": f"model.final_layernorm.{kind}" for end, kind in ENDS.items()},
-        **{
-            f"layers.{ours}{end}": f"model.layers.{{i}}.{theirs}.{kind}"
-            for ours, theirs in LAYER.items()
-            for end, kind in ENDS.items()
-        },
+        **with_biases({
+            "norm": "model.final_layernorm",
+            **{f"layers.{ours}": f"model.layers.{{i}}.{name}" for ours, name in LAYER.items()},
+        }),
     }  # fmt: skip
     keys: ClassVar = {n: key for n, key in KEYS.items() if n != "head_dim"} | {
         "norm_eps": "layer_norm_eps"

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Json, Words
 from lmwright.models.hf.rope import ROPE
-from lmwright.models.hf.table import KEYS, STREAM_BIASES, WEIGHTS, Table
+from lmwright.models.hf.table import KEYS, STREAM_BIASES, WEIGHTS, Table, with_biases
 
 ACTS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu": "relu", "relu2": "relu2"}
 SAME = dict.fromkeys(("gelu_new", "gelu_fast"), "gelu_pytorch_tanh")
@@ -15,11 +15,10 @@ class Starcoder2Hf(Table):
 
     name = "StarCoder 2"
     model_types: ClassVar = {"Starcoder2ForCausalLM": "starcoder2"}
-    weights = WEIGHTS | STREAM_BIASES | {
-        f"layers.{ours}{end}": f"model.layers.{{i}}.mlp.{theirs}.{kind}"
+    weights = WEIGHTS | STREAM_BIASES | with_biases({
+        f"layers.{ours}": f"model.layers.{{i}}.mlp.{theirs}"
         for ours, theirs in {"up": "c_fc", "down": "c_proj"}.items()
-        for end, kind in {"": "weight", "_bias": "bias"}.items()
-    }  # fmt: skip
+    })  # fmt: skip
     keys = KEYS | {"norm_eps": "norm_epsilon"}
     optional: ClassVar = {"window": "sliding_window"}
     pairs = (

@@ -18,6 +18,15 @@ from lmwright.models.hf.rope import ROPE
 
 ENDS = {"": "weight", "_bias": "bias"}
 """Ends of the names of a layer's weights, theirs by ours."""
+
+
+def with_biases(names: Mapping[str, str]) -> dict[str, str]:
+    """Names of layers, theirs by ours, as names of their weights and of their biases."""
+    return {
+        f"{ours}{e}": f"{name}.{end}" for ours, name in names.items() for e, end in ENDS.items()
+    }
+
+
 STREAM_BIASES = {
     "norm_bias": "model.norm.bias",
     "layers.attention_norm_bias": "model.layers.{i}.input_layernorm.bias",
@@ -30,14 +39,13 @@ WEIGHTS = {
     "head": "lm_head.weight",
     "layers.attention_norm": "model.layers.{i}.input_layernorm.weight",
     "layers.mlp_norm": "model.layers.{i}.post_attention_layernorm.weight",
-    **{
-        f"layers.{ours}{end}": f"model.layers.{{i}}.{theirs}_proj.{kind}"
+    **with_biases({
+        f"layers.{ours}": f"model.layers.{{i}}.{theirs}_proj"
         for ours, theirs in {
             "q": "self_attn.q", "k": "self_attn.k", "v": "self_attn.v", "o": "self_attn.o",
             "gate": "mlp.gate", "up": "mlp.up", "down": "mlp.down",
         }.items()
-        for end, kind in ENDS.items()
-    },
+    }),
     "layers.q_norm": "model.layers.{i}.self_attn.q_norm.weight",
     "layers.k_norm": "model.layers.{i}.self_attn.k_norm.weight",
 }  # fmt: skip
@@ -70,11 +78,7 @@ class ClassifierForm:
     def weights(self) -> dict[str, str]:
         """Names of the weights that its encoder does not have."""
         layers = {"out": self.out} | ({"dense": self.dense} if self.dense else {})
-        return {
-            f"classifier.{ours}{end}": f"{theirs}.{kind}"
-            for ours, theirs in layers.items()
-            for end, kind in ENDS.items()
-        }
+        return with_biases({f"classifier.{ours}": theirs for ours, theirs in layers.items()})
 
 
 Stacked = Literal["turns", "columns", "halves", "plain"] | None
