@@ -118,9 +118,9 @@ def test_rows_of_padding_alone_have_finite_gradients():
     assert all(np.all(np.asarray(g) == 0) for g in jax.tree.leaves(grads))
 
 
-def after(batch, microbatches, devices):
+def after(batch, microbatches, devices, chosen):
     run = make_run(num_microbatches=microbatches)
-    run = replace(run, model=replace(MODEL, seq_len=SEQ_LEN), objective=objective())
+    run = replace(run, model=replace(MODEL, seq_len=SEQ_LEN), objective=chosen)
     # as the feed deals rows out
     deal = lambda a: a.reshape(-1, microbatches, SEQ_LEN).swapaxes(0, 1)  # noqa: E731
     plan = resolve(run, jax.devices()[:devices])
@@ -129,13 +129,24 @@ def after(batch, microbatches, devices):
     return model_of(state)["weights"], metrics
 
 
-@pytest.mark.parametrize("microbatches, devices", [(4, 1), (2, 4)])
-def test_an_update_is_the_same_however_a_batch_is_cut(microbatches, devices):
+@pytest.mark.parametrize(
+    "microbatches, devices, weights",
+    [
+        pytest.param(4, 1, (), id="4-1"),
+        pytest.param(2, 4, (), id="2-4"),
+        pytest.param(2, 4, (1.0, 5.0, 2.0), id="weights"),
+    ],
+)
+def test_an_update_is_the_same_however_a_batch_is_cut(microbatches, devices, weights):
     """Rows have unequal numbers of documents, of which one is all padding."""
     rows = in_rows(documents())
     batch = packed([*rows, *[[]] * (8 - len(rows))], T)
-    (plain, one), (other, two) = after(batch, 1, 1), after(batch, microbatches, devices)
-    assert float(one["target_tokens"]) == float(two["target_tokens"]) == len(LENGTHS)
+    chosen = replace(objective(), class_weights=weights)
+    (plain, one), (other, two) = (
+        after(batch, *cut, chosen) for cut in ((1, 1), (microbatches, devices))
+    )
+    total = sum(weights[label] if weights else 1 for _, label in documents())
+    assert float(one["target_tokens"]) == float(two["target_tokens"]) == total
     np.testing.assert_allclose(one["loss"], two["loss"], rtol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(other), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)

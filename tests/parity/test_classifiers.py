@@ -63,9 +63,10 @@ def documents(label):
     return [[(rng.integers(4, V, n), label(rng)) for n in row] for row in LENGTHS]
 
 
-def compare(objective, theirs, model, w, rows, dtype, labels=None, batch=None):
-    """Their mean loss of each document alone, left out of the others' way by their padding mask,
-    and ours of packed rows: value, logits and every gradient; returns the largest difference."""
+def compare(objective, theirs, model, w, rows, dtype, labels=None, batch=None, criterion=None):
+    """Their mean loss of each document alone (or torch's `criterion` of their logits), left out of
+    the others' way by their padding mask, and ours of packed rows: value, logits and every
+    gradient; returns the largest difference."""
     flat = [document for row in rows for document in row]
     width = max(len(text) for text, _ in flat)
     ids, mask = (torch.zeros((len(flat), width), dtype=torch.long) for _ in range(2))
@@ -73,7 +74,8 @@ def compare(objective, theirs, model, w, rows, dtype, labels=None, batch=None):
         ids[i, : len(text)], mask[i, : len(text)] = torch.tensor(text), 1
     labels = torch.tensor([y for _, y in flat] if labels is None else labels, dtype=dtype)
     out = theirs(input_ids=ids, attention_mask=mask, labels=labels)
-    out.loss.backward()
+    wanted = criterion(out.logits, labels) if criterion else out.loss
+    wanted.backward()
     batch, keys = batch or packed(rows, T), jax.random.split(jax.random.key(5), 4)
 
     def loss(w):
@@ -81,7 +83,7 @@ def compare(objective, theirs, model, w, rows, dtype, labels=None, batch=None):
         return made.total / made.weight
 
     value, grads = jax.jit(jax.value_and_grad(loss))(w)
-    np.testing.assert_allclose(value, out.loss.item(), rtol=1e-5)
+    np.testing.assert_allclose(value, wanted.item(), rtol=1e-5)
     logits = jax.jit(lambda w: model.classify(w, batch, Compute())[0])(w)
     ours = np.concatenate([logits[i, : len(row)] for i, row in enumerate(rows)])
     found = [assert_near(ours, out.logits.detach().numpy(), "logits")]
@@ -99,6 +101,16 @@ def test_logits_and_gradients(name, record_property):
     record_property("gradients", compare(objective, theirs, model, w, rows, torch.long))
 
 
+def test_weights_of_classes_and_smoothing():
+    """The loss is torch's, divided by the weights of the labels."""
+    theirs, model, w = pair("EuroBert bos")
+    said = {"class_weights": (0.3, 1.0, 4.0), "label_smoothing": 0.1}
+    objective = Classify(labels=LABELS, pooling="bos", **said)
+    criterion = torch.nn.CrossEntropyLoss(torch.tensor([0.3, 1.0, 4.0]), label_smoothing=0.1)
+    rows = documents(lambda rng: int(rng.integers(3)))
+    compare(objective, theirs, model, w, rows, torch.long, criterion=criterion)
+
+
 @pytest.mark.parametrize("name", ["EuroBert late", "ModernBert cls"])
 def test_numbers(name, record_property):
     """The loss is transformers' mean squared error."""
@@ -108,12 +120,9 @@ def test_numbers(name, record_property):
     record_property("gradients", compare(objective, theirs, model, w, rows, torch.float32))
 
 
-@pytest.mark.parametrize("name", ["EuroBert bos", "ModernBert mean"])
-def test_any_number_of_classes(name, record_property):
-    """The loss is transformers' of a multi-label problem, 20 classes beside the tokens."""
-    labels = tuple(f"class {i}" for i in range(20))
-    theirs, model, w = pair(name, labels)
-    theirs.config.problem_type = "multi_label_classification"
+def sets_of_20():
+    """Documents of each row without a label, the batch with some of 20 classes beside the tokens,
+    and the classes of each document, bool [N, 20]."""
     rng = np.random.default_rng(6)
     rows = documents(lambda rng: 0)
     batch, hot = packed(rows, T), []
@@ -123,8 +132,29 @@ def test_any_number_of_classes(name, record_property):
             hot.append((rng.random(20) < 0.3) & (np.arange(20) < 16 * len(text)))
             here = batch.segment_ids[number] == place + 1
             weight[number, here] = set_bits(np.flatnonzero(hot[-1]).tolist(), len(text))
-    objective = Multilabel(labels=labels, pooling=model.pooling)
-    batch = Batch(batch.tokens, batch.segment_ids, batch.positions, weight)
-    record_property(
-        "gradients", compare(objective, theirs, model, w, rows, torch.float32, np.array(hot), batch)
-    )
+    return rows, Batch(batch.tokens, batch.segment_ids, batch.positions, weight), np.array(hot)
+
+
+TWENTY = tuple(f"class {i}" for i in range(20))
+
+
+@pytest.mark.parametrize("name", ["EuroBert bos", "ModernBert mean"])
+def test_any_number_of_classes(name, record_property):
+    """The loss is transformers' of a multi-label problem, 20 classes beside the tokens."""
+    theirs, model, w = pair(name, TWENTY)
+    theirs.config.problem_type = "multi_label_classification"
+    objective = Multilabel(labels=TWENTY, pooling=model.pooling)
+    rows, batch, hot = sets_of_20()
+    found = compare(objective, theirs, model, w, rows, torch.float32, hot, batch)
+    record_property("gradients", found)
+
+
+def test_weights_of_texts_that_have_a_class():
+    """The loss is torch's with `pos_weight`."""
+    theirs, model, w = pair("EuroBert bos", TWENTY)
+    theirs.config.problem_type = "multi_label_classification"
+    weights = tuple(np.random.default_rng(7).uniform(0.25, 10, len(TWENTY)).tolist())
+    objective = Multilabel(labels=TWENTY, pooling="bos", positive_weights=weights)
+    rows, batch, hot = sets_of_20()
+    criterion = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))
+    compare(objective, theirs, model, w, rows, torch.float32, hot, batch, criterion)

@@ -13,13 +13,13 @@ from lmwright.config.run import section
 from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
-from lmwright.objectives.documents import (
-    AnyPooling,
-    Judged,
-    OverDocuments,
-    check_labels,
+from lmwright.objectives.class_loss import (
+    ClassWeights,
+    Smoothing,
+    check_weights,
     judged_classes,
 )
+from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
 
 @section
@@ -30,12 +30,15 @@ class Classify(OverDocuments):
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
     """The classes, in the order of their numbers."""
     pooling: AnyPooling = None
+    class_weights: ClassWeights = ()
+    label_smoothing: Smoothing = 0.0
 
     learns_from: ClassVar[str] = "labeled texts"
     tally: ClassVar[str] = "classes.ClassRowTally"
 
     def __post_init__(self) -> None:
         check_labels(self.labels, "class")
+        check_weights("class_weights", self.class_weights, self.labels)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Cross-entropy summed over documents; `key` is unused, nothing is sampled."""
@@ -46,5 +49,6 @@ class Classify(OverDocuments):
         scored = self.scored(model, w, batch, compute)
         label = scored.label.astype(jnp.int32)
         return judged_classes(
-            self.model_over(model), scored.aux, scored.scores, label, scored.there
-        )
+            self.model_over(model), scored.aux, scored.scores, label, scored.there,
+            self.class_weights, self.label_smoothing,
+        )  # fmt: skip

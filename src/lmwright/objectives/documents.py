@@ -6,7 +6,6 @@ its document. Losses are sums over documents, so they are the same however these
 
 from typing import Annotated, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from pydantic import Field
@@ -18,7 +17,6 @@ from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.models.classifier import Classifier, PerText, document_sums, first_tokens
 from lmwright.models.heads import HEAD, Pooling, document_head_of
-from lmwright.objectives.clm import with_penalties
 from lmwright.objectives.over import OverObjective, unsuited
 
 AnyPooling = Annotated[
@@ -61,17 +59,6 @@ class Judged(NamedTuple):
     given: Array
     there: Array
     """float32: 1 for each of them, 0 for places that are left over."""
-
-
-def judged_classes(model: Model, aux: Aux, logits: Array, real: Array, there: Array) -> Judged:
-    """Cross-entropy of classes int32 [B, N], summed over those that are `there` [B, N], for logits
-    [B, N, K] of a model whose layers returned `aux`; each is given its likeliest class."""
-    chosen = jnp.take_along_axis(logits, real[..., None], axis=-1)[..., 0]
-    nll = jnp.sum((jax.nn.logsumexp(logits, axis=-1) - chosen) * there)
-    weight = jnp.sum(there)
-    given = jnp.argmax(logits, axis=-1)
-    metrics = {"nll": (nll, weight), "accuracy": (jnp.sum((given == real) * there), weight)}
-    return Judged(with_penalties(Loss(nll, weight, metrics), model, aux), real, given, there)
 
 
 class OverDocuments(OverObjective):

@@ -18,6 +18,7 @@ from lmwright.core.compute import Compute
 from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.models.classifier import PerText, document_sums
+from lmwright.objectives.class_loss import PositiveWeights, check_weights
 from lmwright.objectives.clm import with_penalties
 from lmwright.objectives.documents import AnyPooling, Judged, OverDocuments, check_labels
 
@@ -30,6 +31,7 @@ class Multilabel(OverDocuments):
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
     """The classes, in the order of their numbers."""
     pooling: AnyPooling = None
+    positive_weights: PositiveWeights = ()
 
     per_text: ClassVar[PerText] = "any"
     learns_from: ClassVar[str] = ANY_LABELS
@@ -37,6 +39,7 @@ class Multilabel(OverDocuments):
 
     def __post_init__(self) -> None:
         check_labels(self.labels, "class")
+        check_weights("positive_weights", self.positive_weights, self.labels)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:
         """Mean cross-entropy of the classes summed over documents; `key` is unused, nothing is
@@ -49,10 +52,14 @@ class Multilabel(OverDocuments):
         logits, there = scored.scores, scored.there
         real = label_bits(batch, len(self.labels))
         nll = jax.nn.softplus(logits) - logits * real  # of a class that is or is not there
-        total, weight = jnp.sum(jnp.mean(nll, axis=-1) * there), jnp.sum(there)
+        mean, weight = jnp.sum(jnp.mean(nll, axis=-1) * there), jnp.sum(there)
+        total = mean
+        if self.positive_weights:
+            heavier = nll * jnp.where(real > 0, jnp.asarray(self.positive_weights), 1.0)
+            total = jnp.sum(jnp.mean(heavier, axis=-1) * there)
         given = (logits > 0).astype(jnp.float32)
         metrics = {
-            "nll": (total, weight),
+            "nll": (mean, weight),
             "accuracy": (jnp.sum(jnp.all(given == real, axis=-1) * there), weight),
         }
         loss = Loss(total, weight, metrics)

@@ -18,7 +18,13 @@ from lmwright.core.contract import Batch, Loss, Model
 from lmwright.core.param import Tree
 from lmwright.models.heads import HEAD, document_head_of
 from lmwright.models.tagger import Tagger
-from lmwright.objectives.documents import Judged, check_labels, judged_classes
+from lmwright.objectives.class_loss import (
+    ClassWeights,
+    Smoothing,
+    check_weights,
+    judged_classes,
+)
+from lmwright.objectives.documents import Judged, check_labels
 from lmwright.objectives.over import OverObjective, unsuited
 
 
@@ -30,6 +36,8 @@ class Tag(OverObjective):
     labels: Annotated[tuple[str, ...], Field(min_length=2)]
     """The tags, each once; their places are their numbers. Names of entities are in BIO: "O",
     "B-PER", "I-PER"."""
+    class_weights: ClassWeights = ()
+    label_smoothing: Smoothing = 0.0
 
     new_weights: ClassVar[tuple[str, ...]] = (HEAD,)
     learns_from: ClassVar[str] = TAGGED_WORDS
@@ -37,6 +45,7 @@ class Tag(OverObjective):
 
     def __post_init__(self) -> None:
         check_labels(self.labels, "tag")
+        check_weights("class_weights", self.class_weights, self.labels)
 
     def model_over(self, encoder: Model) -> Tagger:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
@@ -56,4 +65,6 @@ class Tag(OverObjective):
         logits = tagger.logits(w, x)
         there = (batch.loss_weight > 0).astype(jnp.float32)
         tag = jnp.maximum(batch.loss_weight.astype(jnp.int32) - 1, 0)
-        return judged_classes(tagger, aux, logits, tag, there)
+        return judged_classes(
+            tagger, aux, logits, tag, there, self.class_weights, self.label_smoothing
+        )
