@@ -13,10 +13,10 @@ from jax.extend.core import Primitive
 from lmwright.core.compute import REMATS, Compute
 from lmwright.kernels import (
     gpu_attention,
-    gpu_blocks,
     gpu_chunks,
     gpu_cudnn,
     gpu_tokamax,
+    gpu_walks,
     select,
 )
 from lmwright.nn import attention, intervals
@@ -93,12 +93,12 @@ def test_intervals_by_kernels(kind):
 def test_a_walk_leaves_out_other_documents():
     """Four documents of 4 blocks of queries and 8 of keys; whole blocks have no mask."""
     ids = jnp.repeat(jnp.arange(1, 5, dtype=jnp.int32), 256)[None]
-    call = gpu_blocks.Call(Scoring(1.0), 64, 64, 32, 4)
+    blocks = 64, 32  # of queries, of keys
     seen = intervals.causal(ids)
-    first, full, full_end, end = (a[0] for a in gpu_blocks.walk_of_queries(seen, call))
+    first, full, full_end, end = (a[0] for a in gpu_walks.walk_of_queries(seen, *blocks))
     assert int(jnp.sum(end - first)) == 4 * (2 + 4 + 6 + 8)
     assert int(jnp.sum(full_end - full)) == 4 * (0 + 2 + 4 + 6)
-    first, full, full_end, end = (a[0] for a in gpu_blocks.walk_of_keys(seen, call))
+    first, full, full_end, end = (a[0] for a in gpu_walks.walk_of_keys(seen, *blocks))
     assert int(jnp.sum(end - first)) == 4 * 2 * (4 + 3 + 2 + 1)
     assert int(jnp.sum(full_end - full)) == 4 * 2 * (3 + 2 + 1)
 

@@ -4,10 +4,10 @@
     dq         the same walk, with scores computed again (https://arxiv.org/abs/2205.14135)
     dk, dv     a block of keys meets the blocks of queries that see it, in each head of its group
 
-A walk leaves out the blocks before the first key and after the last key of its queries, so that
-packed documents cost what they hold, and masks only blocks that are seen in part.
+A walk leaves out what no query sees, so that packed documents cost what they hold (`gpu_walks`).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,22 +23,26 @@ from jax.experimental.pallas import triton
 
 from lmwright.core.compute import ATTENTION
 from lmwright.core.gpu_ragged import dot
+from lmwright.core.sharding import device_kind
+from lmwright.kernels.gpu_walks import Sums, Walk, walk_of_keys, walk_of_queries
 from lmwright.nn.attention import Scoring
 from lmwright.nn.intervals import Interval, Reach, in_place, zero_unseen
 
 LOG2E = 1.4426950408889634  # GPUs compute powers of two
 HIDDEN = -(2.0**100)  # a power of two, or its product with `Call.unit` would be rounded
 
-# queries and keys of a block, and warps, by the most numbers of a head, for `Calls`. The 99 KiB of
-# shared memory of an L4 are enough, and no two warps compute the same (aot/test_gpu_blocks.py).
+# queries and keys of a block, and warps, by the most numbers of a head, for `Calls`: no two warps
+# compute the same, and all but one fit 99 KiB of shared memory (aot/test_gpu_blocks.py)
 SIZES = {
     64: ((128, 64, 4), (128, 32, 4), (64, 64, 4)),
     128: ((128, 64, 8), (128, 32, 8), (64, 64, 8)),
     256: ((64, 32, 4), (32, 32, 4), (32, 32, 4)),
 }
+# the one that does not, since JAX 0.11: dk and dv on cards other than these, such as an L4
+LARGE = re.compile(r"\b(A30|A[18]00|G?H[128]00|H20|G?B[123]00)\b|^$")  # "": without a mesh
+SMALL_DKV = (32, 64, 8)
 
 Ref = Any
-Sums = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
@@ -118,30 +122,12 @@ class Calls(NamedTuple):
     @classmethod
     def of(cls, scoring: Scoring, length: int, head_dim: int, interpret: bool = False) -> "Calls":
         """Calls with the usual sizes of blocks."""
-        sizes = next(sizes for most, sizes in SIZES.items() if head_dim <= most)
+        out, dq, dkv = next(sizes for most, sizes in SIZES.items() if head_dim <= most)
+        if 64 < head_dim <= 128 and not LARGE.search(device_kind()):
+            dkv = SMALL_DKV
         if length % 128:  # a multiple of 64
-            sizes = [(min(q, 64), k, warps * min(q, 64) // q) for q, k, warps in sizes]
-        return cls(*(Call(scoring, head_dim, *size, interpret) for size in sizes))
-
-
-class Walk(NamedTuple):
-    """Blocks that a block meets: `first` to `end`; all tokens see each other from `full` to
-    `full_end`. int32 [B, blocks] in arrays, scalars in a kernel."""
-
-    first: Any
-    full: Any
-    full_end: Any
-    end: Any
-
-    def at(self, number: Any) -> "Walk":
-        """The walk of one block."""
-        return Walk(*(side[number] for side in self))
-
-    def run(self, step: Callable[[bool, Any, Sums], Sums], sums: Sums) -> Sums:
-        """`step(masked, block, sums)` over the blocks."""
-        sums = lax.fori_loop(self.first, self.full, partial(step, True), sums)
-        sums = lax.fori_loop(self.full, self.full_end, partial(step, False), sums)
-        return lax.fori_loop(self.full_end, self.end, partial(step, True), sums)
+            out, dq = ((min(q, 64), k, warps * min(q, 64) // q) for q, k, warps in (out, dq))
+        return cls(*(Call(scoring, head_dim, *size, interpret) for size in (out, dq, dkv)))
 
 
 def attention(
@@ -157,38 +143,6 @@ def attention_by(calls: Calls, q: Array, k: Array, v: Array, seen: Interval, rea
     if reach.exact:
         return _attention(calls, q, k, v, seen)
     return zero_unseen(_attention(calls, q, k, v, in_place(seen)), seen)
-
-
-def walk_of_queries(seen: Interval, call: Call) -> Walk:
-    """Blocks of keys that each block of queries meets."""
-    starts, ends = (a.reshape(a.shape[0], -1, call.block_q) for a in seen)
-    first = starts.min(axis=2) // call.block_k
-    end = -(-ends.max(axis=2) // call.block_k)
-    full = jnp.clip(-(-starts.max(axis=2) // call.block_k), first, end)
-    full_end = jnp.clip(ends.min(axis=2) // call.block_k, full, end)
-    return Walk(first, full, full_end, end)
-
-
-def walk_of_keys(seen: Interval, call: Call) -> Walk:
-    """Blocks of queries that each block of keys meets."""
-    starts, ends = (a.reshape(a.shape[0], 1, -1, call.block_q) for a in seen)
-    key = jnp.arange(0, seen.start.shape[1], call.block_k, dtype=jnp.int32)[:, None]
-    meet = (starts.min(axis=3) < key + call.block_k) & (ends.max(axis=3) > key)
-    whole = (starts.max(axis=3) <= key) & (ends.min(axis=3) >= key + call.block_k)
-    first, end = _first(meet), _end(meet)
-    full, full_end = (jnp.clip(a, first, end) for a in (_first(whole), _end(whole)))
-    # blocks seen in part may lie between: then none is taken as whole
-    gap = jnp.sum(whole, axis=2) < full_end - full
-    return Walk(first, full, jnp.where(gap, full, jnp.maximum(full, full_end)), end)
-
-
-def _first(flags: Array) -> Array:
-    return jnp.argmax(flags, axis=2).astype(jnp.int32)
-
-
-def _end(flags: Array) -> Array:
-    last = flags.shape[2] - jnp.argmax(flags[:, :, ::-1], axis=2).astype(jnp.int32)
-    return jnp.where(jnp.any(flags, axis=2), last, 0)
 
 
 def _masked(call: Call, scores: Array, start: Array, end: Array, block: Any) -> Array:
@@ -360,7 +314,7 @@ def _attention_out(call: Call, q: Array, k: Array, v: Array, seen: Interval) -> 
         out_shape=[
             jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((b, n, t), jnp.float32),
         ],
-    )(q, k, v, *seen, *walk_of_queries(seen, call))  # fmt: skip
+    )(q, k, v, *seen, *walk_of_queries(seen, call.block_q, call.block_k))  # fmt: skip
 
 
 @partial(jax.jit, static_argnums=0)
@@ -383,7 +337,7 @@ def _attention_gradients(
         ],
         out_specs=specs.queries,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-    )(*arrays, *walk_of_queries(seen, call))  # fmt: skip
+    )(*arrays, *walk_of_queries(seen, call.block_q, call.block_k))  # fmt: skip
     call, specs = calls.dkv, Specs(calls.dkv, t, group)
     numbers = [specs.numbers(whole=True)] * 2
     dk, dv = call.run(
@@ -395,5 +349,5 @@ def _attention_gradients(
         ],
         out_specs=[specs.some_keys] * 2,
         out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (k, v)],
-    )(*arrays, *walk_of_keys(seen, call))  # fmt: skip
+    )(*arrays, *walk_of_keys(seen, call.block_q, call.block_k))  # fmt: skip
     return dq, dk, dv
