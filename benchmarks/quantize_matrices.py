@@ -58,7 +58,7 @@ def main() -> None:
         w = weights.weight(path, layer).reshape(params[path].matrix_shape).astype(jnp.float32)
         for to in BLOCKS:
             for method in METHODS:
-                error = float(Rounder(method, to, 32)(w, moments).error)
+                error = float(Rounder(method, 32)(w, moments, to).error)
                 errors.setdefault((to, method), []).append(error)
             if (theirs := by_llama_cpp(np.asarray(w).T, np.diagonal(moments), to)) is not None:
                 errors.setdefault((to, "llama.cpp"), []).append(of_results(theirs, w, moments))

@@ -43,10 +43,13 @@ def test_a_verb_without_its_argument_is_told(capsys):
 
 
 def test_a_type_of_llama_cpp_says_where_it_is_made(capsys):
-    """`--dtype q4_k_m`: what is there, and how to get the other."""
-    assert main(["export", "model", "out.gguf", "--dtype", "q4_k_m"]) == 2
+    """`--dtype Q4_K_M`: what is there, and how to get the other."""
+    assert main(["export", "model", "out.gguf", "--dtype", "Q4_K_M"]) == 2
     said = capsys.readouterr().err
-    assert "'q4_k_m' is not one of bf16, fp16, fp32, q8_0" in said and "llama-quantize" in said
+    assert "'Q4_K_M' is not one of bf16, fp16, fp32, q8_0" in said
+    assert "`lmwright quantize MODEL FILE.gguf --to q4_k_m` writes it" in said
+    assert main(["export", "model", "out.gguf", "--dtype", "q3_k_m"]) == 2
+    assert "llama-quantize" in capsys.readouterr().err
     assert main(["export", "model", "out", "--dtype", "float"]) == 2
     assert "llama-quantize" not in capsys.readouterr().err
     assert main(["import", "x.gguf", "out", "--dtype", "Q8_0"]) == 2

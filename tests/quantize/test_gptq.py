@@ -1,6 +1,8 @@
 """GPTQ equals its derivation: after each input is rounded, the others are solved for anew by least
 squares, in float64, without any of the algorithm's factors."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,11 +18,11 @@ LEVELS = {
 
 
 def gptq(w, moments, grid, group):
-    return Rounder("gptq", grid, group)(w, moments)
+    return Rounder("gptq", group)(w, moments, grid)
 
 
 def nearest(w, moments, grid, group):
-    return Rounder("nearest", grid, group)(w, moments)
+    return Rounder("nearest", group)(w, moments, grid)
 
 
 def problem(inputs=64, outputs=7, tokens=300, seed=0):
@@ -141,7 +143,7 @@ def test_matrices_that_read_the_same_share_what_follows_from_it(monkeypatch):
     asked = []
     count = lambda moments: asked.append(1) or prepared(moments)  # noqa: E731
     monkeypatch.setattr("lmwright.quantize.gptq.prepared", count)
-    one, (w, x) = Rounder("gptq", "int4", 16), problem()
+    one, (w, x) = partial(Rounder("gptq", 16), grid="int4"), problem()
     w, moments = (jnp.asarray(a, jnp.float32) for a in (w, x.T @ x))
     first = [one(w, moments), one(-w, moments + 0), one(w, jnp.eye(64))]
     assert len(asked) == 2

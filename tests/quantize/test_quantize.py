@@ -72,7 +72,7 @@ def test_a_file_gives_the_same_logits_in_llama_cpp(to, run, floats, tmp_path):
 WIDE = MODEL.format(kind="llama").replace("embed_dim = 64", "embed_dim = 256")
 
 
-@pytest.mark.parametrize("to", ["q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("to", ["q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_m"])
 def test_k_quants_give_the_same_logits_in_llama_cpp(to, folder, tmp_path, capsys):
     """The matrices that read the stream are rounded, of 256 inputs; the others are Q8_0."""
     gguf = pytest.importorskip("gguf", reason="writes the file")
@@ -80,16 +80,19 @@ def test_k_quants_give_the_same_logits_in_llama_cpp(to, folder, tmp_path, capsys
     if not run.exists():
         trained(folder, "wide", WIDE)
     capsys.readouterr()
-    assert main(["quantize", str(run), str(out), "--to", to, *FEW]) == 0
+    assert main(["quantize", str(run), str(out), "--to", to.upper(), *FEW]) == 0
     told = capsys.readouterr().out
     # attention's output [64, 256] and down [96, 256], of two layers
     assert "81,920 weights have rows that blocks of 256 do not divide: 8 bits (Q8_0)" in told
-    assert f" 10 in Q{to[1]}_K, " in told and " in F16" not in told
+    kind, mixed = to.upper().removesuffix("_M"), to.endswith("_m")
+    counts = f" 9 in {kind}, 1 in Q6_K, " if mixed else f" 10 in {kind}, "
+    assert counts in told and " in F16" not in told
     back = load_model(out)
     kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
-    assert kinds["blk.0.attn_q.weight"] == to.upper() and kinds["token_embd.weight"] == "Q8_0"
+    assert kinds["blk.0.attn_q.weight"] == kind and kinds["token_embd.weight"] == "Q8_0"
+    assert kinds["blk.1.attn_v.weight"] == ("Q6_K" if mixed else kind)
     far, near = (logits(m.model, m.load(dtype=jnp.float32), IDS) for m in (load_model(run), back))
-    most = {"q4_k": 0.1, "q5_k": 0.05, "q6_k": 0.02}[to]
+    most = {"Q4_K": 0.1, "Q5_K": 0.05, "Q6_K": 0.02}[kind]
     assert 0 < np.abs(near - far).max() < most * np.abs(far).max()
     llama_cpp.needed()
     there = llama_cpp.logits(out, IDS[0])

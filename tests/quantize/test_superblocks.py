@@ -3,13 +3,14 @@ search finds no nearer ones."""
 
 import ctypes
 import importlib.util
+from collections import Counter
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lmwright.formats.gguf_blocks import BLOCKS
+from lmwright.formats.gguf_blocks import BLOCKS, block_in
 from lmwright.quantize.gptq import Rounder
 from lmwright.quantize.superblocks import KINDS, in_units
 
@@ -53,8 +54,8 @@ def by_llama_cpp(w, kind):
 
 def rounded(w, kind, method="nearest", moments=None):
     moments = np.eye(w.shape[1]) if moments is None else moments
-    one = Rounder(method, kind.lower(), 32)
-    return one(jnp.asarray(w.T, jnp.float32), jnp.asarray(moments, jnp.float32))
+    w, moments = jnp.asarray(w.T, jnp.float32), jnp.asarray(moments, jnp.float32)
+    return Rounder(method, 32)(w, moments, kind.lower())
 
 
 @EACH
@@ -99,3 +100,13 @@ def test_rows_without_a_range(kind, method):
     assert (there[0] == 0).all()
     error = np.abs(there - w).max(1) / np.maximum(np.abs(w).max(1), 1e-6)
     assert error.max() < (0.08 if kind == "Q4_K" else 0.04), error
+
+
+# what llama.cpp prints when it loads files that its quantizer made: TinyLlama, Mistral 7B
+@pytest.mark.parametrize(("layers", "larger"), [(22, 20), (32, 32)])
+@pytest.mark.parametrize("to", ["Q4_K_M", "Q5_K_M"])
+def test_a_mix_has_as_many_larger_matrices_as_llama_cpps(to, layers, larger):
+    ends = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    names = [f"blk.{layer}.{end}.weight" for layer in range(layers) for end in ends]
+    kinds = Counter(block_in(to, name, layers) for name in names)
+    assert kinds == {to[:4]: 7 * layers - larger, "Q6_K": larger}

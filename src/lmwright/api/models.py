@@ -277,7 +277,8 @@ def quantize(
     model: Place,
     out: Place,
     *,
-    to: Literal["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k"] | None = None,
+    to: Literal["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_m"]
+    | None = None,
     group_size: Count | None = None,
     text: Place | None = None,
     text_column: str | None = None,

@@ -11,6 +11,7 @@ import click
 
 from lmwright.cli import texts
 from lmwright.cli.shared import (
+    OF_QUANTIZE,
     Dtype,
     Numbers,
     computed,
@@ -182,9 +183,10 @@ def export(model: str, out: str, overwrite: bool, **options: Any) -> None:
 @click.argument("out")
 @click.option(
     "--to",
-    type=click.Choice(["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k"]),
+    type=click.Choice(["int4", "int8", *OF_QUANTIZE], case_sensitive=False),
     help="Integers: int4 or int8 in a folder; in a .gguf file q4_0, iq4_nl or q4_k (4 bits), q5_k "
-    "or q6_k. Default: int4, or q4_0 for a .gguf file.",
+    "or q6_k, or llama.cpp's mixes of these, q4_k_m and q5_k_m. Default: int4, or q4_0 for a .gguf "
+    "file.",
 )
 @click.option(
     "--group-size",

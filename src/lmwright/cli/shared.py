@@ -106,9 +106,9 @@ OF_EXPORT = {
     "q8_0": "",
     "tq1_0": " of a BitNet",
     "tq2_0": " of a BitNet",
-    "q4_0": " of a run with [qat]; of others, llama-quantize makes it of a .gguf in bf16",
 }
 """Types of llama.cpp that export writes, and of which models."""
+OF_QUANTIZE = ("q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_m")
 
 
 class Dtype(click.Choice):
@@ -117,7 +117,10 @@ class Dtype(click.Choice):
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         message = f"{value!r} is not one of {', '.join(map(str, self.choices))}"
-        if (name := str(value).lower()) in OF_EXPORT:
+        name = str(value).lower()
+        if name in OF_QUANTIZE:
+            message += f"; `lmwright quantize MODEL FILE.gguf --to {name}` writes it"
+        elif name in OF_EXPORT:
             wrote = f"lmwright export MODEL FILE.gguf --dtype {name}"
             message += f"; `{wrote}` writes it{OF_EXPORT[name]}"
         elif re.fullmatch(r"i?q\d\w*|tq\d\w*", name):

@@ -4,10 +4,12 @@
     Q4_K, Q5_K     256 codes of 4 or 5 bits; 8 scales and 8 offsets of 6 bits, and a float16 unit
                    of each: a code of group g stands for unit * scale[g] * code - unit' * offset[g]
     Q6_K           256 codes of 6 bits; 16 scales of 8 bits, and their float16 unit
+    Q4_K_M, Q5_K_M a file of these: most matrices as Q4_K or Q5_K, those that suffer most as Q6_K
 
 https://github.com/ggml-org/llama.cpp, ggml-common.h and ggml-quants.c
 """
 
+import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -114,6 +116,54 @@ BLOCKS = {
     "Q6_K": Block(256, _q6_k, "MOSTLY_Q6_K"),
 }
 """Types of GGUF in blocks of integers that are rounded before a file is written."""
+
+
+class Mix(NamedTuple):
+    """Types of blocks in one file."""
+
+    usual: str
+    fused: str
+    """Of q, k and v in one matrix."""
+    larger: str
+    """Of v, and of mlps' outputs, in some layers."""
+    file_type: str
+
+
+MIXES = {
+    "Q4_K_M": Mix("Q4_K", "Q5_K", "Q6_K", "MOSTLY_Q4_K_M"),
+    "Q5_K_M": Mix("Q5_K", "Q6_K", "Q6_K", "MOSTLY_Q5_K_M"),
+}
+"""Files of several types of blocks, by the name that llama.cpp gives them."""
+
+
+def block_in(kind: str, name: str, num_layers: int) -> str:
+    """Type of the matrix of a GGUF name in a file of a type: that type, or of a mix the one that
+    llama.cpp's quantizer takes for most models (llama-quant.cpp, llama_tensor_get_type)."""
+    if kind not in MIXES:
+        return kind
+    mix = MIXES[kind]
+    found = re.match(r"blk\.(\d+)\.(attn_qkv|attn_v|ffn_down\w*)\.", name)
+    if found is None:
+        return mix.usual
+    if found[2] == "attn_qkv":
+        return mix.fused
+    layer, eighth = int(found[1]), num_layers // 8
+    more = layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+    return mix.larger if more else mix.usual
+
+
+def type_of_file(main: str, kinds: AbstractSet[str]) -> str:
+    """llama.cpp's name for a file of these types of tensors, most of them `main`."""
+    mixes = (mix for mix in MIXES.values() if {mix.usual, mix.larger} <= kinds)
+    blocks = next(mixes, None) or BLOCKS.get(main)
+    return blocks.file_type if blocks else f"MOSTLY_{main}"
+
+
+def of_blocks(kind: str) -> tuple[str, ...]:
+    """Types of the blocks that a file of a type has; none for a type without blocks."""
+    if kind in MIXES:
+        return tuple(dict.fromkeys(MIXES[kind][:3]))
+    return (kind,) if kind in BLOCKS else ()
 
 
 class EightBits(Tensors):

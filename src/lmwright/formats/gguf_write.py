@@ -27,7 +27,7 @@ from lmwright.formats.card import Facts
 from lmwright.formats.compressed import refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_apart import Apart
-from lmwright.formats.gguf_blocks import BLOCKS
+from lmwright.formats.gguf_blocks import BLOCKS, MIXES, block_in, type_of_file
 from lmwright.formats.gguf_names import SHIFT, NameMap, in_order, metadata_of
 from lmwright.formats.gguf_read import SCALE, is_headless, open_written, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
@@ -44,7 +44,7 @@ from lmwright.models.counts import is_layer_matrix
 
 TYPES = {
     "fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "tq1_0": "TQ1_0",
-    "tq2_0": "TQ2_0", **{kind.lower(): kind for kind in BLOCKS},
+    "tq2_0": "TQ2_0", **{kind.lower(): kind for kind in (*BLOCKS, *MIXES)},
 }  # fmt: skip
 TERNARY = ("TQ1_0", "TQ2_0")
 Q8_ROW = 32  # values of a row that share a scale
@@ -99,7 +99,7 @@ def write_gguf(
     config = model.hf.config(model)
     name, arch, meta = metadata_of(config, str(out))
     refuse_type(proved, TYPES[dtype])
-    if TYPES[dtype] in ("Q8_0", *BLOCKS):
+    if TYPES[dtype] in ("Q8_0", *BLOCKS, *MIXES):
         refuse_grid(dtype, of_source)
     entries = _entries(model, name, TYPES[dtype])
     if has_ternary(model):
@@ -146,11 +146,10 @@ def _take_names(hidden: Path, out: Path, proof: Proof) -> None:
 
 
 def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
-    wanted = slots_in_file(model)
     config = model.hf.config(model)
     place = NameMap(name, config["num_hidden_layers"])
     grouped: dict[str, list[tuple[int | None, Slot]]] = {}
-    for slot in wanted:
+    for slot in slots_in_file(model):
         there, expert = place(slot.name)
         grouped.setdefault(there, []).append((expert, slot))
     entries = []
@@ -159,14 +158,15 @@ def _entries(model: HfModel, name: str, kind: str) -> list[Entry]:
         if experts != [None] and experts != list(range(len(members))):
             raise UserError(f"{there}: two weights go by this name in GGUF")
         parts = tuple(slot for _, slot in members)
-        stored = kind_in_file(parts[0], kind, config)
+        stored = kind_in_file(parts[0], there, kind, config)
         shape = gguf_hybrid.shape_in_file(parts[0].name, parts[0].shape, config)
         entries.append(Entry(there, parts, experts != [None], stored, shape))
     return entries
 
 
-def kind_in_file(slot: Slot, kind: str, config: Mapping[str, Any]) -> str:
-    """Type in which a file of a `kind` holds a tensor of a model with this config.json."""
+def kind_in_file(slot: Slot, name: str, kind: str, config: Mapping[str, Any]) -> str:
+    """Type of the tensor `name` in a file of a `kind`, of a model with this config.json."""
+    kind = block_in(kind, name, config["num_hidden_layers"])
     # llama.cpp keeps vectors, filters, positions and the router in float32
     vector = len(slot.shape) < 2 or slot.shape[0] == 1 or gguf_hybrid.is_filter(slot.name)
     vector |= slot.name.endswith("_norm.weight")  # of heads, each with its own
@@ -193,7 +193,7 @@ def refuse_type(model: HfModel, kind: str) -> None:
             f"dtype: q8_0 would round the ternary weights of a {model.kind!r} model again; use "
             "tq2_0, which is smaller and exact"
         )
-    if kind in BLOCKS:
+    if kind in (*BLOCKS, *MIXES):
         gguf_read.refuse_blocks(model, "dtype", kind.lower())
     odd = next((slot for slot in ternary if slot.shape[-1] % TERNARY_ROW), None)
     if kind in TERNARY and odd is not None:
@@ -249,11 +249,11 @@ def _write(
 ) -> None:
     gguf = gguf_package()
     writer = gguf.GGUFWriter(path, name)
-    types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values()}
+    types = {key: gguf.GGMLQuantizationType[key] for key in TYPES.values() if key not in MIXES}
     kinds = {entry.kind for entry in entries} - {"F32"}
     small = [kind for kind in (*BLOCKS, *TERNARY, "Q8_0") if kind in kinds]
     main = next(iter((*small, *kinds)), "F32")
-    of_file = BLOCKS[main].file_type if main in BLOCKS else f"MOSTLY_{main}"
+    of_file = type_of_file(main, kinds)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if main == "F32" else of_file])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():

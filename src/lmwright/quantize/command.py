@@ -3,8 +3,9 @@
 model --moments of inputs on calibration rows--> integers (GPTQ) --export--> folder or GGUF file
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from lmwright.evals.compute import row_compute
 from lmwright.formats.compressed import is_packed
 from lmwright.formats.convert import export_loaded
 from lmwright.formats.encoding import refuse_packed, stored_dtype
-from lmwright.formats.gguf_blocks import EightBits
-from lmwright.formats.gguf_read import refuse_blocks
+from lmwright.formats.gguf_blocks import EightBits, of_blocks
+from lmwright.formats.gguf_names import NameMap, gguf_arch_of
+from lmwright.formats.gguf_read import refuse_blocks, slots_in_file
 from lmwright.formats.gguf_write import TYPES, kind_in_file
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.hf_write import checked_tokenizer, refuse_existing_folder
@@ -36,8 +38,8 @@ from lmwright.models.counts import is_layer_matrix
 from lmwright.models.over import OverEncoder
 from lmwright.program.qat_section import uneven
 from lmwright.quantize.difference import Difference, compare
-from lmwright.quantize.gptq import Method, Rounder
-from lmwright.quantize.grids import BLOCKS, GridName
+from lmwright.quantize.gptq import Integers, Method, Rounder
+from lmwright.quantize.grids import FILES, MIXED, GridName, Target
 from lmwright.quantize.layers import Weights
 from lmwright.quantize.moments import Measured, measured
 from lmwright.quantize.parts import Parts, Rounded, folder_of, kept_parts, remove_finished
@@ -64,7 +66,7 @@ def quantize_command(
     path: str | Path,
     out: str | Path,
     *,
-    to: GridName | None = None,
+    to: Target | None = None,
     group_size: int | None = None,
     text: str | None = None,
     text_column: str | None = None,
@@ -99,14 +101,14 @@ def quantize_command(
         )
 
 
-def grid_of(out: str | Path, to: GridName | None, group_size: int | None) -> GridName:
+def grid_of(out: str | Path, to: Target | None, group_size: int | None) -> Target:
     """The grid that is meant: by the ending of `out` if none is given. Raises UserError for one
     that is for other files, and for groups without effect."""
     gguf = Path(out).suffix == ".gguf"
     to = to or ("q4_0" if gguf else "int4")
-    if (to in BLOCKS) != gguf:
-        what, cure = "a folder", f"{', '.join(BLOCKS[:-1])} or {BLOCKS[-1]}"
-        if to in BLOCKS:
+    if (to in FILES) != gguf:
+        what, cure = "a folder", f"{', '.join(FILES[:-1])} or {FILES[-1]}"
+        if to in FILES:
             what, cure = "a .gguf file", "int4 or int8"
         raise UserError(f"--to: {to} is for {what}, and OUT is {out}; use {cure}")
     if group_size is not None and to != "int4":
@@ -118,7 +120,7 @@ def quantized(
     loaded: LoadedModel,
     rows: Rows,
     parts: Parts,
-    to: GridName,
+    to: Target,
     compute: Compute,
     *,
     group_size: int | None = None,
@@ -132,7 +134,7 @@ def quantized(
     floats = Weights(model, loaded.tensors)
     if moments is None:
         moments = measured(model, floats, rows.batches(), params, compute, done)
-    one = Rounder(method, to, group_of(to, group_size))
+    one, grids = Rounder(method, group_of(to, group_size)), grids_of(model, params, to)
     moments = (each for each in moments if each.path in params and each[:2] not in done)
     progress = console_progress()
     total = sum(param.shape[0] for param in params.values())
@@ -140,20 +142,23 @@ def quantized(
     try:
         for path, layer, moment in moments:
             weight = floats.weight(path, layer)
-            parts.put(path, layer, _rounded(weight, moment, params[path], one))
+            by = partial(one, grid=grids[path, layer])
+            parts.put(path, layer, _rounded(weight, moment, params[path], by))
             progress.advance({"weights": weight.size})
     finally:
         progress.finish()
     rest = stored_dtype(model, loaded.tensors)
     stored = EightBits(loaded.tensors, names) if (names := in_eight_bits(model, to)) else None
-    tensors = Rounded(model, stored or loaded.tensors, params, parts, to, rest)
+    tensors = Rounded(model, stored or loaded.tensors, params, parts, to, rest, grids)
     facts = replace(loaded.facts, origin=_origin(loaded, to, method))
     rounded = replace(loaded, tensors=tensors, reference=None, origin=None, facts=facts)
     difference = compare(model, (floats, Weights(model, tensors)), rows.compared, compute)
     return Quantized(rounded, difference, tensors.errors())
 
 
-def _rounded(weight: Array, moments: Array, param: Param, one: Rounder) -> dict[str, np.ndarray]:
+def _rounded(
+    weight: Array, moments: Array, param: Param, one: Callable[[Array, Array], Integers]
+) -> dict[str, np.ndarray]:
     """Codes, scales and errors, and what else a grid has, of a weight of a layer, [*batch, ...]
     each."""
     batch = moments.shape[:-2]
@@ -169,41 +174,57 @@ def _rounded(weight: Array, moments: Array, param: Param, one: Rounder) -> dict[
     return {name: array.reshape((*batch, *array.shape[1:])) for name, array in stacked.items()}
 
 
-def group_of(to: GridName, group_size: int | None) -> int:
+def group_of(to: Target, group_size: int | None) -> int:
     """Inputs that share a scale; 0 if all do."""
     return 0 if to == "int8" else group_size or GROUP
 
 
-def matrices_of(model: Any, to: GridName) -> dict[str, Param]:
+def matrices_of(model: Any, to: Target) -> dict[str, Param]:
     """The weights that are rounded, by path: the matrices of attention, mlps and experts; of a
     .gguf file those whose inputs are whole blocks, as it holds the others otherwise."""
     matrices = {path: param for path, param in walk(model.spec()) if is_layer_matrix(param)}
-    if to not in BLOCKS:
+    if to not in FILES:
         return matrices
-    others = {slot.path for slot, kind in _kinds(model, to) if kind != TYPES[to]}
+    blocks = of_blocks(TYPES[to])
+    others = {slot.path for slot, kind in _kinds(model, to) if kind not in blocks}
     return {path: param for path, param in matrices.items() if path not in others}
 
 
-def matrices_left(model: Any, to: GridName) -> int:
+def grids_of(
+    model: Any, params: Mapping[str, Param], to: Target
+) -> dict[tuple[str, int], GridName]:
+    """The grid of each weight that is rounded, by path and layer."""
+    if to not in MIXED:
+        return {(path, i): to for path, param in params.items() for i in range(param.shape[0])}
+    return {
+        (slot.path, slot.at[0]): kind.lower()
+        for slot, kind in _kinds(model, to) if slot.path in params
+    }  # type: ignore[misc] # fmt: skip
+
+
+def matrices_left(model: Any, to: Target) -> int:
     """Number of weights of matrices that a K-quant cannot hold."""
-    if to not in KINDS:
+    if to not in (*KINDS, *MIXED):
         return 0
     both = (matrices_of(model, "int8"), matrices_of(model, to))
     whole, rounded = (sum(param.size for param in each.values()) for each in both)
     return whole - rounded
 
 
-def in_eight_bits(model: Any, to: GridName) -> set[str]:
+def in_eight_bits(model: Any, to: Target) -> set[str]:
     """Names of the tensors that a .gguf file holds as Q8_0 beside the blocks that are rounded:
     of K-quants tables, the head, and matrices with rows that are no multiple of 256."""
     return {slot.name for slot, kind in _kinds(model, to) if kind == "Q8_0"}
 
 
-def _kinds(model: Any, to: GridName) -> Iterator[tuple[Slot, str]]:
+def _kinds(model: Any, to: Target) -> Iterator[tuple[Slot, str]]:
     """The parts of the weights, and the types that a .gguf file holds them in; none of a folder."""
+    if to not in FILES:
+        return
     config = model.hf.config(model)
-    for slot in slots(model) if to in BLOCKS else ():
-        yield slot, kind_in_file(slot, TYPES[to], config)
+    place = NameMap(gguf_arch_of(config)[0], config["num_hidden_layers"])
+    for slot in slots_in_file(model):
+        yield slot, kind_in_file(slot, place(slot.name)[0], TYPES[to], config)
 
 
 def _opened(path: str | Path, adapter: str | None) -> LoadedModel:
@@ -220,7 +241,7 @@ def _opened(path: str | Path, adapter: str | None) -> LoadedModel:
 
 
 def _refuse_model(
-    loaded: LoadedModel, out: str | Path, to: GridName, group_size: int | None, overwrite: bool
+    loaded: LoadedModel, out: str | Path, to: Target, group_size: int | None, overwrite: bool
 ) -> None:
     """Raises UserError for a model that cannot be written so, or an `out` that is there."""
     model = loaded.model
@@ -232,26 +253,26 @@ def _refuse_model(
         raise UserError(
             f"{loaded.place}: the weights of a {model.kind!r} model are ternary already"
         )
-    if to in KINDS and not matrices_of(model, to):
+    if to in (*KINDS, *MIXED) and not matrices_of(model, to):
         raise UserError(
             f"--to: {to} rounds rows of a multiple of {BLOCK}, and no matrix of "
             f"{loaded.place} has such; use iq4_nl"
         )
     found = uneven(model, group_of(to, group_size))
-    if found and (to not in BLOCKS or not matrices_of(model, to)):
+    if found and (to not in FILES or not matrices_of(model, to)):
         path, inputs, fits = found
         cure = f"use {'' if to == 'int4' else '--to int4 and a folder with '}--group-size {fits}"
         raise UserError(
             f"--to: groups of {group_of(to, group_size)} do not divide the {inputs} inputs of "
             f"{path}; {cure}"
         )
-    if to in BLOCKS:
+    if to in FILES:
         refuse_blocks(model, "--to", to)
     else:
         refuse_packed(to, model, "--to", "use q4_0 and a .gguf file")
     checked_tokenizer(model, loaded.tokenizer_dir)
     if not is_bucket(out):
-        refuse = refuse_existing if to in BLOCKS else refuse_existing_folder
+        refuse = refuse_existing if to in FILES else refuse_existing_folder
         refuse(new_place(out), overwrite)
 
 
@@ -274,7 +295,7 @@ def _rows(
 
 
 def _asked(
-    loaded: LoadedModel, rows: Rows, to: GridName, group: int, method: Method
+    loaded: LoadedModel, rows: Rows, to: Target, group: int, method: Method
 ) -> dict[str, Any]:
     """Model, text and settings, which decide the integers."""
     model = loaded.model
@@ -289,12 +310,12 @@ def _asked(
     }
 
 
-def _origin(loaded: LoadedModel, to: GridName, method: Method) -> str:
+def _origin(loaded: LoadedModel, to: Target, method: Method) -> str:
     how = {"gptq": "with GPTQ", "nearest": "to the nearest"}[method]
     return f"{loaded.facts.origin} Rounded to {to} {how} by lmwright.".strip()
 
 
-def _tell(done: Quantized, rows: Rows, to: GridName, where: str) -> None:
+def _tell(done: Quantized, rows: Rows, to: Target, where: str) -> None:
     rounded = sum(param.size for param in matrices_of(done.loaded.model, to).values())
     count, length = rows.measured.shape
     print(f"measured on {count} rows of {length:,} tokens of {where}: {rounded:,} weights rounded")

@@ -106,20 +106,20 @@ class Rounder:
     """Rounds matrices one after the other, by GPTQ or to the nearest integers. What follows from
     moments alone is computed once for those that read the same, as q, k and v do."""
 
-    def __init__(self, method: Method, grid: GridName, group: int):
-        self.method, self.grid, self.group = method, grid, group
+    def __init__(self, method: Method, group: int):
+        self.method, self.group = method, group
         self._inputs: Inputs | None = None
 
-    def __call__(self, w: Array, moments: Array) -> Integers:
-        """The integers of w [I, O] for inputs of these moments [I, I]."""
+    def __call__(self, w: Array, moments: Array, grid: GridName) -> Integers:
+        """The integers on a grid of w [I, O], for inputs of these moments [I, I]."""
         with jax.default_matmul_precision("highest"):
             w = w.astype(jnp.float32)
             if self.method == "nearest":
-                return nearest(w, moments, self.grid, self.group)
+                return nearest(w, moments, grid, self.group)
             if self._inputs is None or not jnp.array_equal(self._inputs.moments, moments):
                 self._inputs = None  # before there are two
                 self._inputs = prepared(moments)
-            return gptq(w, self._inputs, self.grid, self.group)
+            return gptq(w, self._inputs, grid, self.group)
 
 
 def _blocks(w: Array, group: int) -> Array:

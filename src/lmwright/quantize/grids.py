@@ -1,5 +1,6 @@
 """Grids that matrices are rounded to: those of training (`core.rounding`), IQ4_NL, whose 16 levels
-lie closer around zero and are its codes, and the K-quants (`superblocks`)."""
+lie closer around zero and are its codes, and the K-quants (`superblocks`), of which a file may hold
+several (`gguf_blocks.MIXES`)."""
 
 from itertools import pairwise
 from typing import Literal
@@ -8,10 +9,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from lmwright.core.rounding import GRIDS, Q4_0, Grid
-from lmwright.formats.gguf_blocks import IQ4_NL
+from lmwright.formats.gguf_blocks import IQ4_NL, MIXES
 from lmwright.quantize.superblocks import KINDS
 
 GridName = Literal["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k"]
+"""Grid of a matrix."""
+Target = Literal[
+    "int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_m"
+]  # fmt: skip
+"""Grid, or mix of grids, of a model."""
 BETWEEN = tuple((a + b) / 2 for a, b in pairwise(IQ4_NL))
 
 
@@ -34,3 +40,6 @@ RULES: dict[GridName, Grid] = {
 }  # type: ignore[dict-item] # fmt: skip
 BLOCKS: tuple[GridName, ...] = ("q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k")
 """Grids of .gguf files, whose scales may be negative."""
+MIXED = tuple(name.lower() for name in MIXES)
+FILES = (*BLOCKS, *MIXED)
+"""What a .gguf file is asked to be."""

@@ -107,15 +107,16 @@ def _hash(arrays: Mapping[str, np.ndarray]) -> str:
 
 class Rounded(Tensors):
     """Tensors of a model by Hugging Face name: those of `params`, which are rounded, by the
-    integers of `parts`, the others as they are `stored`."""
+    integers of `parts`, the others as they are `stored`. `grid` is that of the model, `grids` are
+    those of its weights by path and layer."""
 
     computed = True
 
     def __init__(
         self, model: HfModel, stored: Mapping[str, Any], params: Mapping[str, Param], parts: Parts,
-        grid: str, rest: str,
+        grid: str, rest: str, grids: Mapping[tuple[str, int], str],
     ):  # fmt: skip
-        self.grid, self.rest = grid, rest
+        self.grid, self.rest, self._grids = grid, rest, grids
         self._stored, self._params, self._parts = stored, params, parts
         self._slots = {slot.name: slot for slot in slots(model)}
         super().__init__(self._slots)
@@ -130,7 +131,7 @@ class Rounded(Tensors):
             return self._stored[name]
         codes, scale = self._put(name, "codes"), self._put(name, "scale")
         blocks = codes.reshape(*scale.shape, -1).astype(np.float32) * scale[..., None]
-        if self.grid in KINDS:
+        if self._grid(name) in KINDS:
             blocks = blocks - self._put(name, "offset")[..., None]
         return blocks.reshape(codes.shape)
 
@@ -141,9 +142,9 @@ class Rounded(Tensors):
         if not self._rounded(name):
             return None
         codes, scale = self._put(name, "codes"), self._put(name, "scale")
-        if self.grid not in KINDS:
+        if (grid := self._grid(name)) not in KINDS:
             return codes, scale
-        both = [("scale", "unit"), ("offset", "offset_unit")][: 1 + KINDS[self.grid].offset]
+        both = [("scale", "unit"), ("offset", "offset_unit")][: 1 + KINDS[grid].offset]
         pairs = [(self._put(name, a), self._put(name, unit)) for a, unit in both]
         whole = [in_units(a, unit) for a, unit in pairs]
         return codes, np.concatenate([*whole, *(unit[..., None] for _, unit in pairs)], axis=-1)
@@ -160,6 +161,10 @@ class Rounded(Tensors):
             for name, slot in self._slots.items()
             if self._rounded(name)
         }
+
+    def _grid(self, name: str) -> str:
+        slot = self._slots[name]
+        return self._grids[slot.path, slot.at[0]]
 
     def _rounded(self, name: str) -> bool:
         return self._slots[name].path in self._params
