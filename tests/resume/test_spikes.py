@@ -241,3 +241,20 @@ def test_where_the_lines_of_a_resumed_run_end(tmp_path):
     passed.add(81, 85)
     passed.add(86, 90)
     assert [passed.reached(step) for step in (79, 80, 85, 90)] == [79, 90, 90, 90]
+
+
+def test_a_run_does_not_end_among_passed_steps(small_run, tmp_path):
+    """Fewer steps than before may lie there; one more than the last of them is the next one."""
+    run = replace(small_run, checkpoint=Checkpoint(save_every_steps=4, keep_last=9))
+    run = in_dir(replace(run, eval=replace(run.eval, every_steps=None)), tmp_path / "run")
+    trained(run, run.dir, hooks=[StopAfter(4)])
+    (Path(run.dir) / "passed.json").write_text("[[5, 8]]")
+    told = (Path(run.dir) / "metrics.jsonl").read_bytes()
+    for steps in (5, 8):
+        less = replace(run, train=replace(run.train, steps=steps))
+        with pytest.raises(UserError, match=rf"train.steps: {steps} is .* steps 5 to 8,.*set 9 or"):
+            trained(less, run.dir)
+    assert (Path(run.dir) / "metrics.jsonl").read_bytes() == told
+    _, state = trained(replace(run, train=replace(run.train, steps=9)), run.dir)
+    part = state["trained"]["model"]
+    assert (state["step"], part["optimizer"]["count"], part["skipped"]["total"]) == (9, 5, 4)

@@ -65,9 +65,21 @@ def restore_or_init(
     refuse_other_data(plan, stores, meta["stores"])
     for pair in meta.get("passed", ()):
         passed.add(*pair)
+    _refuse_end(plan, passed, meta["step"])
     if near is not None:  # the session may end before a step, and be the last on this machine
         checkpoints.save(meta["step"], saved(state), meta)
     return state, meta
+
+
+def _refuse_end(plan: Plan, passed: PassedSteps, step: int) -> None:
+    """Raises UserError for a run that goes on after `step` and would end among passed steps."""
+    end = max(trainee.steps for trainee in plan.training.trainees)
+    for first, last in passed.ranges:
+        if step < first <= end <= last:
+            raise UserError(
+                f"train.steps: {end} is one of the steps {first} to {last}, which this run passes "
+                f"over since a spike; set {last + 1} or more, or {first - 1} at most"
+            )
 
 
 def refuse_start(plan: Plan, store: TokenStore) -> None:
