@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,11 @@ from lmwright.formats.load import load_model
 from lmwright.formats.open import load_run
 from lmwright.formats.weights import trained
 from lmwright.optim.kinds import Linear
+from lmwright.planner.measured import measured
 from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.qat_section import Qat
+from lmwright.report.read import read_run
 from lmwright.train.session import _early_stops, _refuse_patience, train
 from tests.resume.small_runs import logged, losses
 
@@ -83,7 +86,6 @@ def test_an_adapter_trains_as_if_alone(runs, together, name):
     assert moved > 1e-2  # second factors start at zero
 
 
-@pytest.mark.slow
 def test_each_adapter_has_metrics_of_its_own_to_its_end(together):
     """Also of steps that it trains alone, after the others."""
     run, _ = together
@@ -94,6 +96,19 @@ def test_each_adapter_has_metrics_of_its_own_to_its_end(together):
     for name, last in (("a", 12), ("b", 8)):
         steps = [line["step"] for line in trained if f"loss/{name}" in line]
         assert steps[-1] == last and "grad_norm/" + name in trained[0]
+
+
+def test_what_is_compared_with_a_plan_is_of_steps_of_all_adapters(together):
+    """The last four steps of `a`, alone, are other ones; the tokens are those of both to their
+    ends."""
+    run, _ = together
+    record = read_run(run.dir)
+    assert record.plan["tokens"] == (4 * 12 + 2 * 8) * 32
+    lines = map(json.loads, (Path(run.dir) / "metrics.jsonl").read_text().splitlines())
+    seconds = {line["step"]: line.get("step_time_p50_s") for line in lines if "loss/a" in line}
+    timed = [seconds[step] for step in range(3, 9)]  # the first one timed follows the start
+    found = measured(record)
+    assert (found.steps, found.step_s) == (6, pytest.approx(statistics.median(timed)))
 
 
 def test_adapters_inside_the_rounding_train_as_if_alone(runs):

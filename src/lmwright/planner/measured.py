@@ -81,6 +81,7 @@ def measured(record: RunRecord) -> Measured:
         raise UserError(f"{record.dir}: no step was timed; train a few more steps")
     starts = {speed.steps[0], *record.resumes}
     timed = [(s, tokens / v) for s, v in zip(speed.steps, speed.values, strict=True) if v > 0]
+    timed = [pair for pair in timed if pair[0] in _whole_steps(record, tokens)] or timed
     settled = [pair for pair in timed if not _follows_start(pair[0], speed.steps, starts)] or timed
     step_s = statistics.median(seconds for _, seconds in settled)
     share = record.train.get("input_wait_share")
@@ -98,6 +99,14 @@ def measured(record: RunRecord) -> Measured:
         blocked_s=_median(saves, "blocked_s"),
         checkpoint_bytes=_newest_bytes(record.dir),
     )
+
+
+def _whole_steps(record: RunRecord, tokens: int) -> set[int]:
+    """Logged steps before which every step had so many tokens, as the one that is predicted: of a
+    run of several adapters, those before the first adapter ended."""
+    seen = record.train.get("tokens_seen")
+    points = zip(seen.steps, seen.values, strict=True) if seen is not None else ()
+    return {step for step, value in points if value >= step * tokens}
 
 
 def _follows_start(step: int, steps: list[int], starts: set[int]) -> bool:

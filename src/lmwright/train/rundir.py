@@ -39,7 +39,7 @@ from lmwright.guard.folders import copy_folder
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import MARK, without_secrets
 from lmwright.program.plan import Plan
-from lmwright.program.trainee import num_steps, spec_of, training_of
+from lmwright.program.trainee import spec_of, training_of
 from lmwright.report.goodput import read_sessions
 from lmwright.report.ledger import KILLED
 from lmwright.storage.bucket import is_bucket
@@ -217,7 +217,7 @@ def _plan_json(run: Run, plan: Plan) -> str:
         "num_params": plan.num_params,
         "tokens_per_step": plan.tokens_per_step,
         "flops_per_step": plan.flops_per_step,
-        "tokens": plan.tokens_per_step * num_steps(plan.run),
+        "tokens": plan.seq_len * sum(t.rows * t.steps for t in plan.training.trainees),
     }  # fmt: skip
     return json.dumps(facts, indent=1)
 
