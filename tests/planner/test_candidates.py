@@ -115,6 +115,16 @@ def test_chunks_are_offered_where_they_cut_something(tmp_path, preset, cut):
     assert chunks == ({None, 4096} if cut else {None})
 
 
+def test_what_the_compiler_refused_is_offered_the_hosts_memory(tmp_path):
+    """On any mesh, though it fits by the model."""
+    run, machine = run_of(tmp_path, *SMALL, batch=8), parse_machine("v5e-4")
+    assert {c.run.train.offload for c in candidates(run, machine)} == {"none"}
+    found = candidates(run, machine, refused=True)
+    assert {c.run.train.offload for c in found} > {"none", "block_inputs"}
+    assert {c.run.optim.offload for c in found} == {"none", "moments"}
+    assert len({c.run.mesh for c in found if c.run.train.offload != "none"}) > 1
+
+
 def test_chunks_are_not_offered_of_rows_that_are_no_longer(tmp_path):
     short = "model.seq_len=4096", "data.pack.seq_len=4096"
     run = run_of(tmp_path, *short, preset="llama-70b", batch=8)

@@ -10,7 +10,7 @@ inputs in fewer bits.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -130,7 +130,8 @@ def candidates(
     if meshes is None:
         meshes = list(meshes_of(run, machine))
         whole = [mesh for mesh in meshes if machine.fits_torus(vars(mesh))]
-        ways = candidates(run, machine, meshes=whole, remats=remats, optimizers=optimizers)
+        with_them = partial(candidates, remats=remats, optimizers=optimizers, refused=refused)
+        ways = with_them(run, machine, meshes=whole)
         if ways or len(whole) == len(meshes):
             return ways  # meshes that cut torus axes share links: only where there is no other
     meshes = list(meshes)
