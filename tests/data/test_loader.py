@@ -1,6 +1,7 @@
 """The loader: a step's batch depends on the step alone, over any hosts and resumes."""
 
 import threading
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -87,6 +88,43 @@ def test_an_error_reaches_the_caller(tmp_path):
     store = TokenStore.open(folder)
     with Loader(store, G) as loader, pytest.raises(UserError, match="is missing"):
         loader.batch(store.epoch_rows // G)
+
+
+class Growing:
+    """A store that is still being prepared: rows before `end` are there, others are refused."""
+
+    place, verify = SimpleNamespace(readers=1), "sizes"
+
+    def __init__(self, end):
+        self.end, self.asked = end, []
+
+    def check_batch(self, size):
+        pass
+
+    def there(self, stop):
+        return stop <= self.end
+
+    def batch(self, start, stop):
+        self.asked.append(start)
+        if not self.there(stop):
+            raise UserError("not prepared yet")
+        return {"tokens": np.arange(start, stop)}
+
+
+def test_rows_that_are_not_prepared_yet_are_not_asked_for_ahead():
+    """Else their refusal would wait for the step that reads them, when they are there."""
+    store = Growing(2 * G + 1)
+    with Loader(store, G, host=None) as loader:
+        loader.batch(0)
+        loader._pool.submit(int).result()  # the one thread has done all that it was asked
+        assert store.asked == [0, G]
+        store.end = 3 * G
+        for k in (1, 2):
+            np.testing.assert_array_equal(loader.batch(k)["tokens"], np.arange(k * G, k * G + G))
+        with pytest.raises(UserError, match="not prepared yet"):
+            loader.batch(3)
+        store.end = 4 * G
+        loader.batch(3)
 
 
 def test_a_batch_beyond_the_store_is_refused(store):

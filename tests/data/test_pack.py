@@ -227,6 +227,18 @@ def test_unpack_rows_equals_a_plain_loop():
         }
 
 
+def test_the_rows_that_are_asked_for_are_those_at_the_beginning(tmp_path):
+    """A source of just as many is no shorter than that."""
+    docs = [([*range(10, 10 + n - 1), EOS], n) for n in (7, 5, 12)]
+    tokenize_stage(tmp_path, [{("train", "s"): docs}])
+    stream = [i for ids, _ in docs for i in ids]
+    for rows in (2, 3):
+        manifest = pack(tmp_path, 8, rows={"s": rows})
+        assert [i for ids, *_ in records(manifest, "train", "s") for i in ids] == stream[: 8 * rows]
+    with pytest.raises(UserError, match="s: 24 tokens do not fill the 4 rows"):
+        pack(tmp_path, 8, rows={"s": 4})
+
+
 def test_cut_input_is_named(tmp_path):
     corpus(tmp_path)
     path = tmp_path / "tokenize" / "train" / "books" / "part-00002.tokens.bin"

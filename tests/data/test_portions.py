@@ -127,6 +127,8 @@ def test_rows_do_not_depend_on_the_portions_that_are_there(whole, stores, draw):
     start = draw.draw(st.integers(0, end - 1))
     stop = draw.draw(st.integers(start + 1, end))
     assert store.there(stop)
+    beyond = store.epoch_rows + draw.draw(st.integers(1, 3))  # the second epoch has all of them
+    assert store.portions.last(beyond) == COUNT - 1 and store.there(beyond) == (there == COUNT)
     assert (store.records(start, stop) == all_of.records(start, stop)).all()
     assert store.fingerprint == all_of.fingerprint
 
