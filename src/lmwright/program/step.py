@@ -151,9 +151,9 @@ def _updated(
     updates = plan.training.scale_updates(updates)
     new = {"weights": optax.apply_updates(weights, updates)}
     decay = plan.run.train.ema_decay
-    if decay is not None:
+    if decay is not None:  # decay and 1 - decay, as float32, do not add up to 1
         new["ema"] = jax.tree.map(
-            lambda old, fresh: decay * old + (1 - decay) * fresh, part["ema"], new["weights"]
+            lambda old, fresh: old + (1 - decay) * (fresh - old), part["ema"], new["weights"]
         )
     if "recent" in part:
         place = part["optimizer"]["count"] % RECENT
