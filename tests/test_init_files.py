@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +99,18 @@ def test_a_hidden_file_of_the_user_stays_and_sigterm_leaves_none(here, monkeypat
     with pytest.raises(SystemExit):
         main(["init", "other.toml", "a.txt", "--model", "decoder"])
     assert {*here.iterdir()} == before
+
+
+def test_what_a_killed_init_left_goes_with_the_next_one(here):
+    (here / "a.txt").write_text("some text\n" * 9)
+    before = {*here.iterdir()}
+    killed = (
+        "import os, signal\nfrom lmwright.cli import init\n"
+        "init.load_run = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "init.init_command('my.toml', ['a.txt'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", killed]).returncode == -signal.SIGKILL
+    assert not (here / "my.toml").exists()
+    assert {*here.iterdir()} > before
+    assert main(["init", "my.toml", "a.txt"]) == 0
+    assert {*here.iterdir()} == {*before, here / "my.toml"}

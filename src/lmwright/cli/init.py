@@ -5,7 +5,6 @@ paths --first rows, read as each kind--> kind of rows --recipe, model--> run fil
 
 import itertools
 import json
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from lmwright.errors import UserError
 from lmwright.formats.open import find_model, load_run
 from lmwright.formats.places import refuse_existing
 from lmwright.guard.files import write_whole
+from lmwright.guard.temporary import temporary_file
 from lmwright.guard.terminated import terminated_by_exit
 from lmwright.presets import pretraining_of
 
@@ -373,7 +373,7 @@ def init_command(
 
 def _written(path: Path, draft: str, file: str) -> Run:
     """The run of a draft, which gets its place once it is read without an error."""
-    part = path.with_name(f".{path.stem}.{os.getpid()}.toml")
+    part = temporary_file(path.parent, path.name)
     with terminated_by_exit():
         try:
             write_whole(part, draft)
