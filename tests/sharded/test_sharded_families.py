@@ -252,6 +252,25 @@ def test_rows_tokens_and_heads_cut(name):
     check(name, MESH, num_microbatches=2)
 
 
+@pytest.mark.parametrize(
+    "name, mixer",
+    [
+        ("lfm2", "conv"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("qwen3-5", "linear"), ("granite4", "mamba"))
+        ),
+    ],
+)
+def test_rows_without_any_attention_cut(name, mixer):
+    model = replace(MODELS[name], mixer_pattern=(mixer,), num_layers=2)
+    assert model.work(SEQ_LEN).attention is None
+    found, want = (
+        gradients(replace(make_run(axes, num_microbatches=2), model=model)) for axes in (MESH, None)
+    )
+    assert_same(found, want)
+
+
 # the first layer of ModernBERT is like no other, and Gemma 4's last ones look at others
 WHOLE = ("modernbert", "modernbert-decoder", "deberta", "gemma4", *RECURRENT)
 

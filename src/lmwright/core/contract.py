@@ -75,8 +75,8 @@ class Work:
     """Bytes of a token, forward, in all layers, that such mixing moves beside its products."""
     soft_capped: bool = False
     """True if a soft cap changes the logits."""
-    uncut: tuple[str, ...] = ()
-    """Mesh axes over which the model cannot be cut."""
+    uncut: tuple[str, ...] = ("context",)
+    """Mesh axes over which the model cannot be cut: its rows, where it does not say otherwise."""
     normed: frozenset[str] = frozenset()
     """Own names of the weights whose product a norm takes in, which its backward pass needs."""
     forward_only: bool = False

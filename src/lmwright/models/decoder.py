@@ -274,6 +274,7 @@ def _work(model: Decoder, seq_len: int) -> Work:
         attention=Attention(
             model.windows, model.num_heads, model.num_kv_heads, model.head_dim, model.both_ways
         ),
+        uncut=(),
         soft_capped=model.logits_soft_cap is not None,
         normed=frozenset((*model.normed_branches, *("qk" if model.qk_norm != "none" else ""))),
     )

@@ -96,7 +96,6 @@ def refuse_impossible(plan: Plan) -> None:
     refuse_uneven(mesh, ACTIVATIONS["seq"], plan.seq_len, tokens)
     refuse_uneven(mesh, ACTIVATIONS["stream"], plan.seq_len, tokens)
     alone = {axis for w in plan.works.values() for axis in w.uncut}
-    alone |= {"context" for w in plan.works.values() if w.attention is None}
     for axis, what in (("context", "its rows"), ("stage", "its layers")):
         if mesh.shape[axis] > 1 and axis in alone:
             raise UserError(
