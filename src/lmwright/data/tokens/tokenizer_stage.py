@@ -5,6 +5,7 @@ The folder is in Hugging Face's layout, beside the stage's own manifest.
 
 import os
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ from lmwright.data.tokens.bert_vocab import is_bert
 from lmwright.data.tokens.gguf_tokenizer import hash_of
 from lmwright.data.tokens.hub_tokenizer import fetched_tokenizer, local_tokenizer
 from lmwright.data.tokens.normalized import read_rows
-from lmwright.data.tokens.tokenizer import save_tokenizer, train_tokenizer
+from lmwright.data.tokens.tokenizer import TextTokenizer, save_tokenizer, train_tokenizer
 from lmwright.data.tokens.tokenizer_formats import import_tokenizer
 from lmwright.data.tokens.vocabulary import choose_size, train_bytes
+from lmwright.data.workers import worker_pool
 from lmwright.errors import UserError
 
 # A chunk is short enough to spread the sample, long enough to keep words whole.
 SAMPLE_CHARS = 1 << 14
+QUICK_BYTES = 2 << 20  # of text, on which a tokenizer is trained in a second
 FILES = ("*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.bpe", "*.jinja")
 
 
@@ -110,15 +113,34 @@ def _earlier(folder: Path, spec: Tokenizer, inputs: dict[str, Manifest]) -> Mani
 
 
 def write_tokenizer(job: Job, tmp_dir: Path) -> dict[str, Any]:
-    """Work of the part: makes and saves the tokenizer; returns its facts."""
+    """Work of the part: makes and saves the tokenizer; returns its facts. A process of its own
+    trains on much text, since the library does not hear Ctrl-C until it is done."""
     spec = job.spec
     if spec.path is None:
         normalized = read_manifest(Path(job.data_dir) / "normalize")
-        tokenizer = train_tokenizer(sample_texts(normalized, spec.sample_bytes), spec)
-    else:
-        tokenizer = import_tokenizer(spec.path)
-        if spec.chat_template is not None:
-            tokenizer = replace(tokenizer, chat_template=spec.chat_template)
+        if min(spec.sample_bytes, train_bytes(normalized)) <= QUICK_BYTES:
+            return _write_trained(job, normalized, tmp_dir)
+        try:
+            with worker_pool(1) as submit:
+                about: dict[str, Any] = submit(_write_trained, job, normalized, tmp_dir).result()
+                return about
+        except BrokenProcessPool:
+            raise UserError(
+                f"{job.data_dir}: the process that trains the tokenizer died, most likely out of "
+                "memory; set a smaller data.tokenizer.sample_bytes"
+            ) from None
+    tokenizer = import_tokenizer(spec.path)
+    if spec.chat_template is not None:
+        tokenizer = replace(tokenizer, chat_template=spec.chat_template)
+    return _write(tokenizer, tmp_dir)
+
+
+def _write_trained(job: Job, normalized: Manifest, tmp_dir: Path) -> dict[str, Any]:
+    sample = sample_texts(normalized, job.spec.sample_bytes)
+    return _write(train_tokenizer(sample, job.spec), tmp_dir)
+
+
+def _write(tokenizer: TextTokenizer, tmp_dir: Path) -> dict[str, Any]:
     save_tokenizer(tokenizer, tmp_dir)
     names = ("vocab_size", "eos_id", "bos_id", "pad_id")
     about = {n: getattr(tokenizer, n) for n in names}
