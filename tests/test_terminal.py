@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lmwright.cli.main import main
 from lmwright.core.compute import Compute
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.evals.tables import print_losses
 from lmwright.guard.terminal import visible
 
@@ -80,7 +80,7 @@ def test_errors_that_quote_others(run_file, capsys):
 
 
 def test_tables_and_panels_of_a_run(capsys):
-    from lmwright.evals.loss import SourceLoss
+    from lmwright.evals.source_loss import SourceLoss
     from lmwright.evals.tables import loss_table
     from lmwright.train.display import Display
 

@@ -15,7 +15,8 @@ from lmwright.core.leaves import Lora, has_adapters
 from lmwright.core.sharding import make_mesh, mesh_shape
 from lmwright.errors import UserError
 from lmwright.evals.held_out import HeldOut
-from lmwright.evals.loss import SourceLoss, tally_of
+from lmwright.evals.loss import tally_of
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.objectives.answers import Predictions, log_ratios
 from lmwright.objectives.kto import Kto, rotate
 from tests.objectives.answers_problem import gradients_of, logits, loss_of, weights

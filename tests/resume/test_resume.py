@@ -134,7 +134,7 @@ def test_a_signal_in_a_callback_that_drops_exceptions_is_not_lost(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     with StopRequest() as stop:
         Collected()
-        assert stop.asked(1) and stop.exit_code == 130
+        assert stop.asked() and stop.exit_code == 130
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lmwright.evals.chat_prompts import Chat
     from lmwright.evals.compare_answers import Comparison
     from lmwright.evals.generate import Generation
-    from lmwright.evals.loss import SourceLoss
+    from lmwright.evals.source_loss import SourceLoss
     from lmwright.evals.tasks import TaskScores
     from lmwright.formats.loaded import LoadedModel
     from lmwright.formats.proof import Proof

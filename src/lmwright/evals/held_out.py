@@ -1,6 +1,7 @@
 """HeldOut: the evaluation of a run while it trains, compiled once."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from lmwright.core.sharding import batch_sharding, batch_ways
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, refuse_samples
-from lmwright.evals.loss import SourceLoss, evaluate_rows, tally_of
+from lmwright.evals.loss import evaluate_rows, tally_of
 from lmwright.evals.positions import PositionLoss, position_losses
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.evals.tables import print_losses
 from lmwright.formats.hf_stream import on_devices
 from lmwright.formats.open import open_run, refuse_run_file
@@ -28,11 +30,17 @@ from lmwright.program.length import of_rows, with_ids
 from lmwright.program.plan import Plan, resolve
 
 
+class BrokenOff(Exception):
+    """An evaluation was told to stop."""
+
+
 class HeldOut:
-    """Losses per held-out source of the store, and greedy continuations of the prompts."""
+    """Losses per held-out source of the store, and greedy continuations of the prompts. What is
+    computed asks `stops` before each batch and token, and raises BrokenOff if so."""
 
     def __init__(self, plan: Plan, store: TokenStore):
         self._plan, self._store = plan, store
+        self.stops: Callable[[], bool] = lambda: False
         self._told: set[str] = set()
         rows = plan.run.train.global_batch_size // plan.run.train.num_microbatches
         self._rows = max(rows, batch_ways(plan.mesh))
@@ -84,8 +92,13 @@ class HeldOut:
         count = store.eval_rows(source)
         return replace(loss, rows=min(count, run.eval.max_rows or count), of_rows=count)
 
-    def _place(self, batch: Batch) -> Batch:
+    def _go_on(self) -> None:
         beat("eval")  # once for each batch: all of them may take hours
+        if self.stops():
+            raise BrokenOff
+
+    def _place(self, batch: Batch) -> Batch:
+        self._go_on()
         sharding = batch_sharding(self._plan.mesh)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
@@ -112,7 +125,7 @@ class HeldOut:
             list(self._asked),
             settings,
             replace(self._plan.compute, unroll=False),  # a few tokens: not worth the compilation
-            lambda _row, _text: beat("eval"),
+            lambda _row, _text: self._go_on(),
             prefix=run_prefix(run, tokenizer),
             end_ids=end_ids(tokenizer) if run.eval.prompt_format == "chat" else (),
         )

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lmwright.core.compute import Compute
 from lmwright.evals.compute import compute_text
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.guard.terminal import print_table, visible
 
 

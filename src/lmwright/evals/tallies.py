@@ -13,8 +13,8 @@ from lmwright.data.text.labeled import class_of, label_text, number_of
 from lmwright.data.tokens.classes import listed
 from lmwright.errors import UserError
 from lmwright.evals.classes import ClassLoss
-from lmwright.evals.loss import SourceLoss
 from lmwright.evals.numbers import NumberLoss
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.evals.tables import print_losses
 from lmwright.guard.terminal import visible
 

@@ -25,7 +25,8 @@ from lmwright.core.ternary import cast_as_trained
 from lmwright.data.tokens.token_bytes import TokenBytes
 from lmwright.errors import UserError
 from lmwright.evals.compute import Kernels, refuse_encoder, refuse_samples, row_compute, spread
-from lmwright.evals.loss import Rows, SourceLoss, batch_of, compiled, evaluate_rows, tally_of
+from lmwright.evals.loss import Rows, batch_of, compiled, evaluate_rows, tally_of
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.evals.tables import print_losses
 from lmwright.formats.load import load_model
 from lmwright.formats.loaded import LoadedModel

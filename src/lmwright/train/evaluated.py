@@ -1,13 +1,13 @@
 """Evaluated: the weights that are evaluated, and the results in metrics.jsonl and on the
 display."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmwright.core.param import Tree
 from lmwright.data.rows.store import TokenStore
-from lmwright.evals.held_out import HeldOut
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.held_out import BrokenOff, HeldOut
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.program.plan import Plan
 from lmwright.program.state import averaged_weights
 from lmwright.train.display import Display
@@ -35,12 +35,22 @@ class HeldOutOfAll:
         self._plan, self._metrics, self._display = plan, metrics, display
         self._held_out = {name: HeldOut(plan, store) for name, store in stores.items()}
 
-    def evaluate(self, step: int, state: Tree, name: str) -> list[SourceLoss]:
+    def evaluate(
+        self, step: int, state: Tree, name: str, stops: Callable[[], bool]
+    ) -> list[SourceLoss] | None:
         """Losses of the model with one trainee on its held-out data, which are printed and written
-        down after a step, as are its samples."""
+        down after a step, as are its samples; None where it broke off, as `stops` told it to before
+        a batch."""
         held_out, prefix = self._held_out[name], f"{name}/" if len(self._held_out) > 1 else ""
         weights = eval_weights(self._plan, state, name)
-        losses, samples = held_out.losses(weights), held_out.samples(weights)
+        held_out.stops = stops
+        try:
+            losses, samples = held_out.losses(weights), held_out.samples(weights)
+        except BrokenOff:
+            self._display.note(
+                f"the evaluation after step {step} was broken off; the next session begins with it"
+            )
+            return None
         write_down(self._metrics, self._display, step, prefix, losses, samples)
         return losses
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.program.plan import Plan
 from lmwright.program.trainee import Trainee
 from lmwright.train.parts import Clock, Display, Metrics, Values

@@ -18,7 +18,7 @@ from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
 from lmwright.core.processes import of_all
 from lmwright.errors import EXIT_INTERRUPTED
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.guard.heartbeat import beat
 from lmwright.kernels.select import attention_taken
 from lmwright.program.plan import Plan
@@ -78,6 +78,8 @@ class Loop:
     hooks: tuple[Hook, ...] = ()
     losses: list[SourceLoss] = field(default_factory=list)
     """Losses of the last evaluation."""
+    unevaluated: list[str] = field(default_factory=list)
+    """Trainees of an evaluation that was broken off."""
 
     at: int = field(init=False)
     """Steps that the run has done."""
@@ -118,10 +120,12 @@ class Loop:
             self.display.note(f"continuing from step {self.start}")
         if self.start < self.steps and (code := of_all(self.budget.over() or 0).max()):
             return self._end(self.start, int(code))  # of a ledger that only one host may have
-        if self.start == 0 and self.plan.run.eval.first == "start":
-            self._evaluate(0)
+        due = self.start == 0 and self.plan.run.eval.first == "start"
+        if due or self.unevaluated or self.start >= self.steps:
+            self._evaluate(self.start)
+        if self.unevaluated:
+            return self.stopped(self.start)
         if self.start >= self.steps:
-            self._evaluate(self.steps)
             return self._end(self.start, 0)
         first = done = self._passed_over(self.start)
         if not self._may_step(done):
@@ -142,11 +146,11 @@ class Loop:
             beat("step", step=done)
             self.profiler.after(done, values)
             self._measure(done, values, compiled)
-            stopping = self.stop.asked(done)
+            stopping = self.stop.asked()
             if done >= self.steps:
                 compiled.finish()
             self._save_if_due(done, values, ends=stopping or done >= self.steps)
-            if stopping and done < self.steps:
+            if stopping and (self.unevaluated or done < self.steps):
                 return self.stopped(done)
         return self._end(done, 0)
 
@@ -247,18 +251,29 @@ class Loop:
         return [trainee for trainee in self.plan.training.trainees if trainee.name in names]
 
     def _evaluate(self, step: int) -> None:
-        """Held-out losses and samples of each trainee of the last step, on its own data."""
+        """Held-out losses and samples of each trainee of the last step, or of those of an
+        evaluation that was broken off, on its own data."""
         beat("eval")
-        self.losses = []
-        for trainee in self._trained():
+        self.losses, due = [], self.unevaluated or [trainee.name for trainee in self._trained()]
+        for trainee in [t for t in self.plan.training.trainees if t.name in due]:
+            self.unevaluated = due[due.index(trainee.name) :]
             with self.paused("evaluate"):
-                losses = self.evaluator.evaluate(step, self.state, trainee.name)
+                losses = self.evaluator.evaluate(step, self.state, trainee.name, self._stops)
+            if losses is None:
+                return
             self.losses += losses
             if tokens := sum(loss.tokens for loss in losses):
                 mean = sum(loss.loss * loss.tokens for loss in losses) / tokens
                 self._see_loss(step, trainee, mean)
+        self.unevaluated = []
         for hook in self.hooks:
             hook.after_evaluate(self, step)
+
+    def _stops(self) -> bool:
+        """True if an evaluation is to be broken off; one that begins the session has its time."""
+        if self.at > self.start and (code := self.budget.over()):
+            self.stop.exit_code = self.stop.exit_code or code
+        return self.stop.asked()
 
     def _see_loss(self, step: int, trainee: Trainee, loss: float) -> None:
         early, name = self.early_stops[trainee.name], trainee.name
@@ -288,7 +303,8 @@ class Loop:
     def meta(self) -> dict[str, Any]:
         """Facts that go with a state."""
         losses = {name: vars(early) for name, early in self.early_stops.items()}
-        return self.facts | {"trainees": losses, "passed": self.passed.ranges}
+        own = {"trainees": losses, "passed": self.passed.ranges, "unevaluated": self.unevaluated}
+        return self.facts | own
 
     @contextmanager
     def paused(self, part: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ import jax
 
 from lmwright.core.contract import Batch
 from lmwright.core.param import Tree
-from lmwright.evals.loss import SourceLoss
+from lmwright.evals.source_loss import SourceLoss
 from lmwright.program.trainee import Trainee
 
 Values = dict[str, jax.Array]
@@ -57,9 +57,12 @@ steps each; it reads the rows after step `at` of the run."""
 class Evaluator(Protocol):
     """Held-out losses and samples."""
 
-    def evaluate(self, step: int, state: Tree, name: str) -> list[SourceLoss]:
+    def evaluate(
+        self, step: int, state: Tree, name: str, stops: Callable[[], bool]
+    ) -> list[SourceLoss] | None:
         """Losses of the model with one trainee on its held-out data, which are printed and written
-        down after a step, as are its samples."""
+        down after a step, as are its samples; None where it broke off, as `stops` told it to before
+        a batch."""
 
 
 class Checkpoints(Protocol):

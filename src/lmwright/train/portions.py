@@ -60,18 +60,16 @@ class PortionWait(Hook):
         needed = {name: stop for name, stop in self._needed(session) if self._unsure(name, stop)}
         if not needed:
             return None
-        watch, code, looks = Still(), None, 0
+        watch, code = Still(), None
         with session.paused("input"):
             while True:
                 missing = [n for n, stop in needed.items() if not self._stores[n].there(stop)]
-                # counted as a step, since a preempted host asks all to stop at the next one
-                session.stop.asked(session.at + looks)
+                session.stop.asked()
                 code = session.stop.exit_code or session.budget.over()
                 any_missing, code = _agreed(bool(missing), code)
                 if code is not None or not any_missing:
                     break
                 beat("wait")
-                looks += 1
                 for name in missing:
                     watch.tell(session, self._stores[name])
                 time.sleep(LOOK_AWAY_S if watch.away else LOOK_S)

@@ -101,7 +101,7 @@ def train(
         )  # fmt: skip
         loop = Loop(
             plan=plan, state=state, start=start, counts=counts, passed=passed, facts=facts,
-            early_stops=_early_stops(trainees, meta),
+            early_stops=_early_stops(trainees, meta), unevaluated=_unevaluated(trainees, meta),
             compile=partial(CompiledStep.of, plan, stores, partial(_asked_alone, stop)),
             evaluator=HeldOutOfAll(plan, stores, metrics, display),
             checkpoints=checkpoints,
@@ -216,6 +216,11 @@ def _early_stops(trainees: Sequence[Trainee], meta: dict[str, Any]) -> dict[str,
         stops[trainee.name] = early = EarlyStop(**losses.get(trainee.name, {}))
         early.judge(trainee.patience)
     return stops
+
+
+def _unevaluated(trainees: Sequence[Trainee], meta: dict[str, Any]) -> list[str]:
+    """Names of trainees of an evaluation that was broken off before a state with this `meta`."""
+    return [t.name for t in trainees if t.name in meta.get("unevaluated", ())]
 
 
 def _note_no_evals(run: Run, stores: dict[str, TokenStore]) -> str:

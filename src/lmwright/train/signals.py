@@ -28,7 +28,7 @@ class StoppedBeforeFirstStep(SystemExit):
 
 
 class StopRequest:
-    """Context manager; `asked(step)` tells whether to save and stop, the same on all hosts.
+    """Context manager; `asked()` tells whether to save and stop, the same on all hosts.
 
     Set `starting` to False before the first step, or at once in a run of several processes, since
     the others would wait for this one.
@@ -37,7 +37,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.exit_code: int | None = None
         self.starting = True
-        self._hung_up = False
+        self._hung_up, self._asked = False, 0
         self._before: dict[int, object] = {}
         self._terminals: list[int] = []
 
@@ -87,8 +87,9 @@ class StopRequest:
             if self._hung_up and not os.isatty(fd):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
-    def asked(self, step: int) -> bool:
-        """True if the loop should stop after this step, on which all hosts agree."""
+    def asked(self) -> bool:
+        """True if the loop should stop now, on which all hosts agree: they ask equally often, in
+        a step and between the batches of an evaluation."""
         self._leave_terminal()
         import jax
 
@@ -97,7 +98,8 @@ class StopRequest:
         import numpy as np
         from jax.experimental import multihost_utils
 
-        if multihost_utils.reached_preemption_sync_point(step):
+        self._asked += 1  # a preempted host has all of them stop at the same question
+        if multihost_utils.reached_preemption_sync_point(self._asked):
             self.exit_code = self.exit_code or EXIT_PREEMPTED
             return True
         codes = multihost_utils.process_allgather(np.int32(self.exit_code or 0))
