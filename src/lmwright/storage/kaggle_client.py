@@ -9,13 +9,15 @@ import io
 import os
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from lmwright.errors import UserError, install
+from lmwright.errors import UserError, first_line, install
 
 TOKENS = "https://www.kaggle.com/settings"
 VARIABLES = ("KAGGLE_API_TOKEN", "KAGGLE_KEY")
 ANSWER_S = 60.0
+UPLOAD_TRIES = 3
 FILES = ("access_token", "access_token.txt", "kaggle.json", "credentials.json")
 
 
@@ -48,6 +50,7 @@ def client(what: str) -> Any:
     _bound_waits()
     with contextlib.redirect_stdout(io.StringIO()):  # it logs in at import, and prints
         from kaggle.api.kaggle_api_extended import KaggleApi
+    _bound_uploads()
     return KaggleApi()
 
 
@@ -69,6 +72,43 @@ def _bound_waits() -> None:
         return again
 
     KaggleHttpClient._init_session = begin_bounded
+
+
+class NoAnswer(BaseException):
+    """A server of uploads does not answer. An Exception would be no end: of each the client makes
+    another try."""
+
+
+@cache
+def _bound_uploads() -> None:
+    """Gives the client's uploads an end, in this process: it sends them by sessions of their own,
+    without one. Raises NoAnswer, then, from a call that uploads."""
+    from kaggle.api import kaggle_api_extended as extended
+
+    requests = getattr(extended, "requests", None)
+    if not hasattr(requests, "Session"):  # another version
+        return
+
+    class Upload(requests.Session):  # type: ignore[misc, name-defined]
+        silent = 0  # requests in a row without an answer
+
+        def mount(self, prefix: str, adapter: Any) -> None:
+            adapter.max_retries = adapter.max_retries.new(connect=1, read=0)
+            super().mount(prefix, adapter)
+
+        def send(self, request: Any, **options: Any) -> Any:
+            try:
+                answer = super().send(request, **options | {"timeout": ANSWER_S})
+            except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
+                Upload.silent += 1
+                if Upload.silent < UPLOAD_TRIES:
+                    raise
+                Upload.silent = 0
+                raise NoAnswer(first_line(error)) from error
+            Upload.silent = 0
+            return answer
+
+    extended.requests = SimpleNamespace(**vars(requests) | {"Session": Upload})
 
 
 def log_in(api: Any, what: str) -> None:

@@ -18,7 +18,9 @@ from lmwright.cloud.kaggle.session import Attempts
 from lmwright.cloud.rank import Rank
 from lmwright.cloud.spec import Spec, job_names, load_spec, read_state, save_spec
 from lmwright.errors import UserError
+from lmwright.storage import kaggle_client
 from tests.cloud.kaggle.service import end, launched
+from tests.storage.test_silent_servers import Silent
 
 pytestmark = pytest.mark.usefixtures("small_wheel")
 
@@ -78,6 +80,21 @@ def test_an_upload_that_later_clients_call_unsuccessful(fake, run, monkeypatch):
     monkeypatch.setattr(KaggleApi, "dataset_create_new", fails)
     with pytest.raises(UserError, match=r"its file did not arrive; launch again later"):
         launched(run)
+    assert not fake.datasets and not job_names()
+
+
+def test_an_upload_that_nobody_answers_ends(fake, run, monkeypatch, capsys):
+    monkeypatch.setattr(kaggle_client, "ANSWER_S", 0.2)
+    with Silent() as server:
+        nobody = {"token": "blob", "createUrl": f"http://{server.address}/upload/blob"}
+        fake.StartBlobUpload = lambda q: nobody
+        began = time.monotonic()
+        with pytest.raises(
+            UserError, match=r"did not arrive, since nobody .*; launch again later"
+        ) as told:
+            launched(run)
+        assert "\n" not in str(told.value) and "timed out" not in capsys.readouterr().out
+        assert time.monotonic() - began < 60 and len(server.held) == kaggle_client.UPLOAD_TRIES
     assert not fake.datasets and not job_names()
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from lmwright.errors import UserError, first_line
 from lmwright.storage.kaggle_client import (
     TOKENS,
+    NoAnswer,
     client,
     log_in,
     without_token,
@@ -102,9 +103,11 @@ class Kaggle:
         about = {"id": f"{self.user}/{slug}", "title": slug, "licenses": [{"name": "other"}]}
         (folder / METADATA).write_text(json.dumps(about))
         lost = Unreachable(f"dataset {slug}: its file did not arrive")
-        with _told(f"dataset {slug}"):
+        with _told(f"dataset {slug}"), contextlib.redirect_stdout(io.StringIO()):
             try:
                 answer = self._api.dataset_create_new(str(folder), public=False, quiet=True)
+            except NoAnswer as error:
+                raise Unreachable(f"{lost}, since nobody answers there") from error
             except ValueError as error:
                 if "Upload unsuccessful" in str(error):  # the client's words from 2.2.5 on
                     raise lost from error
