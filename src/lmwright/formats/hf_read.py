@@ -24,11 +24,12 @@ from lmwright.formats.stacked_experts import UnstackedExperts
 from lmwright.formats.ternary import PackedTernary
 from lmwright.formats.text_tensors import TextTensors
 from lmwright.formats.tokenizer_files import has_tokenizer
-from lmwright.models import KINDS, TABLES
+from lmwright.models import KINDS
 from lmwright.models.answerer import Answerer
 from lmwright.models.classifier import Classifier
 from lmwright.models.detector import Detector
 from lmwright.models.embedder import Embedder
+from lmwright.models.hf import TABLES
 from lmwright.models.hf.bitnet import QUANTIZATION, is_packed
 from lmwright.models.hf.detector import DETECTOR, HEAD_PREFIX
 from lmwright.models.hf.embedder import EMBEDDER, VECTORS

@@ -20,7 +20,7 @@ from lmwright.formats.peft_config import refuse_endless
 from lmwright.formats.peft_folder import PeftFolder, read_folder
 from lmwright.formats.peft_names import lost_in_peft
 from lmwright.formats.safetensors import some
-from lmwright.models import TABLES
+from lmwright.models.hf import TABLES
 from lmwright.models.hf.answerer import ANSWERER
 from lmwright.models.hf.detector import DETECTOR
 from lmwright.models.hf.embedder import EMBEDDER

@@ -1,5 +1,6 @@
-"""The registries of model families, and of their tables in Hugging Face."""
+"""The registry of model families; that of their tables in Hugging Face is `models.hf`."""
 
+from importlib import import_module
 from typing import Any
 
 from lmwright.config.registry import Registry
@@ -38,11 +39,10 @@ CLASSES = {
     "fanformer": "fanformer.Fanformer",
 }  # fmt: skip
 KINDS = Registry(__name__, CLASSES)
-TABLES = Registry(f"{__name__}.hf", {kind: f"{name}Hf" for kind, name in CLASSES.items()})
 
 
 class TableOf:
     """`model.hf` and `Family.hf`: the table of the kind, imported when it is asked for."""
 
     def __get__(self, model: Any, family: Any) -> Any:
-        return TABLES[family.kind]()
+        return import_module(f"{__name__}.hf").TABLES[family.kind]()

@@ -19,8 +19,8 @@ from lmwright.core.param import Tree
 from lmwright.core.sharding import constrain
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
-from lmwright.models import TABLES
 from lmwright.models.detector import Detector
+from lmwright.models.hf import TABLES
 from lmwright.models.hf.embedder import EMBEDDER, Length, TokenPooling
 from lmwright.models.over import OverEncoder, encoder_of
 

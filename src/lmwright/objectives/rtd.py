@@ -31,8 +31,8 @@ from lmwright.core.param import Tree, is_param, walk
 from lmwright.core.sharding import constrain, context_ways
 from lmwright.core.weight import lookup
 from lmwright.errors import UserError
-from lmwright.models import TABLES
 from lmwright.models.detector import TABLE, Detector
+from lmwright.models.hf import TABLES
 from lmwright.nn.gumbel import sample
 from lmwright.objectives.clm import loss_at, penalties
 from lmwright.objectives.masking import keys_of_rows

@@ -6,6 +6,7 @@ from typing import Any
 
 from lmwright import presets
 from lmwright.models import KINDS
+from lmwright.models.hf import TABLES
 from lmwright.models.text_part import TEXT_PARTS
 
 HEADER = ("`model.kind`", "in Hugging Face", "its fields choose", "presets")
@@ -48,13 +49,15 @@ def table_rows() -> Iterator[tuple[str, str, str, str]]:
         # the name that its makers use has a dot, or is the longer one
         best = max(spelled, key=lambda name: ("." in name, len(name)))
         by_kind.setdefault(preset().kind, []).append(f"`{best}`")
+    written = {*TABLES}
     for kind, family in KINDS.items():
         has = {field.name for field in fields(family)}
-        architectures = [f"`{name}`" for name in family.hf.architectures]
+        own = family.hf.architectures if kind in written else ()
+        architectures = [f"`{name}`" for name in own]
         architectures += [
             f"the text of `{whole}`"
             for whole, part in TEXT_PARTS.items()
-            if {*part.architectures} & {*family.hf.architectures}
+            if {*part.architectures} & {*own}
         ]
         features = [text for name, text in FEATURES.items() if name in has]
         cells = (architectures, features, by_kind.get(kind, ()))

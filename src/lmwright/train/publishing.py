@@ -19,6 +19,7 @@ from lmwright.checkpoint.saved import SavedStates
 from lmwright.config.run import Run
 from lmwright.core.processes import meet
 from lmwright.errors import ERROR, UserError
+from lmwright.formats.hf_layout import slots
 from lmwright.guard.heartbeat import beat, beating
 from lmwright.program.trainee import Training
 from lmwright.publish.account import check_name, check_token
@@ -40,6 +41,8 @@ def check_publishing(run: Run, training: Training) -> None:
         check_token()
         if training.freezes:
             _check_adapters(run, training)
+        else:
+            slots(run.model)  # refuses what Hugging Face has no names for
 
 
 def _check_adapters(run: Run, training: Training) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmwright.errors import UserError
-from lmwright.models import TABLES
+from lmwright.models.hf import TABLES
 from lmwright.models.hf.pairs import Json, Pair
 from lmwright.models.text_part import architecture_of
 
