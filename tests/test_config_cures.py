@@ -204,7 +204,7 @@ def test_toml_that_python_does_not_read_is_told(value, cure, tmp_path):
 @pytest.mark.parametrize("name", ["a." * 3000 + "a", "train." + "9" * 6000])
 def test_names_of_thousands_of_parts_or_digits_are_told(name, tmp_path):
     """They gave a traceback."""
-    assert told(RUN, f"{name}=1").startswith(f"{name[:40]}...: is no field of a run; write ")
+    assert told(RUN, f"{name}=1").startswith(f"{name[:40]}...: is not a field of a run; write ")
     path = tmp_path / "run.toml"
     path.write_text("a." * 3000 + "a = 1\n")
     assert told(path).startswith(f"{path}: lists or tables are nested too deeply")
@@ -234,12 +234,12 @@ def test_the_length_is_said_anew_over_the_other_way_of_saying_it():
         (
             ["limits.session_hours=0.5", "limits.margin_minutes=30"],
             ["limits.session_hours=0.5", "limits.margin_minutes=29.9"],
-            "0.5 hours are no longer than limits.margin_minutes = 30",
+            "0.5 hours are not more than limits.margin_minutes = 30",
         ),
         (
             ["train.steps=99", "metrics.profile_steps=[98, 100]"],
             ["train.steps=99", "metrics.profile_steps=[99, 99]"],
-            "step 100 is behind the last of the run, 99",
+            "step 100 is after the last step of the run, 99",
         ),
         (
             ["metrics.profile_steps=[11, 10]"],

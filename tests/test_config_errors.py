@@ -177,7 +177,7 @@ def test_a_field_that_is_there_under_a_misspelt_name_is_not_missing_too(tmp_path
         ("objective.mask_ratio={start=0.5}", "objective.mask_ratio.end is missing"),
         (
             "objective.mask_ratio={start=0.5, end=0.5}",
-            "objective.mask_ratio.end: 0.5 is what start",
+            "objective.mask_ratio.end: 0.5 equals start",
         ),
     ],
 )
@@ -220,7 +220,7 @@ def test_files_that_cannot_be_read(tmp_path):
         (["train.steps=10", "optim.schedule.warmup_steps=30"], "30 steps do not fit into"),
         (["optim.schedule={kind='wsd', warmup_steps=200, decay_steps=200}"], "before 200 of decay"),
         (["data.pack.seq_len=513"], "data.pack.seq_len: 513 is longer than model.seq_len = 512"),
-        (["data.pack.seq_len=1"], "data.pack.seq_len: a row of 1 token has none to predict"),
+        (["data.pack.seq_len=1"], "data.pack.seq_len: a row of 1 token leaves nothing to predict"),
         (["mesh.data=rest"], "are both 'rest'"),
         (["lora.targets=['q_prj']"], "lora.targets: 'q_prj' matches no weight; there are: all, "),
         (["checkpoint.keep_every_steps=75"], "checkpoint.keep_every_steps: 75 is not a multiple"),

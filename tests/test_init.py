@@ -261,7 +261,7 @@ def test_folders_whose_endings_do_not_tell_the_format(files, format_, here, caps
 def test_what_is_asked_is_not_read_in_part(row, models, here, capsys):
     words = [write(here / "a.jsonl", row), "--model", str(models / "decoder")]
     assert main(["init", "my.toml", *words]) == 2
-    assert "its rows are of no kind that is known; name their columns" in capsys.readouterr().err
+    assert "its rows are of an unknown kind; name their columns" in capsys.readouterr().err
 
 
 def test_conversations_in_tables_need_no_label(models, here):
@@ -370,7 +370,7 @@ def test_adapters_have_ranks_that_the_model_takes(model, rank, small, models, he
     ("words", "told"),
     [
         (["my.txt", "rows.jsonl"], "my.txt: has to end in .toml"),
-        (["no/my.toml", "rows.jsonl"], "no/my.toml: no is no folder"),
+        (["no/my.toml", "rows.jsonl"], "no/my.toml: no is not a folder"),
         (["my.toml", ""], "TEXT: is empty"),
         (["my.toml", "liked.jsonl", "--model", "llama-5m"], "rows of alpaca have a label"),
         (["my.toml", "nothing"], "nothing does not exist"),

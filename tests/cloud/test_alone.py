@@ -132,7 +132,7 @@ def test_a_slice_whose_job_begins_again_stays(place, tpu):
     assert len(tpu.resources) == 1
 
 
-@pytest.mark.parametrize("why", ["forgotten", "done", "nothing is heard"])
+@pytest.mark.parametrize("why", ["forgotten", "done", "does not report"])
 def test_a_host_notices_that_nothing_is_left_to_do(place, spec, why):
     bucket = Bucket(spec.url)
     bucket.write("state.json", json.dumps({"status": "done" if why == "done" else "running"}))
@@ -140,7 +140,7 @@ def test_a_host_notices_that_nothing_is_left_to_do(place, spec, why):
         bucket.remove("job.json")
     with pytest.raises(alone.Ended, match=why) as ended:
         asyncio.run(asyncio.wait_for(alone.watch(replace(spec, limits=SOON), place, 1), 20))
-    assert ended.value.at_once == (why == "nothing is heard")
+    assert ended.value.at_once == (why == "does not report")
 
 
 def test_a_leader_that_speaks_is_no_reason_to_go(place, spec):

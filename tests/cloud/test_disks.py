@@ -159,7 +159,7 @@ def test_an_interrupted_push_is_named_and_goes_on(compute, data, url, host_pytho
     # Another push tells of it.
     assert main(["data", "push", data, "disk:other", *PLACE, "--bucket", f"{url}/l"]) == 0
     assert "note: disk wiki was not filled to its end" in capsys.readouterr().out
-    with pytest.raises(UserError, match="wiki in us-central2-b is not filled yet; go on with"):
+    with pytest.raises(UserError, match="wiki in us-central2-b is not filled yet; continue with"):
         check_disks(job(url, "wiki"))
     assert push(data, url=url) == 0
     assert "going on" in capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_what_is_refused(compute, data, url, small_run, tmp_path, capsys):
     assert "Compute Engine does not answer (try again)" in capsys.readouterr().err
     compute.failing = []
     for labels, told in (
-        ({}, "which lmwright has not made; choose another name"),
+        ({}, "which lmwright did not make; choose another name"),
         ({STATE: "filled", "lmwright-store": "x"}, "already with another store"),
         ({STATE: "filling", "lmwright-store": "x"}, "already with half of another store"),
     ):
@@ -328,7 +328,7 @@ def test_ctrl_c_keeps_the_disk_and_ends_the_helper(compute, helper, data, url, m
                                                          "monotonic": time.monotonic}))  # fmt: skip
     assert push(data, url=url) not in (0, 2)
     out = capsys.readouterr().out
-    assert "disk wiki is half filled, and costs; push again to go on" in out
+    assert "disk wiki is half filled and costs money; push again" in out
     assert compute.instances == {} and (ZONE, "wiki") in compute.disks
 
 
@@ -382,5 +382,5 @@ def test_a_client_without_a_network_leaves_the_work_to_the_helper(
     told = capsys.readouterr()
     assert "Compute Engine does not answer" in told.err
     assert f"helper VM {VM} deletes itself at its end" in told.out
-    assert "disk wiki is half filled, and costs; push again to go on" in told.out
+    assert "disk wiki is half filled and costs money; push again" in told.out
     assert (ZONE, "wiki") in compute.disks and (ZONE, VM) in compute.instances

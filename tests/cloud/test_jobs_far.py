@@ -136,7 +136,9 @@ def test_a_job_that_was_given_up_starts_with_clean_hands(played, spec, quick):
 def test_a_job_that_is_done_gets_no_slice_again(played, spec, tpu, quick, capsys):
     trains = replace(spec, command=("lmwright", "train", "run.toml"))
     played.state(status="done", step=7)
-    with pytest.raises(UserError, match="is done at step 7, and a slice would be paid for in vain"):
+    with pytest.raises(
+        UserError, match="is done at step 7, so you would pay for a slice for nothing"
+    ):
         remote.restart(trains)
     assert remote.state_of(spec)["status"] == "done"
     remote.restart(spec)  # a command may do something else

@@ -78,14 +78,14 @@ def test_it_is_made_once_named_and_deleted(spec, compute, capsys):  # noqa: F811
 
 def test_what_is_refused(spec, compute, capsys):  # noqa: F811
     assert follow("--zone", "nowhere") == 2
-    assert "'nowhere' is no zone" in capsys.readouterr().err
+    assert "'nowhere' is not a zone" in capsys.readouterr().err
     assert follow("--zone", "us-west9-z") == 2
     assert "has no zone us-west9-z" in capsys.readouterr().err
     assert main(["jobs", "follow", "j", "--zone", ZONE]) == 2
     assert "are for --on-vm" in capsys.readouterr().err
     Bucket(spec.url).write("state.json", json.dumps(START | {"status": "done"}))
     assert follow() == 2
-    assert "job j is done; let it go on first" in capsys.readouterr().err
+    assert "job j is done; resume it first" in capsys.readouterr().err
     with pytest.raises(UserError, match="is not on TPU slices; follow it from here"):
         vm_of(Spec(name="x", dir="", command=(), hosts=1, port=0), "", "")
     assert compute.bodies == []

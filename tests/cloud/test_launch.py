@@ -79,7 +79,7 @@ def test_what_cannot_be_launched(run, tpu, tmp_path, capsys, words, told):
         ("cut", "gs://{place}/pack/train/{shard} has 3 bytes instead of"),
         (
             "data.pack.seq_len=8",
-            "data.dir: gs://{place}: rows hold {seq_len} tokens, the run wants 8",
+            "data.dir: gs://{place}: rows hold {seq_len} tokens, and the run needs 8",
         ),
         ("train.global_batch_size=4096", "train.global_batch_size = 4096, but gs://{place}/pack"),
     ],
@@ -187,7 +187,7 @@ def test_what_is_no_machine_is_told_before_the_zone_is_asked_for(tpu):
 
 
 def test_two_kinds_of_capacity_are_refused(tpu):
-    with pytest.raises(UserError, match="--reservation: is another kind than --spot; give one"):
+    with pytest.raises(UserError, match="--reservation: conflicts with --spot; give only one"):
         settings_with(capacity="spot", reservation="r")
 
 

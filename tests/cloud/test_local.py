@@ -205,7 +205,7 @@ def test_what_cannot_be_launched_is_refused(job):
     with pytest.raises(UserError, match="cannot name a job"):
         save_spec(replace(spec, name="../x"))
     for target in ("local:0x2", "local:two", "local:2x2x2"):
-        with pytest.raises(UserError, match="no local target"):
+        with pytest.raises(UserError, match="not a local target"):
             local.parse(target)
 
 

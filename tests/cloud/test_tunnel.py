@@ -46,7 +46,7 @@ def test_ports_are_read():
     assert parse_tunnel("8888") == Tunnel(8888, 8888)
     assert parse_tunnel("9000:8888") == Tunnel(9000, 8888)
     for text in ("0", "x", "70000", "1:0", "1:2:3", "-L1", "8888 -oProxyCommand=x"):
-        with pytest.raises(UserError, match=r"--tunnel: .* is no port; write 8888"):
+        with pytest.raises(UserError, match=r"--tunnel: .* is not a port; write 8888"):
             parse_tunnel(text)
 
 

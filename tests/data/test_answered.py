@@ -180,7 +180,7 @@ SAID = {"question": "Who?", "context": "The d\u00f6g slept."}
         ({"answers": {"text": ["dog"], "answer_start": ["4"]}}, "1 of 'answers' is not a whole n"),
         ({"answers": {"text": [" "], "answer_start": [3]}}, "1 of 'answers' is empty or not text"),
         ({"answers": "dog"}, "'answers' is not an object with 'text' and 'answer_start'"),
-        ({"answers": ["dog"]}, "'answers' is a list of what is not an object"),
+        ({"answers": ["dog"]}, "'answers' holds something other than objects"),
         ({"answers": None, "context": ""}, "'context' is empty"),
         ({"answers": None, "question": 3}, "'question' is not text"),
     ],

@@ -152,5 +152,5 @@ def test_a_list_in_place_of_lines_is_told(tmp_path):
 
 def test_ends_of_lines_of_old_macs_are_told(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"text\rtea\rcake\r")
-    with pytest.raises(UserError, match=r"end with CR alone, .* `tr '\\r' '\\n' < "):
+    with pytest.raises(UserError, match=r"end with CR only, .* `tr '\\r' '\\n' < "):
         read(Source(path=str(tmp_path / "a.csv")))

@@ -92,7 +92,7 @@ def test_a_system_prompt_goes_before_both():
         ({"prompt": "q", "chosen": " ", "rejected": "a"}, "'chosen' is empty"),
         (
             {"chosen": "a", "rejected": "b"},
-            "there is no 'prompt', which columns.prompt names, and an answer is no conversation",
+            "there is no 'prompt', which columns.prompt names, and an answer is not a conversation",
         ),
         ({"chosen": said("q", "a"), "rejected": said("p", "b")}, "answer different prompts"),
         ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected'"),

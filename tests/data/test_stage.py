@@ -243,7 +243,7 @@ def test_plain_progress_lines(tmp_path, capsys):
     assert "numbers: 5 of 5 parts" in capsys.readouterr().err
     (tmp_path / "s" / "train" / "001.bin").unlink()
     run(tmp_path / "s", parts_for(tmp_path / "log"), progress=PlainProgress())
-    assert "goes on, 4 of 5 parts are there" in capsys.readouterr().err
+    assert "continues, 4 of 5 parts are done" in capsys.readouterr().err
 
 
 def test_workers_import_no_jax():

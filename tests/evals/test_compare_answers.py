@@ -98,9 +98,9 @@ def test_the_command_on_two_files(tmp_path, capsys):
     assert "+0.5000" in capsys.readouterr().out
     assert compare_tasks(other, one).differences[0].difference == 0.5
     for words, says in (
-        ([str(one), "--against", str(third)], "no question was asked both models"),
+        ([str(one), "--against", str(third)], "the models have no question in common"),
         ([str(one), "--against", "nowhere.json"], "nowhere.json: is not there"),
-        (["runs/x", "--against", str(one)], "give --tasks, too, or a file"),
+        (["runs/x", "--against", str(one)], "give --tasks as well, or a file"),
         ([str(one), "--against", str(other), "--shots", "1"], "--shots needs --tasks"),
         ([str(one), "--against", str(other), "--max-rows", "1"], "no effect on --against"),
         ([str(one), "--against", str(other), "--adapter", "a"], "no effect on --against"),

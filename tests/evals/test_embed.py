@@ -245,7 +245,7 @@ def test_what_is_refused(made, tmp_path, capsys):
     ask = ["embed", model, file, "--text-column", "words"]
     said = lambda: capsys.readouterr().err  # noqa: E731
     assert main([*ask, "--out", str(tmp_path / "v.txt")]) == 2
-    assert "v.txt has none of the endings .jsonl, .parquet, .npz, .npy" in said()
+    assert "v.txt must end in one of .jsonl, .parquet, .npz, .npy" in said()
     assert main([*ask, "--dim", "25", "--out", str(tmp_path / "v.npy")]) == 2
     assert "--dim: 25 is not between 1 and 24" in said()
     assert main(["embed", model, file, "--out", str(tmp_path / "v.npy")]) == 2

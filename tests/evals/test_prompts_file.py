@@ -234,7 +234,7 @@ def test_what_is_refused(harness_folder, tmp_path, capsys):
     assert "--prompt and --prompts are missing; give one of them" in says()
     assert "are there both" in says("--prompt", "x", "--prompts", str(file))
     assert says("--prompts", "x.txt", "--out", "texts.txt") == (
-        "lmwright: error: --out: texts.txt has not the ending .jsonl, and gets JSON lines; add it\n"
+        "lmwright: error: --out: texts.txt is for JSON lines, and does not end in .jsonl; add it\n"
     )
     assert "--out needs --prompts" in says("--prompt", "x", "--out", "y.jsonl")
     assert "--overwrite needs --prompts" in says("--prompt", "x", "--overwrite")

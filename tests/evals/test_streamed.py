@@ -102,8 +102,8 @@ def refused(write, tmp_path, capsys):
         with pytest.raises(UserError) as error:
             write(**options)
         assert str(error.value) == (
-            f"{part}: holds finished lines, {reason}; give the same again to go on after them, or "
-            "--overwrite to begin again"
+            f"{part}: holds finished lines, {reason}; repeat the command that wrote them to "
+            "continue, or add --overwrite to start again"
         )
         assert part.read_bytes() == before and before.count(b"\n") == 4
         made = write(**options, overwrite=True)
@@ -277,9 +277,11 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_p
     with pytest.raises(UserError, match="is a folder; name a file in it"):
         refuse_existing(tmp_path, overwrite=True)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="pipe: is no file, and a file would take its place"):
+    with pytest.raises(
+        UserError, match="pipe: is not a regular file, and would be replaced by one"
+    ):
         refuse_existing(tmp_path / "pipe", overwrite=True)
-    with pytest.raises(UserError, match="none is no folder; make it"):
+    with pytest.raises(UserError, match="none is not a folder; make it"):
         refuse_existing(tmp_path / "none" / "out.jsonl", overwrite=False)
     with pytest.raises(UserError, match=r"gs://b/out.jsonl: cannot be written to; give a path"):
         new_file("gs://b/out.jsonl", overwrite=False)

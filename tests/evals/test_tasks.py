@@ -201,7 +201,7 @@ def test_the_command(harness_folder, files, tmp_path, capsys):
     assert "exists; give --out another name" in capsys.readouterr().err
     words[words.index(str(out))] = str(tmp_path / "none" / "out.json")
     assert main(["eval", str(harness_folder), *words]) == 2  # before any question
-    assert "none is no folder; make it, or choose another" in capsys.readouterr().err
+    assert "none is not a folder; make it, or choose another" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_no_half_of_a_file(harness_folder, files, tmp_path, monkeypatch, capsys):
@@ -226,14 +226,14 @@ def test_a_figure_that_nothing_can_draw_is_not_kept():
 
 BAD = {
     '{"query": "a", "choices": ["b"], "gold": 0}': ":1: choices: give at least two texts",
-    '{"query": "a", "choices": ["b", "c"], "gold": 2}': ":1: gold: 2 is no number of a choice",
+    '{"query": "a", "choices": ["b", "c"], "gold": 2}': ":1: gold: 2 is not the number of a choice",
     '{"query": "a", "choices": ["b", ""], "gold": 1}': ":1: a text is empty or no text",
     '{"context": "a"}': ":1: has no 'continuation'; a question has query, choices, gold or",
     '{"query": "a", "choices": ["b", "c"], "gold": 0}\n\n{"context": "a", "continuation": "b"}': (
         ":3: has context and continuation, and the questions before it have query and"
     ),
-    "[1]": ":1: is no object with fields",
-    "{": ":1: is no JSON",
+    "[1]": ":1: is not an object with fields",
+    "{": ":1: is not JSON",
     "": ": holds no question",
 }
 

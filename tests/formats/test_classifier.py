@@ -210,7 +210,7 @@ def test_what_predict_refuses(run, tmp_path, capsys):
     masked = replace(run, dir=str(tmp_path / "mlm"), objective=Mlm(mask_token_id=1))
     save_run(masked, steps=(1,))
     assert main(["predict", masked.dir, str(tmp_path / "a.csv")]) == 2
-    assert "is no classifier; train one" in capsys.readouterr().err
+    assert "is not a classifier; train one" in capsys.readouterr().err
     assert main(["generate", run.dir, "--prompt", "a"]) == 2
     assert "'eurobert' is an encoder" in capsys.readouterr().err
     assert main(["export", run.dir, str(tmp_path / "a.gguf")]) == 2

@@ -160,7 +160,7 @@ def test_what_it_is_not(saved, tmp_path, capsys):
     for words, said in (
         (["export", saved, tmp_path / "x.gguf"], "DebertaV2Model"),
         (["generate", saved, "--prompt", "a"], "is an encoder"),
-        (["predict", saved, tmp_path / "x.txt"], "is no classifier"),
+        (["predict", saved, tmp_path / "x.txt"], "is not a classifier"),
         (["vocab", saved, tmp_path / "y", "--add", "zzz"], "is a detector"),
     ):
         (tmp_path / "x.txt").write_text("a\n")

@@ -149,7 +149,11 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Llama4ForCausalLM", {"moe_layers": [0, 3]}, "experts in the last of every so many"),
         ("Llama4ForCausalLM", {"attention_bias": True}, "llama4 has no biases"),
         ("SolarOpenForCausalLM", {"rope_parameters": LLAMA3}, "glm4moe does not compute the rope"),
-        ("Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": 2}, "plain layers at the beginning"),
+        (
+            "Ernie4_5_MoeForCausalLM",
+            {"moe_layer_end_index": 2},
+            "plain layers only at the beginning",
+        ),
         ("EuroBertForMaskedLM llada", {"attention_bias": True}, "has no biases"),
         ("EuroBertForMaskedLM llada", {"rope_parameters": LLAMA3}, "llada does not compute"),
         ("Qwen3ForCausalLM", {"rope_parameters": LLAMA3}, "qwen3 does not compute"),
@@ -211,7 +215,7 @@ def test_heads_smaller_than_a_block_change_places(tmp_path, monkeypatch):
         ("Qwen2ForCausalLM dream", {"head_dim": 32}, "llama.cpp's dream"),
         ("Olmo2ForCausalLM", {"head_dim": 32}, "llama.cpp's olmo2"),
         ("Dots1ForCausalLM", {"num_key_value_heads": 2}, "dots1 has as many kv heads as heads"),
-        ("DeepseekV2ForCausalLM", {"num_hidden_layers": 4}, "models of 26 or 27 layers alone"),
+        ("DeepseekV2ForCausalLM", {"num_hidden_layers": 4}, "only in models of 26 or 27 layers"),
         (
             "DeepseekV2ForCausalLM",
             {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},

@@ -59,7 +59,7 @@ def test_a_released_folder_and_its_export(released, tmp_path):
     assert proof.folder_to_transformers is not None, proof.transformers
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     assert np.array_equal(says(again.float().eval()), says(base()))
-    with pytest.raises(UserError, match="'int8' is not written for GPT-2, whose matrices are no"):
+    with pytest.raises(UserError, match="'int8' is not written for GPT-2, whose matrices are not"):
         export_hf(model, w, None, tmp_path / "rounded", dtype="int8")
 
 

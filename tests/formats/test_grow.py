@@ -201,7 +201,7 @@ def test_experts_do_not_grow(tmp_path):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ([], "nothing is larger; give sizes such as num_layers=28"),
+        ([], "no size is larger; give sizes such as num_layers=28"),
         (["embed_dim=16"], "embed_dim: 16 is less than the 32"),
         (["head_dim=16"], "head_dim: 16 is not the 8 .* add heads"),
         (["num_heads=8"], "num_kv_heads: 8 heads on 4 are other groups .* keep 1 to one"),
@@ -240,5 +240,5 @@ def test_a_classifier_does_not_grow(tmp_path):
     encoder = EuroBert(**SIZES, num_layers=2, num_kv_heads=2)
     model = Classifier(encoder=encoder, labels=("a", "b"), pooling="mean")
     export_hf(model, init_weights(model.spec(), jax.random.key(0)), None, tmp_path / "small")
-    with pytest.raises(UserError, match="grow the model that it began with"):
+    with pytest.raises(UserError, match="grow the model that it was made from"):
         grow_command(str(tmp_path / "small"), tmp_path / "large", ["num_layers=4"])

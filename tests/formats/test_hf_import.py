@@ -159,7 +159,7 @@ NORM, Q = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_p
 BAD = {
     "missing tensor": (set_tensors(lambda t: t.pop(NORM)), f"lacks {NORM}"),
     "other form": (set_tensors(lambda t: t.update({f"{NORM}.qweight": t.pop(NORM)})),
-                   f"lacks {NORM}, and holds {NORM}.qweight instead, which is another form"),
+                   f"lacks {NORM}, and holds {NORM}.qweight instead, which is a different form"),
     "extra tensor": (
         set_tensors(lambda t: t.update({Q + "_scale": t[NORM]})), f"holds {Q}_scale, which"),
     "wrong shape": (set_tensors(lambda t: t.update({Q: t[Q][1:].copy()})), r"\[11, 12\]"),
@@ -185,8 +185,8 @@ BAD = {
         set_config(rope_scaling={"rope_type": "spiral", "factor": 8.0}), "rope scaling 'spiral'"),
     "quantized": (set_config(quantization_config={"bits": 4}), "quantization_config"),
     "other activation": (set_config(hidden_act="gelu_new"), "'gelu_new' is not supported"),
-    "both ways": (set_config(is_causal=False), "is_causal = false is another direction"),
-    "neither way": (set_config(is_causal=None), "is_causal = null is another direction"),
+    "both ways": (set_config(is_causal=False), "is_causal = false is not the direction"),
+    "neither way": (set_config(is_causal=None), "is_causal = null is not the direction"),
     "an encoder one way": (
         set_config(architectures=["EuroBertForMaskedLM"], is_causal=True),
         "of EuroBertForMaskedLM here, whose tokens see all others"),
@@ -278,7 +278,7 @@ def test_neither_run_nor_model(tmp_path):
             with pytest.raises(UserError, match=says):
                 verb(name)
     for name, says in (
-        ("model.bin", "pickled"), ("model.safetensors", "weights alone"), ("a.txt", "not a fol"),
+        ("model.bin", "pickled"), ("model.safetensors", "only weights"), ("a.txt", "not a fol"),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(b"\x80\x04")
         for verb in (load_model, find_model, lambda path: import_command(path, tmp_path / "out")):

@@ -306,4 +306,4 @@ def test_adapters_that_began_as_the_base_are_not_added_up(bases, tmp_path, capsy
     adapter(bases[False], tmp_path / "a", r=4, lora_alpha=7, init_lora_weights="pissa")
     code = main(["adapters", "combine", str(tmp_path / "c"), str(tmp_path / "a")])
     said = capsys.readouterr().err
-    assert code == 2 and "began as pissa add up only together with their base" in said
+    assert code == 2 and "began as pissa can be added only together with their base" in said

@@ -187,7 +187,7 @@ def test_what_is_refused():
         validate(Classify, said, "objective.")
     with pytest.raises(UserError, match="'a' occurs twice"):
         Classify(labels=("a", "b", "a"))
-    with pytest.raises(UserError, match="' b' is empty or has blanks"):
+    with pytest.raises(UserError, match="' b' is empty or has spaces"):
         Classify(labels=("a", " b"))
     llama = Llama(
         vocab_size=V, embed_dim=16, mlp_dim=24, num_layers=1, num_heads=4, num_kv_heads=2,

@@ -273,7 +273,9 @@ def test_what_is_refused():
     with pytest.raises(UserError, match="1 weights for 2 matryoshka_dims"):
         Embed(matryoshka_dims=(8, 4), matryoshka_weights=(1.0,))
     llama = Llama(**SMALL, num_kv_heads=2, head_dim=6, seq_len=T)
-    with pytest.raises(UserError, match="'llama' gives no vectors here; use an encoder of kind"):
+    with pytest.raises(
+        UserError, match="'llama' cannot be trained to give vectors; use an encoder"
+    ):
         Embed().spec(llama)
     with pytest.raises(UserError, match="this 'eurobert' has a head that is not for vectors"):
         Embed().spec(Classify(labels=("a", "b")).model_over(MODEL))

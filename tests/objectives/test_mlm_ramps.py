@@ -145,10 +145,10 @@ def test_the_head_works_for_the_largest_share():
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({"mask_ratio": Ramp(start=0.3, end=0.3)}, "objective.mask_ratio.end: 0.3 is what start"),
-        ({"mask_ratio": Ramp(start=0.3, end=0)}, "objective.mask_ratio: a share of 0"),
+        ({"mask_ratio": Ramp(start=0.3, end=0.3)}, "objective.mask_ratio.end: 0.3 equals start"),
+        ({"mask_ratio": Ramp(start=0.3, end=0)}, "objective.mask_ratio: at 0 nothing"),
         ({"kept_share": Ramp(start=0, end=0.1, after=0.5, until=0.2)},
-         "objective.kept_share.until: 0.2 is before after = 0.5"),
+         "objective.kept_share.until: 0.2 is less than after = 0.5"),
         ({"random_share": Ramp(start=0.1, end=0.6), "kept_share": 0.5}, "more than all masked"),
         ({"random_share": Ramp(start=0.9, end=0.1, until=0.5),
           "kept_share": Ramp(start=0.1, end=0.9)}, "more than all masked"),

@@ -128,7 +128,7 @@ def test_a_config_is_read_as_it_was_written(name):
 
 
 def test_what_is_refused():
-    with pytest.raises(UserError, match=r"window_overlap: 30 is too much .* use at most 14"):
+    with pytest.raises(UserError, match=r"window_overlap: 30 is too large .* use at most 14"):
         Answer(window_tokens=32, window_overlap=30)
-    with pytest.raises(UserError, match=r"'eurobert' answers no questions, .* use 'modernbert'"):
+    with pytest.raises(UserError, match=r"'eurobert' cannot answer questions, .* use 'modernbert'"):
         OBJECTIVE.spec(EuroBert(mlp_dim=24, **SIZES))

@@ -135,5 +135,5 @@ def test_rows_of_padding_alone_have_finite_gradients():
 def test_what_is_refused():
     with pytest.raises(UserError, match="'O' occurs twice"):
         Tag(labels=("O", "B-PER", "O"))
-    with pytest.raises(UserError, match="' O' is empty or has blanks"):
+    with pytest.raises(UserError, match="' O' is empty or has spaces"):
         Tag(labels=(" O", "B-PER"))

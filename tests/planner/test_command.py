@@ -207,7 +207,7 @@ def test_options_of_the_compiler_are_beyond_the_arithmetic(plan, capsys):
         (["--on", "gpu:h20x8"], "gpu:h200x8"),
         (["--on", "v4-32", "--quick", "--finalists", "2"], "--finalists"),
         (["--on", "v4-32", "--finalists", "2"], "--finalists"),
-        (["--on", "gpu:h200x8", "--search", "--finalists", "2"], "no compiler is asked"),
+        (["--on", "gpu:h200x8", "--search", "--finalists", "2"], "no candidate is compiled"),
         (["--on", "any", "--search"], "remove --search"),
         (["--on", "2xv4-32", "--quick", "mesh.fsdp=32"], "nearest: mesh.data=2"),
         (["--on", "v5e:3x5", "--quick"], "no TPU v5 lite slice of this shape"),
@@ -215,8 +215,11 @@ def test_options_of_the_compiler_are_beyond_the_arithmetic(plan, capsys):
         (["--on", "v4-32", "--quick", "mesh.fsdp=3"], "mesh"),
         (["--on", "v4-32", "--quick", "train.global_batch_size=24"], "multiple of"),
         (["--on", "v4-32", "--quick", "--hours", "-1"], "hours"),
-        (["--on", "v4-32", "--quick", "--hours", "inf"], "--hours inf: is no number from 0 on"),
-        (["--on", "v4-32", "--quick", "--out", "/dev/null"], "--out /dev/null: is no folder"),
+        (
+            ["--on", "v4-32", "--quick", "--hours", "inf"],
+            "--hours inf: is not 0 or a positive number",
+        ),
+        (["--on", "v4-32", "--quick", "--out", "/dev/null"], "--out /dev/null: is not a folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(plan, capsys, words, says):

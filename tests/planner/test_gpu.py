@@ -71,7 +71,7 @@ def test_what_does_not_fit_by_the_compiler(plan, capsys, monkeypatch):
     assert plan("--on", "gpu:h100x8") == 1
     out = capsys.readouterr().out
     told = "61.00 of 60.00 GiB, by the compiler for CUDA: 1.00 GiB too much"
-    assert f"DOES NOT FIT: {told}; that close, only the card can tell" in out
+    assert f"DOES NOT FIT: {told}; this close, only the card can tell" in out
     assert "it needs 1.02 times the available memory" in out
     assert "what would make it fit" in out and "; to try: " in out
 

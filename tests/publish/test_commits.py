@@ -47,7 +47,7 @@ def test_the_newest_commit_is_ours_or_stays(hub, api, tmp_path):
     assert hub.files(REPO)["README.md"] == b"# Mine"
     before = newest_commit(api, REPO, "main", overwrite=True)
     commits.append(Commit("Another", {"README.md": b"# Theirs"}))
-    with pytest.raises(UserError, match="somebody else changed it meanwhile"):
+    with pytest.raises(UserError, match="someone else changed it meanwhile"):
         sent(api, tmp_path / "a", {"README.md": "late"}, parent=before)
     assert hub.files(REPO)["README.md"] == b"# Theirs"
     sent(api, tmp_path / "a", {"README.md": "meant"}, overwrite=True)

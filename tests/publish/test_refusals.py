@@ -48,13 +48,13 @@ def no_export(monkeypatch):
 
 def test_options(hub, run_dir, hf_dir, tmp_path, capsys):
     for words, part in (
-        ((run_dir, "me/tiny"), "has no license yet; say --license apache-2.0"),
+        ((run_dir, "me/tiny"), "has no license yet; add --license apache-2.0"),
         ((run_dir, "me/tiny", "--license", "apache"), "did you mean 'apache-2.0'?"),
         ((run_dir, "me/tiny", "--license", "mine"), "--license other --license-name"),
         ((run_dir, "me/tiny", "--license", "other"), "needs --license-name"),
         ((run_dir, "tiny", *APACHE), "is not a name on the hub"),
         ((run_dir, "me/ti ny", *APACHE), "is not a name on the hub"),
-        ((run_dir, *APACHE), "give owner/name"),
+        ((run_dir, *APACHE), "add owner/name"),
         ((run_dir, "me/tiny", *APACHE, "--checkpoints", "1,7"), "no checkpoint '7'"),
         ((run_dir, "me/tiny", *APACHE, "--base-model", "../base"), "--base-model: '../base'"),
         ((hf_dir, "me/tiny", *APACHE, "--checkpoints", "all"), "is not a run directory"),
@@ -165,7 +165,7 @@ def test_commits_of_others_stay(hub, hf_dir, capsys):
         repo.branches["main"].append(Commit("Another", {"README.md": b"# Theirs"}))
 
     hub.before_commit = meanwhile
-    assert "somebody else changed it meanwhile" in refused(capsys, *words[1:], "--language", "en")
+    assert "someone else changed it meanwhile" in refused(capsys, *words[1:], "--language", "en")
     assert hub.files("me/tiny") == {"README.md": b"# Theirs"}
 
 

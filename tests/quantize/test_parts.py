@@ -134,7 +134,7 @@ def test_parts_whose_note_is_damaged_are_not_thrown_away(note, tmp_path):
     (folder / parts.ASKED).unlink()
     if note is not None:
         (folder / parts.ASKED).write_text(note)
-    reason = r"settings are not known \(asked\.json is missing or damaged\); give the same again"
+    reason = r"settings are not known \(asked\.json is missing or damaged\); repeat the command"
     with pytest.raises(UserError, match=reason), parts.kept_parts(folder, asked, False):
         pass
     assert kept.done == {("layers.q", 0)}

@@ -130,7 +130,7 @@ def test_another_file_is_not_replaced(tmp_path, capsys):
     folder, mine = write_run(tmp_path / "run"), tmp_path / "base.toml"
     mine.write_text("mine")
     assert main(["report", str(folder), "--markdown", "-o", str(mine)]) == 2
-    assert "exists and is no page (.html, .md); choose" in capsys.readouterr().err
+    assert "exists and is not a page (.html, .md); choose" in capsys.readouterr().err
     assert mine.read_text() == "mine"
     page = tmp_path / "page.html"
     assert main(["report", str(folder), "--markdown", "-o", str(page)]) == 2

@@ -253,7 +253,7 @@ def test_an_adapter_whose_loss_no_longer_falls_stops(runs):
 
 def test_patience_that_nothing_is_measured_for_is_refused(runs):
     run = runs("b", "deaf", adapters=(replace(B, patience=2),))
-    with pytest.raises(UserError, match=r"patience of 'b' .* at the end alone; set eval.every"):
+    with pytest.raises(UserError, match=r"patience of 'b' .* only at the end; set eval.every"):
         train(replace(run, eval=replace(run.eval, every_steps=None)), jax.devices()[:1])
     plan = SimpleNamespace(
         run=replace(run, eval=Eval(every_steps=2)),

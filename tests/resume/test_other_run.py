@@ -14,7 +14,7 @@ def test_a_run_that_has_begun_does_not_start_from_other_weights(trained_run, tmp
     """It would go on from its checkpoint, and its model card name the other weights."""
     folder = Path(shutil.copytree(trained_run.dir, tmp_path / "run"))
     other = replace(trained_run, train=replace(trained_run.train, init_from="base"))
-    with pytest.raises(UserError, match=r"^train.init_from: .* has begun without it"):
+    with pytest.raises(UserError, match=r"^train.init_from: .* began without it"):
         refuse_other_run(other, folder)
     shutil.rmtree(folder / "checkpoints")  # of a run that was killed before its first one
     refuse_other_run(other, folder)

@@ -90,7 +90,7 @@ def test_go_trains_the_same_run(run, capsys, monkeypatch):
     train(straight, jax.devices()[:1])
     assert losses(straight) == losses(run)
     assert main([*words, "train.steps=11"]) == 0
-    assert "goes on without a rehearsal" in capsys.readouterr().out
+    assert "continues without a rehearsal" in capsys.readouterr().out
 
 
 def test_other_bits_after_a_restore_are_found():
@@ -185,7 +185,7 @@ def test_the_plan_ends_with_what_is_known_without_the_machine(run, trained_run, 
     assert "GiB to spare" in said["fits"][1] and said["resumes"][0] == "not known"
     assert main(["plan", "run.toml", "--quick", *sized, "data.pack.seq_len=16"]) == 0
     said = lines(capsys.readouterr().out)["data loads"]
-    assert said[0] == "no" and "rows hold 32 tokens, the run wants 16" in said[1]
+    assert said[0] == "no" and "rows hold 32 tokens, and the run needs 16" in said[1]
     assert main(["export", trained_run.dir, "bare"]) == 0
     Path("bare/model.safetensors").unlink()
     capsys.readouterr()

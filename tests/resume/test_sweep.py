@@ -225,7 +225,7 @@ def test_an_error_of_a_run_names_the_file_and_its_table(
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ("'data.pack.seq_len' = 16", "rows hold 32 tokens, the run wants 16; prepare again"),
+        ("'data.pack.seq_len' = 16", "rows hold 32 tokens, and the run needs 16; prepare again"),
         ("'data.pack.attention' = 'row'", "was prepared with other settings: data.pack.attention"),
         ("'train.global_batch_size' = 4000", "train.global_batch_size = 4000, but "),
         ("'data.dir' = 'none'\n'data.pack.seq_len' = 16", ""),

@@ -162,7 +162,7 @@ def test_half_of_what_is_one_is_refused(name, runs, tmp_path):
     said.modules_to_save = [name]
     peft.get_peft_model(base, said).save_pretrained(tmp_path / "peft")
     run = replace(run, lora=replace(run.lora, init_from=str(tmp_path / "peft")))
-    with pytest.raises(UserError, match=f"{name}.weight of modules_to_save, with which head and"):
+    with pytest.raises(UserError, match=f"{name}.weight of modules_to_save, so head and"):
         train(run, jax.devices()[:1])
 
 

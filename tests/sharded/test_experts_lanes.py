@@ -78,8 +78,12 @@ def test_each_as_if_alone(model, lora, axes, names, monkeypatch):
     ("lora", "qat", "says"),
     [
         (replace(ALL, variant="dora"), None, 'lora.variant: "dora" on experts is for one device'),
-        (replace(ALL, dropout=0.1), None, "lora.dropout: several adapters on experts drop no"),
-        (ALL, Qat(group_size=8), "qat: several adapters on experts are not rounded"),
+        (
+            replace(ALL, dropout=0.1),
+            None,
+            "lora.dropout: has no effect with several adapters on experts",
+        ),
+        (ALL, Qat(group_size=8), "qat: cannot round several adapters with their experts"),
     ],
 )
 def test_what_several_on_experts_do_not(lora, qat, says):

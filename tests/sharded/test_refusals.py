@@ -12,7 +12,7 @@ from tests.sharded.problem import make_run
 @pytest.mark.parametrize(
     ("axes", "change", "says"),
     [
-        ({"tensor": 3}, {}, "mesh: 3 devices asked for, 8 are there; .* (nearest: 2)"),
+        ({"tensor": 3}, {}, "mesh: asks for 3 devices, and there are 8; .* (nearest: 2)"),
         (
             {"tensor": 8},
             {"model": {"num_heads": 12, "num_kv_heads": 4}},

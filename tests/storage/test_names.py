@@ -71,7 +71,7 @@ def test_a_fetched_folder_holds_no_files_that_lie_elsewhere(url, put, tmp_path, 
     assert files(tmp_path / "a" / "b" / folder) == {"tokenizer.json", "sub/x"}
     before = files(tmp_path)
     put(f"tokenizer/{name}")
-    with pytest.raises(UserError, match="which is no file in it"):
+    with pytest.raises(UserError, match="which is not in it"):
         RemotePlace(url).fetch("tokenizer")
     assert {p for p in files(tmp_path) - before if "/sub/" not in p and ".json" not in p} == set()
     with pytest.raises(UserError, match="is missing"):
@@ -90,5 +90,5 @@ def test_a_refused_model_is_named_by_its_url():
     loaded = LoadedModel(
         model=None, tensors={}, tokenizer_dir=None, facts=None, path=mirror_folder("gs://bkt/run")
     )
-    with pytest.raises(UserError, match=r"^gs://bkt/run: is no classifier"):
+    with pytest.raises(UserError, match=r"^gs://bkt/run: is not a classifier"):
         Predictor(loaded, None, None)

@@ -251,5 +251,5 @@ def test_a_run_whose_log_file_cannot_be_written_goes_on():
             [sys.executable, "-c", OUTPUT_FAILS], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("No space left on device; training goes on without it\n")
+    assert done.stderr.endswith("No space left on device; training continues without it\n")
     assert done.stderr.count("\n") == 1

@@ -75,8 +75,8 @@ def test_devices_without_8_bit_floats_are_refused():
 @pytest.mark.parametrize(
     "change, told",
     [
-        ('qat.weights = "q4_0"', r"train.precision: 'fp8' is for .* use 'bf16' with \[qat\]"),
-        ("lora.rank = 2", r"train.precision: 'fp8' is for .* use 'bf16' with \[lora\]"),
+        ('qat.weights = "q4_0"', r"train.precision: 'fp8' works only .* use 'bf16' with \[qat\]"),
+        ("lora.rank = 2", r"train.precision: 'fp8' works only .* use 'bf16' with \[lora\]"),
     ],
 )
 def test_other_kinds_of_training_are_refused(change, told, folder, tmp_path):

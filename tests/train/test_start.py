@@ -351,7 +351,7 @@ def test_a_store_of_other_rows_or_of_more_ids_is_refused(base, tmp_path):
     prepare(run.data, 32)
     run = replace(run, train=replace(run.train, steps=1, epochs=None))
     shorter = replace(run, data=replace(run.data, pack=replace(run.data.pack, seq_len=16)))
-    with pytest.raises(UserError, match="rows hold 32 tokens, the run wants 16; prepare again"):
+    with pytest.raises(UserError, match="rows hold 32 tokens, and the run needs 16; prepare again"):
         open_stores(resolve(shorter, jax.devices()[ONE]))
     smaller = replace(run, model=replace(run.model, vocab_size=100))
     with pytest.raises(UserError, match=r"model.vocab_size: 100 is smaller than the \d+ ids"):

@@ -289,8 +289,8 @@ def test_the_average_of_weights_that_stand_still_is_those_weights(decay):
 @pytest.mark.parametrize(
     ("mesh", "train", "message"),
     [
-        ({"tensor": 3}, {}, "mesh: 3 devices asked for, 8 are there"),
-        ({"fsdp": 2, "tensor": 2}, {}, "mesh: 4 devices"),
+        ({"tensor": 3}, {}, "mesh: asks for 3 devices, and there are 8"),
+        ({"fsdp": 2, "tensor": 2}, {}, "mesh: asks for 4 devices"),
         ({"data": "rest"}, {}, "are both 'rest'"),
         ({"stage": 4}, {}, "mesh.stage: 4 does not divide the 2 of axis 'layers'"),
         ({"fsdp": 1, "tensor": 8}, {}, "does not divide"),

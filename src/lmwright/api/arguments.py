@@ -90,7 +90,7 @@ def refuse_unknown(options: Mapping[str, Any], names: Iterable[str]) -> None:
 
     known = [*names]
     if other := next((name for name in options if name not in known), None):
-        raise UserError(f"{other}: is no option; {nearest(other, known, what='there are')}")
+        raise UserError(f"{other}: is not an option; {nearest(other, known, what='there are')}")
 
 
 def refuse_no_hooks(hooks: Iterable[Any]) -> None:
@@ -100,7 +100,7 @@ def refuse_no_hooks(hooks: Iterable[Any]) -> None:
     for hook in hooks:
         if not isinstance(hook, Hook):
             raise UserError(
-                f"hooks: {hook!r} is no hook; give one of a class that extends "
+                f"hooks: {hook!r} is not a hook; give an object of a class that extends "
                 "lmwright.train.hooks.Hook, as in hooks=[Mine()]"
             )
 
@@ -180,7 +180,7 @@ def path_of(place: Any) -> str:
         kind = type(place).__name__
         if kind == "LoadedModel":
             raise UserError("a loaded model: generate, predict and embed take one; give its path")
-        raise UserError(f"{kind}: is no place; give a path, a hub name or a run")
+        raise UserError(f"{kind}: does not name a model; give a path, a hub name or a run")
     from lmwright.formats.places import usable
 
     path = fspath(place)
@@ -201,5 +201,5 @@ def prompts_of(prompts: Any, *, chat: bool) -> list[Any]:
             wanted = "a text or a list of messages" if chat else "a text"
             raise UserError(f"prompts: {_shown(prompt)} must be {wanted}")
         if not chat:
-            raise UserError("prompts: are messages; add chat=True")
+            raise UserError("prompts: hold messages; add chat=True")
     return found

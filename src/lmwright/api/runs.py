@@ -186,7 +186,7 @@ def launch(
 
     if not isinstance(path, str | PathLike):  # a run may differ from what its directory holds
         kind = type(path).__name__
-        raise UserError(f"{kind}: is no file; give the path of a run file or of a run directory")
+        raise UserError(f"{kind}: is not a file; give the path of a run file or of a run directory")
     kinds = {each.name: each.type for each in (*fields(Wanted), *fields(Settings))}
     refuse_unknown(options, kinds.keys() - {"settings", "given", "work"})
     options = checked_options(options, kinds)

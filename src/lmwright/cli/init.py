@@ -138,8 +138,8 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
             raise UserError(bad)
         why = why or f"Read as {tried.rows}: {bad or f'{path}: holds no row'}"
     raise UserError(
-        f"{path}: its rows are of no kind that is known; name their columns in a run file: a "
-        "column of texts as text_column (docs/prepare.md), others as columns "
+        f"{path}: its rows are of an unknown kind; name their columns in a run file: a column of "
+        "texts as text_column (docs/prepare.md), others as columns "
         f"(docs/conversations.md){_columns_as(rows, there)}. {why}"
     )
 
@@ -353,7 +353,7 @@ def init_command(
         raise UserError(f"{file}: has to end in .toml, as in {path.stem or 'run'}.toml")
     refuse_existing(path, overwrite)
     if not path.parent.is_dir():
-        raise UserError(f"{file}: {path.parent} is no folder; make it first")
+        raise UserError(f"{file}: {path.parent} is not a folder; make it first")
     sources = [look(text, rows) for text in texts]
     compared = sources[0].rows in COMPARED  # with the base, which is the model without its adapter
     draft = Draft(path.stem, sources, model, lora or compared).text()

@@ -116,13 +116,13 @@ def together(sources: Mapping[str, Labels]) -> list[str]:
     if len(numbered) > 1:
         raise UserError(
             f"{' and '.join(numbered.values())}: number their labels differently; write the labels "
-            "as names, or give one alone"
+            "as names, or give only one of them"
         )
     labels = sorted({name for each in sources.values() for name in each.names})
     if len(labels) == 1:
         raise UserError(
-            f"{' and '.join(sources)}: all first rows have the label {labels[0]!r}, and at least "
-            "two are told apart; if they are plain texts, add --rows text"
+            f"{' and '.join(sources)}: all first rows have the label {labels[0]!r}, but a model "
+            "needs at least two to tell apart; if they are plain texts, add --rows text"
         )
     if numbered:
         return [*next(iter(numbered))]

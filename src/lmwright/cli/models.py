@@ -66,7 +66,7 @@ from lmwright.errors import UserError
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
-    help="Diffusion: times that each row is masked anew; default: objective.eval_samples.",
+    help="Diffusion: how many times each row is masked; default: objective.eval_samples.",
 )
 @with_tasks
 @of_model

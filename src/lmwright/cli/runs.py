@@ -130,7 +130,7 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
     help="File; default: report.html or .md in the run directory; for several, here.",
 )
 @click.option("--markdown", is_flag=True, help="Write report.md: what ran where, cost, losses.")
-@click.option("--watch", is_flag=True, help="Write the page anew until the training is done.")
+@click.option("--watch", is_flag=True, help="Rewrite the page until the training is done.")
 def report(run_dirs: Sequence[str], out: str | None, markdown: bool, watch: bool) -> None:
     """Write report.html for one run or several side by side.
 

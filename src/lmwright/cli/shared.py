@@ -187,8 +187,7 @@ def of_model(command: Any) -> Any:
     devices = click.option(
         "--devices",
         type=click.IntRange(min=1),
-        help="Devices of this machine; default: one, or all for files of texts, and for weights "
-        "that one has no memory for.",
+        help="Devices of this machine; default: one, or all for files of texts and large weights.",
     )
     return adapter(devices(command))
 

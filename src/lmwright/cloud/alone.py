@@ -64,7 +64,7 @@ async def watch(spec: Spec, identity: HostIdentity, host: int) -> None:
         if generation != seen:
             seen, heard = generation, time.monotonic()
         elif time.monotonic() - heard > SILENT * spec.limits.alone_s:
-            raise Ended("nothing is heard of the leader", at_once=True)
+            raise Ended("the leader does not report", at_once=True)
 
 
 def _keep_to_budget(spec: Spec, identity: HostIdentity, bucket: Bucket, began: float) -> None:
@@ -113,7 +113,7 @@ def _service() -> tuple[Service, str]:
     zone = (metadata.read("instance/zone") or "").rpartition("/")[2]
     project = metadata.read("project/project-id")
     if not zone or not project:
-        raise Away("the metadata server does not tell the project and the zone")
+        raise Away("the metadata server does not name the project and the zone")
     try:
         return Tpus(Cloud(project=project)), zone
     except UserError as error:

@@ -40,7 +40,7 @@ def _check_disk(name: str, zone: str, offer: Offer, there: dict[str, Any] | None
     if there is None:
         raise UserError(f"--disk: there is no disk {name} in {zone}; make it: {fill}")
     if there.get("labels", {}).get(STATE) == FILLING:
-        raise UserError(f"--disk: {name} in {zone} is not filled yet; go on with: {fill}")
+        raise UserError(f"--disk: {name} in {zone} is not filled yet; continue with: {fill}")
     type = there.get("type", "").rpartition("/")[2]
     names = [chip.cloud for chip in CHIPS.values() if chip.cloud]
     takers = [each for each in names if each.disks == HYPERDISK]

@@ -185,8 +185,8 @@ def is_filled(disk: dict[str, Any], filling: Filling) -> bool:
     drop = DROP_DISK.format(**place, project=filling.cloud.project)
     if labels.get(STATE) not in (FILLING, FILLED):
         raise UserError(
-            f"disk {filling.name}: there is one in {filling.zone} already, which lmwright has not "
-            "made; choose another name"
+            f"disk {filling.name}: there is one in {filling.zone} already, which lmwright did not "
+            "make; choose another name"
         )
     if labels.get(STORE) != filling.stored.digest:
         held = "half of another store" if labels[STATE] == FILLING else "another store"
@@ -239,7 +239,7 @@ def fill(
         raise
     except BaseException:
         drop = DROP_DISK.format(name=name, zone=zone, project=compute.project)
-        tell(f"disk {name} is half filled, and costs; push again to go on, or delete it: {drop}")
+        tell(f"disk {name} is half filled and costs money; push again, or delete it: {drop}")
         raise
     _mark_filled(compute, filling)
     tell(f"disk {name}: {filling.stored.size_bytes:,} bytes copied and verified")
@@ -296,7 +296,7 @@ def _follow(
         if not heard and time.monotonic() - began > FIRST_WORD_S:
             last = machines.last_words(compute, filling.zone, vm.name)
             raise UserError(
-                f"disk {filling.name}: its helper VM tells nothing ({last}); does its account "
+                f"disk {filling.name}: its helper VM reports nothing ({last}); does its account "
                 f"read {filling.url} and write to {filling.root}?"
             )
         share = report.get("done_bytes", 0) / max(filling.stored.size_bytes, 1)
@@ -325,7 +325,7 @@ def _mark_filled(compute: Compute, filling: Filling) -> None:
     zone, name = filling.zone, filling.name
     there = compute.get(zone, "disks", name)
     if there is None:
-        raise UserError(f"disk {name}: was deleted by somebody; push again")
+        raise UserError(f"disk {name}: was deleted by someone else; push again")
     if users := there.get("users"):
         who = ", ".join(user.rpartition("/")[2] for user in users)
         raise UserError(f"disk {name}: is still attached to {who}; detach it, and push again")

@@ -91,8 +91,8 @@ def follow(spec: Spec) -> int:
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
         print(
-            f"\njob {spec.name} goes on without being watched over; "
-            f"`lmwright jobs follow {spec.name}` takes it up, `lmwright jobs stop {spec.name}` "
+            f"\njob {spec.name} continues without supervision; `lmwright jobs follow {spec.name}` "
+            f"resumes it, `lmwright jobs stop {spec.name}` "
             "saves and ends it"
         )
         return EXIT_INTERRUPTED
@@ -242,7 +242,7 @@ def ssh_command(name: str, host: int, words: Sequence[str], tunnel: str | None =
     if by_ssh.is_ssh(spec):
         return by_ssh.shell(spec, host, words, leads)
     if not spec.url:
-        raise UserError(f"job {name} runs on this machine; there is no other to reach")
+        raise UserError(f"job {name} runs on this machine, so there is no host to connect to")
     return remote.ssh(spec, host, words, leads)
 
 

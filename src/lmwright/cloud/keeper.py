@@ -38,7 +38,7 @@ def keep(spec: Spec, state: dict[str, Any], zone: str, machine: str, *, dry_run:
         return 0
     if state["status"] in OVER:
         raise UserError(
-            f"job {spec.name} is {state['status']}; let it go on first: lmwright jobs start "
+            f"job {spec.name} is {state['status']}; resume it first: lmwright jobs start "
             f"{spec.name} --detach"
         )
     compute = Compute(vm.cloud.project)
@@ -72,7 +72,7 @@ def vm_of(spec: Spec, zone: str, machine: str) -> Vm:
         raise UserError(f"--on-vm: job {spec.name} is not on TPU slices; follow it from here")
     zone = zone or spec.offers[0].zone
     if not ZONE.fullmatch(zone):
-        raise UserError(f"--zone: {zone!r} is no zone; write it as in us-central1-a")
+        raise UserError(f"--zone: {zone!r} is not a zone; write it as in us-central1-a")
     if not (code := read_book(Bucket(spec.url))["code"]):
         raise UserError(f"{spec.url}: has no staged code; launch the job again")
     mark = hashlib.sha256(spec.url.encode()).hexdigest()[:6]

@@ -39,7 +39,7 @@ def parse(target: str) -> tuple[int, int]:
     hosts, devices = (int(n or 1) for n in match.groups()) if match else (0, 0)
     if not (1 <= hosts <= MOST and 1 <= devices <= MOST):
         raise UserError(
-            f"--on: {target!r} is no local target; write local:HOSTSxDEVICES, as in local:4x2"
+            f"--on: {target!r} is not a local target; write local:HOSTSxDEVICES, as in local:4x2"
         )
     return hosts, devices
 

@@ -133,8 +133,8 @@ def follow(spec: Spec, patience: Patience | None = None) -> int:
             state = slices.run()
     except KeyboardInterrupt:
         print(
-            f"\njob {spec.name} goes on, but nobody replaces its slice; `lmwright jobs follow "
-            f"{spec.name}` takes it up, `lmwright jobs stop {spec.name}` saves and ends it"
+            f"\njob {spec.name} continues, but nothing replaces a lost slice; `lmwright jobs "
+            f"follow {spec.name}` resumes that, `lmwright jobs stop {spec.name}` saves and ends it"
         )
         return EXIT_INTERRUPTED
     finally:
@@ -312,8 +312,8 @@ def restart(spec: Spec) -> None:
         raise UserError(f"job {spec.name} is {state['status']} already")
     if state["status"] == "done" and spec.command[:2] == TRAINS:
         raise UserError(
-            f"job {spec.name} is done at step {state['step']}, and a slice would be paid for in "
-            "vain; for more steps launch the run with a higher train.steps"
+            f"job {spec.name} is done at step {state['step']}, so you would pay for a slice for "
+            "nothing; for more steps, launch the run with a higher train.steps"
         )
     book = Book(bucket)
     book.facts |= {"failures": 0, "bad_slices": 0}

@@ -31,8 +31,8 @@ GOING = {"DELETING", "SUSPENDING"}
 GOOD_NODES = {"READY", "CREATING", "STARTING", "RESTARTING", "REIMAGING"}
 REPAIRED = {"REPAIRING"}
 NO_START = (
-    "nothing is heard of its hosts: look whether their account may read the bucket, and whether "
-    "hosts without external addresses have Private Google Access"
+    "its hosts do not report: check whether their account may read the bucket, and whether hosts "
+    "without external addresses have Private Google Access"
 )
 
 
@@ -216,7 +216,7 @@ class Slices:
             elif "created" not in entry:
                 self._create(entry, offer, state)  # interrupted before the request was made
             elif "active" in entry or now - self._since > 2 * self._patience.poll:
-                self._lost("it was deleted by somebody", state)
+                self._lost("someone deleted it", state)
         elif request.state in GOING or entry.get("letting_go"):
             self._let_go(entry.get("letting_go") or "it is being taken away", state)
         elif request.state == "FAILED" and NO_QUOTA.search(request.message):
@@ -275,7 +275,7 @@ class Slices:
             self._facts |= {"failures": 0, "bad_slices": 0}
             self._book.write()
         if watch.spoke and now - watch.heard > patience.silence:
-            self._lost("nothing is heard of its hosts any more", state)
+            self._lost("its hosts no longer report", state)
         elif not watch.spoke and now - watch.heard > patience.first_word:
             told = last_words(self._bucket, entry["id"])
             self._bad_start(state, f"its hosts do not start: {told}" if told else NO_START)

@@ -234,7 +234,7 @@ def load_spec(name: str) -> Spec:
         raise UserError(f"no job is called {name!r}; jobs: {known}") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(
-            f"{path}: is damaged, or of another version of lmwright, which can look after the job; "
+            f"{path}: is damaged, or was written by another version of lmwright; use that version, "
             "or remove its folder"
         ) from None
 

@@ -77,8 +77,8 @@ def fetch_python(path: Path) -> None:
             published = answer.read().decode().split()[0]
     except OSError as error:
         raise UserError(
-            f"the Python for the slice cannot be downloaded from {PYTHON_URL} ({error}); "
-            f"download it otherwise and say where it is: {PYTHON_VARIABLE}=FILE"
+            f"the Python for the slice cannot be downloaded from {PYTHON_URL} ({error}); download "
+            f"it another way and give its path: {PYTHON_VARIABLE}=FILE"
         ) from None
     if hashlib.sha256(data).hexdigest() != published:
         raise UserError(f"{PYTHON_URL}: differs from its published checksum; try again")

@@ -88,7 +88,7 @@ def settings_with(**options: Any) -> Settings:
             raise UserError(f"{path}: {name}: must be a {type(default).__name__}")
     chosen = {name: value for name, value in options.items() if value}
     if "capacity" in chosen and "reservation" in chosen:
-        raise UserError(f"--reservation: is another kind than --{chosen['capacity']}; give one")
+        raise UserError(f"--reservation: conflicts with --{chosen['capacity']}; give only one")
     if "capacity" in chosen:  # in the place of the file's
         written.pop("reservation", None)
     settings = Settings(**written | chosen)
@@ -191,7 +191,7 @@ def refuse_local_places(run: Run, disks: Sequence[str] = ()) -> None:
         if is_kaggle_name(source):
             raise UserError(
                 f"{field}: {source}: the hosts of a slice have neither Kaggle's client nor your "
-                f"token; write it to a bucket first: lmwright import {source} gs://BUCKET/FOLDER"
+                f"token; copy it to a bucket first: lmwright import {source} gs://BUCKET/FOLDER"
             )
         if not is_bucket(source) and os.path.exists(source):
             raise UserError(

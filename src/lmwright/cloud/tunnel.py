@@ -38,7 +38,7 @@ def parse_tunnel(text: str) -> Tunnel:
     there = int(found[2] or here) if found else 0
     if not 1 <= here <= MOST or not 1 <= there <= MOST:
         raise UserError(
-            f"--tunnel: {text!r} is no port; write 8888, or 9000:8888 for port 8888 there"
+            f"--tunnel: {text!r} is not a port; write 8888, or 9000:8888 for port 8888 there"
         )
     return Tunnel(here, there)
 

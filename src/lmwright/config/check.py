@@ -84,7 +84,7 @@ def refuse_own_data(run: Run) -> None:
 def _check_length(run: Run) -> None:
     steps, epochs = run.train.steps, run.train.epochs
     if steps is None and epochs is None:
-        raise UserError("train.steps: missing; say how many steps, or passes in train.epochs")
+        raise UserError("train.steps: missing; set it, or the number of passes in train.epochs")
     if steps is not None and epochs is not None:
         raise UserError(
             f"train.epochs: {epochs:g} and train.steps = {steps} both set the length; "
@@ -96,7 +96,7 @@ def _check_precision(run: Run) -> None:
     for section in ("lora", "qat"):
         if run.train.precision == "fp8" and getattr(run, section) is not None:
             raise UserError(
-                f"train.precision: 'fp8' is for weights that are trained whole as floats; use "
+                "train.precision: 'fp8' works only where all weights are trained as floats; use "
                 f"'bf16' with [{section}]"
             )
 
@@ -124,7 +124,7 @@ def _check_direction(run: Run) -> None:
             f"{fits[model.fills_masks][0]}, or model.kind = {fits[objective.fills_masks][1]}"
         )
     if model.both_ways and not model.fills_masks and run.eval.prompts:
-        raise UserError(f"eval.prompts: {model.kind!r} continues no text; leave them out")
+        raise UserError(f"eval.prompts: {model.kind!r} does not generate text; leave them out")
 
 
 def _check_parts(run: Run) -> None:
@@ -167,7 +167,7 @@ def _check_row(run: Run) -> None:
         )
     if seq_len < 2:
         field = "data.pack.seq_len" if run.data.pack.seq_len else "model.seq_len"
-        raise UserError(f"{field}: a row of {seq_len} token has none to predict; use more")
+        raise UserError(f"{field}: a row of {seq_len} token leaves nothing to predict; use more")
 
 
 def check_memory(run: Run) -> None:
@@ -201,7 +201,7 @@ def _check_mlp_chunks(run: Run, tokens: int) -> None:
     if not _has_mlp(run.objective.spec(run.model)):
         raise UserError(
             f"train.mlp_chunk_tokens: has no effect on a {run.model.kind} model, which has no mlp "
-            "that every token meets; leave it out"
+            "that every token passes through; leave it out"
         )
     if tokens >= row:
         raise UserError(
@@ -299,8 +299,8 @@ def _check_tokenizer(run: Run) -> None:
     if origin is not None and run.data.sources:
         if replace(tokenizer, special_tokens=TRAINED.special_tokens) != TRAINED:
             raise UserError(
-                f"data.tokenizer: would be trained here, but the weights of train.init_from = "
-                f"{origin!r} know only their own; remove [data.tokenizer], or set its path"
+                "data.tokenizer: would be trained here, but the weights of train.init_from = "
+                f"{origin!r} belong to another one; remove [data.tokenizer], or set its path"
             )
         raise UserError(
             "data.tokenizer.path: missing; set the path of the tokenizer that the weights of "
@@ -329,7 +329,7 @@ def _check_limits(run: Run) -> None:
         hours = getattr(limits, name)
         if hours is not None and hours * 60 <= limits.margin_minutes:
             raise UserError(
-                f"limits.{name}: {hours:g} hours are no longer than limits.margin_minutes = "
+                f"limits.{name}: {hours:g} hours are not more than limits.margin_minutes = "
                 f"{limits.margin_minutes:g}; nothing is left to train in"
             )
     if limits.session_hours is None and limits.total_hours is None:
@@ -352,8 +352,8 @@ def _check_profile(run: Run) -> None:
         )
     if end is not None and last > end:
         raise UserError(
-            f"metrics.profile_steps: step {last} is behind the last of the run, {end}; give "
-            f"earlier steps"
+            f"metrics.profile_steps: step {last} is after the last step of the run, {end}; give "
+            "earlier steps"
         )
 
 

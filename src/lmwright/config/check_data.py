@@ -87,7 +87,7 @@ def _check_sources(data: Data) -> None:
         if kind in kinds and len(kinds) > 1:
             raise UserError(
                 f'data.sources: rows = "{kind}" are {what}, and other rows are not; '
-                "keep them in runs of their own"
+                "put them in separate runs"
             )
     if any(source.prompts != data.sources[0].prompts for source in data.sources):
         raise UserError(

@@ -237,7 +237,7 @@ def parse_override(text: str) -> tuple[Keys, Any]:
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", name):
         raise UserError(f"{text!r} is not an override; write section.field=value")
     if len(name) > LONGEST_NAME:
-        raise UserError(f"{name[:40]}...: is no field of a run; write section.field=value")
+        raise UserError(f"{name[:40]}...: is not a field of a run; write section.field=value")
     refuse_bytes(f"command line: {name}", literal)
     keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:

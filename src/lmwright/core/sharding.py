@@ -309,7 +309,7 @@ def mesh_shape(mesh: MeshSizes, num_devices: int, num_slices: int = 1) -> dict[s
     if num_devices % fixed or (rest is None and fixed != num_devices):
         nearest = max(d for d in range(1, num_devices + 1) if num_devices % d == 0 and d <= fixed)
         raise UserError(
-            f"mesh: {fixed} devices asked for, {num_devices} are there; "
+            f"mesh: asks for {fixed} devices, and there are {num_devices}; "
             f'the product must be {num_devices} or, with one axis set to "rest", a divisor of it '
             f"(nearest: {nearest})"
         )

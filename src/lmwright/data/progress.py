@@ -45,7 +45,7 @@ class PlainProgress(Progress):
         self.stage, self.parts, self.done, self.at_start = stage, parts, done, done
         self.printed = self.begun
         if done:
-            self._print(f"{stage}: goes on, {done} of {parts} parts are there")
+            self._print(f"{stage}: continues, {done} of {parts} parts are done")
 
     def advance(self, counts: Mapping[str, Any]) -> None:
         super().advance(counts)

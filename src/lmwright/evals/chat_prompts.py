@@ -66,7 +66,7 @@ def encode_chats(
         try:
             text.encode()
         except UnicodeEncodeError:  # Python's form of bytes that are no UTF-8
-            raise RefusedError(field, "is not UTF-8 text; write it anew") from None
+            raise RefusedError(field, "is not UTF-8 text; save it as UTF-8") from None
         asked.append(tokenizer.encode(text, parse_special=True))
     return asked
 

@@ -75,7 +75,7 @@ def compare_answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comp
             if known.size:
                 differences.append(difference_of(task, name, *known))
     if not differences:
-        raise UserError("--against: no question was asked both models; ask the same --tasks")
+        raise UserError("--against: the models have no question in common; give the same --tasks")
     return Comparison(tuple(differences), tuple(notes))
 
 

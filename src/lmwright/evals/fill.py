@@ -62,7 +62,9 @@ class Filling:
         }
         refuse_wrong(self, wrong)
         if self.threshold is not None and self.first == "random":
-            raise UserError("threshold: has no effect where random predictions stay; leave it out")
+            raise UserError(
+                "threshold: has no effect where predictions are kept at random; leave it out"
+            )
 
     def check(self, settings: Sampling) -> None:
         """Raises UserError for settings that do not go together."""

@@ -143,7 +143,8 @@ def _sampling(wanted: dict[str, Any]) -> Sampling:
     top_p, top_k = wanted.pop("top_p", None), wanted.pop("top_k", None)
     if wanted:
         raise UserError(
-            f"--tasks: a task asks for {', '.join(wanted)} in its generation, which is not there"
+            f"--tasks: a task asks for {', '.join(wanted)} in its generation, which is not "
+            "supported"
         )
     more = {"top_p": top_p, "top_k": top_k} if heat else {}
     return Sampling(int(most), heat, stop=tuple(s for s in until if s), **more)

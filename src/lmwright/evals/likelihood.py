@@ -95,7 +95,7 @@ def _refuse_bad(model: Decoder, pairs: Sequence[Pair]) -> None:
     for number, (context, continuation) in enumerate(pairs):
         if not context or not continuation:
             raise UserError(
-                f"pair {number + 1}: a context and a continuation have a token at least"
+                f"pair {number + 1}: a context and a continuation need at least one token each"
             )
         if len(continuation) > model.seq_len:
             raise UserError(

@@ -49,7 +49,7 @@ def local_data(folder: Path) -> Iterator[LocalData]:
     data are not there or cannot be read."""
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise UserError(f"--data: {folder} is no folder; give one with the data of the tasks")
+        raise UserError(f"--data: {folder} is not a folder; give one with the data of the tasks")
     found = LocalData(folder)
     download = ConfigurableTask.download
 
@@ -118,7 +118,7 @@ def _read(task: ConfigurableTask, data: LocalData) -> bool:
             f"{config.dataset_path}"
         )
     if scored not in task.dataset:
-        raise UserError(f"{place}: has no split {scored!r}, which {name} asks")
+        raise UserError(f"{place}: has no split {scored!r}, which {name} needs")
     _leave_out_missing(task, scored, data)
     data.tasks[name], data.places[name] = task, place
     return True

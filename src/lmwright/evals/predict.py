@@ -54,9 +54,9 @@ class Predictor(Reader):
     ):
         if not isinstance(loaded.model, Classifier):
             raise UserError(
-                f"{loaded.place}: is no classifier; train one with objective.kind = 'classify' or "
-                "'regress' (docs/classification.md), a tagger with 'tag' (docs/tags.md), or what "
-                "answers questions with 'answer' (docs/questions.md)"
+                f"{loaded.place}: is not a classifier; train one with objective.kind = 'classify' "
+                "or 'regress' (docs/classification.md), a tagger with 'tag' (docs/tags.md), or a "
+                "model that answers questions with 'answer' (docs/questions.md)"
             )
         super().__init__(loaded)
         self.model, self.weights = loaded.model, loaded.weights

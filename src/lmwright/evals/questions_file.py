@@ -99,9 +99,9 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{where}: is no JSON ({json_reason(error, 'line')})") from None
+        raise UserError(f"{where}: is not JSON ({json_reason(error, 'line')})") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: is no object with fields")
+        raise UserError(f"{where}: is not an object with fields")
     return row
 
 
@@ -116,7 +116,7 @@ def _problem(row: dict[str, Any], kind: tuple[str, ...]) -> str | None:
         if not isinstance(choices, list) or len(choices) < 2:
             return "choices: give at least two texts"
         if type(gold) is not int or not 0 <= gold < len(choices):
-            return f"gold: {gold!r} is no number of a choice, from 0 to {len(choices) - 1}"
+            return f"gold: {gold!r} is not the number of a choice, from 0 to {len(choices) - 1}"
         texts += choices
     if any(not isinstance(text, str) or not text for text in texts):
         return "a text is empty or no text"

@@ -173,7 +173,7 @@ def new_lines(out: str | Path | None, overwrite: bool) -> Path | None:
     """As `new_file`, of JSON lines. Raises UserError for another ending than theirs."""
     target = new_file(out, overwrite)
     if target is not None and target.suffix != JSONL:
-        raise UserError(f"--out: {out} has not the ending {JSONL}, and gets JSON lines; add it")
+        raise UserError(f"--out: {out} is for JSON lines, and does not end in {JSONL}; add it")
     return target
 
 
@@ -181,8 +181,8 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     """Raises UserError where a file is there that is not to be replaced, or no folder for it."""
     if out.exists() and not (out.is_file() or out.is_dir()):
         raise UserError(
-            f"{out}: is no file, and a file would take its place; leave --out out to write to the "
-            "terminal or a pipe"
+            f"{out}: is not a regular file, and would be replaced by one; leave out --out to write "
+            "to the terminal or a pipe"
         )
     if out.exists():
         place = Path(os.path.realpath(out))
@@ -200,7 +200,7 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 def refuse_no_folder(out: Path) -> None:
     """Raises UserError for a file in a folder that is not there."""
     if not out.parent.is_dir():
-        raise UserError(f"{out}: {out.parent} is no folder; make it, or choose another name")
+        raise UserError(f"{out}: {out.parent} is not a folder; make it, or choose another name")
 
 
 def take_name(temporary: Path, path: Path) -> None:
@@ -329,8 +329,8 @@ def _write_resumed(
                 if raw.readline().endswith(b"\n"):
                     if not overwrite:
                         raise UserError(
-                            f"{part}: holds finished lines, {other}; give the same again to go on "
-                            "after them, or --overwrite to begin again"
+                            f"{part}: holds finished lines, {other}; repeat the command that wrote "
+                            "them to continue, or add --overwrite to start again"
                         )
                     print(f"{part}: begins again without its lines, {other}", file=sys.stderr)
                 raw.truncate(0)
@@ -349,7 +349,7 @@ def _write_resumed(
     except OSError as error:
         cure = "choose another --out"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            cure = "free some space and run the same command again, which goes on where it was"
+            cure = "free some space and run the same command again; it continues where it stopped"
         raise UserError(f"{out}: cannot be written ({error.strerror or error}); {cure}") from None
     return done
 

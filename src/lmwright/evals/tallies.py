@@ -85,8 +85,8 @@ def refuse_threshold(threshold: float | None) -> None:
     """Raises UserError for a threshold, of a model that gives one label each."""
     if threshold is not None:
         raise UserError(
-            f"--threshold: {threshold:g} has no effect on a model that does not give texts any "
-            "number of labels (objective.kind = 'multilabel'); leave it out"
+            f"--threshold: {threshold:g} has no effect on a model that does not give a text "
+            "several labels (objective.kind = 'multilabel'); leave it out"
         )
 
 

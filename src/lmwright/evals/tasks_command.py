@@ -39,8 +39,8 @@ def eval_tasks_command(
     if tasks is None:
         if not path.endswith(".json"):
             raise UserError(
-                f"--against: what {path} answers is not known; give --tasks, too, or a file that "
-                "--out wrote (.json) in place of the model"
+                f"--against: the answers of {path} are not known; give --tasks as well, or a file "
+                "that --out wrote (.json) in place of the model"
             )
         _print_comparison(other or {}, read_answers(Path(path)))
         return 0

@@ -50,7 +50,7 @@ def finisher(form: str, out: str | None) -> Finish:
         ".npy": _whole(_write_npy),
     }
     if form not in known:
-        raise UserError(f"--out: {out} has none of the endings {', '.join(known)}; choose one")
+        raise UserError(f"--out: {out} must end in one of {', '.join(known)}; choose one")
     return known[form]
 
 

@@ -132,8 +132,9 @@ def _check(
         raise UserError(f"seed: has no effect on {combination.method!r}; remove it")
     if starts := sorted({adapter.start for adapter in adapters if adapter.start}):
         raise UserError(
-            f"adapters that began as {' or '.join(starts)} add up only together with their base; "
-            f"save them again with PEFT's path_initial_model_for_weight_conversion, or merge each"
+            f"adapters that began as {' or '.join(starts)} can be added only together with their "
+            "base; save them again with PEFT's path_initial_model_for_weight_conversion, or merge "
+            "each"
         )
     if any(m.magnitude is not None for adapter in adapters for m in adapter.modules.values()):
         raise UserError("DoRA adapters cannot be added; merge each into the base instead")
@@ -157,7 +158,7 @@ def _combined(
 ) -> PeftModule:
     shapes = {(m.a.shape[1], m.b.shape[0]) for m in modules}
     if len(shapes) > 1:
-        raise UserError(f"{name}: has other dimensions in another adapter; their bases differ")
+        raise UserError(f"{name}: has different dimensions in another adapter; their bases differ")
     table = modules[0].is_table
     if combination.method == "cat":
         a = np.concatenate([m.a * w * m.scale for m, w in zip(modules, weights, strict=True)])

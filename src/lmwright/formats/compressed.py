@@ -177,8 +177,8 @@ def bits_of(config: Mapping[str, Any], where: str) -> int:
     ):  # fmt: skip
         raise UserError(
             f"{where}: quantization_config is not one symmetric scheme of 4 or 8 bits in the "
-            f"format {FORMAT}, by {' or '.join(STRATEGIES)}, which alone is read; start from the "
-            "unquantized model instead"
+            f"format {FORMAT}, by {' or '.join(STRATEGIES)}, the only form that is read; start "
+            "from the unquantized model instead"
         )
     if more := [name for part in (said, *groups) for name in MORE if part.get(name)]:
         raise UserError(

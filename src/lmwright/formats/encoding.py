@@ -163,7 +163,7 @@ def refuse_packed(dtype: str, model: HfModel, field: str, cure: str) -> None:
     """Raises UserError for a model whose folder cannot hold packed weights; `field` asks for
     that."""
     if model.hf.inputs_first:
-        why = "whose matrices are no linear layers in transformers"
+        why = "whose matrices are not linear layers in transformers"
     elif model.hf.stacked_experts:
         why = "whose files hold all experts of a layer in one tensor"
     else:

@@ -41,7 +41,7 @@ class Float8Blocks(Tensors):
         if not known or said.get("fmt", "e4m3") != "e4m3":
             raise UserError(
                 f"{where}: quantization_config is not float8 (e4m3) with a scale for each block of "
-                "weight_block_size or for each tensor, which alone is read; start from the "
+                "weight_block_size or for each tensor, the only form that is read; start from the "
                 "unquantized model instead"
             )
         self._block: tuple[int, ...] | None = tuple(block) if block else None

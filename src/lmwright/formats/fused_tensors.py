@@ -33,8 +33,8 @@ class FusedTensors(Tensors):
             shape = described(stored, name)[1]
             if (found := math.prod(shape[:-1] or shape)) != sum(sizes):
                 raise UserError(
-                    f"{where}: {name} has {found} rows, config.json implies {sum(sizes)}; they are "
-                    "not of one model"
+                    f"{where}: {name} has {found} rows, config.json implies {sum(sizes)}; they do "
+                    "not belong to the same model"
                 )
             ends = pairwise(np.cumsum([0, *sizes]).tolist())
             for (own, _), (start, stop) in zip(parts[ending], ends, strict=True):

@@ -33,7 +33,7 @@ def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], where: str) ->
     gating = meta.get(f"{NAME}.{gguf_deepseek.GATING}", gguf_deepseek.SIGMOID)
     if gating != gguf_deepseek.SIGMOID or not meta.get(f"{NAME}.expert_weights_norm"):
         raise UserError(
-            f"{where}: {NAME} with routing weights that are no sigmoids normalized over the chosen "
+            f"{where}: {NAME} with routing weights other than sigmoids normalized over the chosen "
             "experts is not computed; take another conversion"
         )
     layers = types_of_every(4, config.get("num_hidden_layers", 0))

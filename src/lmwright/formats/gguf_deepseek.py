@@ -60,8 +60,8 @@ def metadata(config: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
         raise UserError(f"{where}: llama.cpp takes the two best experts of a group, not the best")
     if config["q_lora_rank"] is None and config["num_hidden_layers"] not in WITHOUT:
         raise UserError(
-            f"{where}: llama.cpp takes queries that are not made of latents in models of "
-            f"{' or '.join(map(str, WITHOUT))} layers alone, such as DeepSeek-V2-Lite; export to a "
+            f"{where}: llama.cpp takes queries without latents only in models of "
+            f"{' or '.join(map(str, WITHOUT))} layers, such as DeepSeek-V2-Lite; export to a "
             "Hugging Face folder instead"
         )
     rotated, rank = config[ROTATED], config["kv_lora_rank"]

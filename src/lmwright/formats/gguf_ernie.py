@@ -26,7 +26,7 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     dense = dense_layers(config[FIRST], config[LAST], config[EVERY], config["num_hidden_layers"])
     if dense != list(range(len(dense))):
         raise UserError(
-            f"{where}: llama.cpp's {NAME} has plain layers at the beginning alone, and here "
+            f"{where}: llama.cpp's {NAME} has plain layers only at the beginning, and here "
             f"model.dense_layers is {dense}; export to a Hugging Face folder instead"
         )
     return {WIDTH: config[SHARED] * config["moe_intermediate_size"]}

@@ -27,9 +27,9 @@ def refuse(config: Mapping[str, Any], where: str) -> None:
         )
     if not as_there:
         raise UserError(
-            f"{where}: llama.cpp has windows in EXAONE 4 of {WITH_WINDOWS} layers alone, in all "
-            "but every fourth (model.window, model.layer_pattern); export to a Hugging Face "
-            "folder instead"
+            f"{where}: llama.cpp has windows only in an EXAONE 4 of {WITH_WINDOWS} layers, in all "
+            "but every fourth (model.window, model.layer_pattern); export to a Hugging Face folder "
+            "instead"
         )
 
 

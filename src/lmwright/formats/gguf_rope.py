@@ -97,7 +97,7 @@ def _refuse_unknown(
         elif key not in READ and value not in NEUTRAL.get(key, ()):
             raise UserError(
                 f"{where}: {name}.rope.{key} = {value!r} is not computed here; without it, this "
-                f"would be another model"
+                "would be a different model"
             )
 
 
@@ -200,8 +200,8 @@ def rope_factors(config: Mapping[str, Any]) -> np.ndarray | None:
         except UserError:
             raise UserError(
                 "model.rope_scaling: too few pairs of a head lie between the borders of this "
-                "'llama3' for its values to be found again in a GGUF file, which keeps a factor "
-                "for each pair alone; export to a Hugging Face folder instead"
+                "'llama3' for its values to be found again in a GGUF file, which keeps only one "
+                "factor for each pair; export to a Hugging Face folder instead"
             ) from None
         return factors
     return None

@@ -54,7 +54,7 @@ def grow_command(
     done. Raises UserError for sizes that are smaller, or that do not go together."""
     loaded = load_model(path)
     if isinstance(loaded.model, OverEncoder):
-        raise UserError(f"{path}: is {loaded.model.called}; grow the model that it began with")
+        raise UserError(f"{path}: is {loaded.model.called}; grow the model that it was made from")
     loaded.check()
     model = with_overrides(_sized_as(loaded.model, like), overrides, "the model")
     refuse_growth(loaded.model, model)
@@ -114,7 +114,7 @@ def refuse_growth(small: Any, large: Any) -> None:
     _refuse_other_sizes(small, large)
     changes = _changes(small, large)
     if not changes:
-        raise UserError("grow: nothing is larger; give sizes such as num_layers=28, or --like")
+        raise UserError("grow: no size is larger; give sizes such as num_layers=28, or --like")
     for name, was, now in changes:
         if now < was:
             raise UserError(f"{name}: {now} is less than the {was} of the model; give more")
@@ -215,7 +215,7 @@ class TiledTensors(Tensors):
 
     def _refuse(self, new: Slot, old: Slot | None) -> None:
         if old is None and new.param.fill is None:
-            raise UserError(f"{new.name}: the model has nothing like it; keep its kinds of layers")
+            raise UserError(f"{new.name}: the model has no such layer; keep its kinds of layers")
         for axis, was, now in _axes(old.param, new.param) if old else ():
             if was != now and axis not in TILED:
                 cure = "lmwright vocab changes vocabularies" if axis == "vocab" else "keep it"

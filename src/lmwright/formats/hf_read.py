@@ -135,8 +135,8 @@ def _refuse_direction(config: dict[str, Any], kind: str, where: str) -> None:
     both_ways = KINDS[kind].both_ways
     if bool(config.get("is_causal", not both_ways)) == both_ways:
         raise UserError(
-            f"{where}: is_causal = {json.dumps(config['is_causal'])} is another direction than "
-            f"that of {architecture_of(config)} here, whose tokens see "
+            f"{where}: is_causal = {json.dumps(config['is_causal'])} is not the direction of "
+            f"{architecture_of(config)} here, whose tokens see "
             f"{'all others' if both_ways else 'those before them'}; remove it if it is wrong"
         )
 

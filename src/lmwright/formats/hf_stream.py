@@ -88,7 +88,7 @@ def check_tensors(wanted: list[Slot], tensors: Mapping[str, Any], where: str) ->
         if shape != slot.shape:
             raise UserError(
                 f"{where}: {slot.name} has shape {list(shape)}, the model's configuration implies "
-                f"{list(slot.shape)}; they are not of one model"
+                f"{list(slot.shape)}; they do not belong to the same model"
             )
 
 
@@ -102,8 +102,8 @@ def _check_names(wanted: list[Slot], tensors: Mapping[str, Any], where: str) -> 
     extra = [n for n in unused(wanted, tensors) if not n.endswith(IGNORED_ENDINGS)]
     if missing and (others := [name for name in extra if name not in COPIES]):
         raise UserError(
-            f"{where}: lacks {some(missing, 3)}, and holds {some(others, 3)} instead, which is "
-            "another form of the weights: quantized, or not as transformers' "
+            f"{where}: lacks {some(missing, 3)}, and holds {some(others, 3)} instead, which is a "
+            "different form of the weights: quantized, or not as transformers' "
             "save_pretrained(folder) writes them; get the unquantized model in that form"
         )
     if missing:
@@ -114,14 +114,14 @@ def _check_names(wanted: list[Slot], tensors: Mapping[str, Any], where: str) -> 
             np.asarray(tensors[copy]), np.asarray(tensors[of])
         ):
             raise UserError(
-                f"{where}: {copy} differs from {of} although config.json ties them; "
-                f"set tie_word_embeddings to false if the head is its own"
+                f"{where}: {copy} differs from {of} although config.json ties them; set "
+                "tie_word_embeddings to false if the head has weights of its own"
             )
         extra.remove(copy)
     if extra:
         raise UserError(
-            f"{where}: holds {some(extra)}, which this architecture does not have; "
-            f"importing without them would be another model"
+            f"{where}: holds {some(extra)}, which this architecture does not have; without them "
+            "the imported model would be another one"
         )
 
 

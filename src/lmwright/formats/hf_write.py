@@ -213,7 +213,7 @@ def checked_tokenizer(model: HfModel, tokenizer_dir: Path | None) -> Any:
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"{tokenizer_dir}: the tokenizer has {tokenizer.vocab_size} ids, the model only "
-            f"{model.vocab_size}; they are not of one model"
+            f"{model.vocab_size}; they do not belong to the same model"
         )
     return tokenizer
 

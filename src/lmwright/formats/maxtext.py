@@ -316,8 +316,8 @@ class Arrays(Mapping[Key, tuple[int, ...]]):
         if TOP["model.embed_tokens.weight"] not in self._shapes:
             held = some(sorted({".".join(key[:2]) for key in shapes})) or "nothing"
             raise UserError(
-                f"{path}: is no checkpoint of a language model of MaxText: it holds {held}, and no "
-                f"params.params.token_embedder.embedding"
+                f"{path}: is not a checkpoint of a MaxText language model: it holds {held}, and no "
+                "params.params.token_embedder.embedding"
             )
 
     def __getitem__(self, key: Key) -> tuple[int, ...]:

@@ -212,7 +212,7 @@ def _nothing_at(path: Path) -> UserError:
             )
         what = "holds neither run.toml nor config.json"
     elif path.suffix == ".safetensors":
-        what = "is weights alone, without the config.json that says what they mean"
+        what = "holds only weights, without the config.json that says what they mean"
     elif path.exists():
         what = "is not a folder"
     lost = what == "is not there" and not path.is_absolute()

@@ -217,8 +217,8 @@ def _on_base(
         return loaded
     if base is None:
         raise UserError(
-            f"{where}: can only be read together with its base, and the base of this run has no "
-            "files; set train.init_from"
+            f"{where}: can only be read together with its base, and the base of this run is "
+            "random; set train.init_from"
         )
     known, leaves = module_slots(model), dict(walk(base()))
     weight_of = lambda name: known[name].to_layout(leaves[known[name].path])  # noqa: E731
@@ -328,7 +328,7 @@ def _replace_saved(
             continue  # the same as the table
         if slot is None:
             raise UserError(
-                f"{where}: has a {name} of modules_to_save, which the model lacks; it belongs to "
+                f"{where}: has a {name} in modules_to_save, which the model lacks; it belongs to "
                 "another base"
             )
         if slot.shape != weight.shape:
@@ -356,8 +356,8 @@ def _head_once(adapter: PeftFolder, model: HfModel, where: str) -> PeftFolder:
     if not _same_saved(adapter, table, head):
         if own := sorted({f"{head}.weight", f"{table}.weight"} & adapter.saved.keys()):
             raise UserError(
-                f"{where}: has {some(own)} of modules_to_save, with which head and table are no "
-                "longer one; merge it with lmwright adapters merge, and train from the result"
+                f"{where}: has {some(own)} of modules_to_save, so head and table are no longer the "
+                "same; merge it with lmwright adapters merge, and train from the result"
             )
         return adapter
     saved, whole = dict(adapter.saved), dict(adapter.whole)

@@ -65,7 +65,7 @@ def _parameter(name: str, parts: Mapping[str, Factors], targets: Sequence[str], 
         return DOWN if name == stem else UP if UP in told else GATE_UP
     if len(told) != 1:
         raise UserError(
-            f"{where}: target_parameters does not tell which parameter of {stem} its factors are "
+            f"{where}: target_parameters does not say which parameter of {stem} its factors are "
             "for; save the adapter again"
         )
     return told[0]
@@ -114,8 +114,8 @@ def of_each(
     parts = _parts(name)
     if len(a) % rank or len(b) % len(parts):
         raise UserError(
-            f"{where}: {name} has {len(a)} rows of factors, no multiple of its rank {rank}; save "
-            "it again"
+            f"{where}: {name} has {len(a)} rows of factors, which is not a multiple of its rank "
+            f"{rank}; save it again"
         )
     inner, outer = a.reshape(-1, rank, a.shape[1]), b.reshape(len(b), rank, -1)
     for expert, each in enumerate(inner):

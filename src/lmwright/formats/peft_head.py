@@ -134,7 +134,7 @@ def headed(
             made[slot.path] = _read(adapter, slot, str(folder))
         elif slot.path not in made:
             if slot.path not in old:
-                raise UserError(f"{folder}: has no {slot.name}, and the base has none, too")
+                raise UserError(f"{folder}: has no {slot.name}, and neither has the base")
             made[slot.path] = old[slot.path]
     return model, nest(made.items()), _without_saved(base, model, adapter)
 

@@ -42,7 +42,7 @@ class RecutTensors(Tensors):
         if found != sum(sizes):
             raise UserError(
                 f"{where}: {' and '.join(sources)} have {found} rows, config.json implies "
-                f"{sum(sizes)}; they are not of one model"
+                f"{sum(sizes)}; they do not belong to the same model"
             )
         ends = pairwise(np.cumsum([0, *sizes]).tolist())
         for (own, _), (start, stop) in zip(parts, ends, strict=True):

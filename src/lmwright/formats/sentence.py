@@ -94,20 +94,20 @@ def _max_tokens(folder: Path) -> int | None:
         )
     if how := said.get("processing_kwargs"):
         raise UserError(
-            f"{path}: processing_kwargs is {how}, other ways to read texts that are not computed; "
-            "remove it, and say the longest text by max_seq_length"
+            f"{path}: processing_kwargs is {how}, settings for reading texts that are not "
+            "supported; remove it, and set the longest text by max_seq_length"
         )
     tokenizer = parse_json(folder / TOKENIZER) if (folder / TOKENIZER).exists() else {}
     if tokenizer.get("truncation_side") == "left":
         raise UserError(
-            f"{folder / TOKENIZER}: truncation_side is left, and longer texts lose their end here; "
+            f"{folder / TOKENIZER}: truncation_side is left, but longer texts lose their end here; "
             "remove it if none of yours is longer"
         )
     most = said.get("max_seq_length")
     if most is None:
         most = tokenizer.get("model_max_length")
     if most is not None and (isinstance(most, bool) or not most >= 1):
-        raise ValueError(f"{most!r} tokens are no length")
+        raise ValueError(f"{most!r} tokens are not a length")
     return None if most is None else int(most)
 
 
@@ -119,8 +119,8 @@ def _prompts(path: Path) -> dict[str, Any]:
     default = said.get("default_prompt_name")
     if (dim := said.get("truncate_dim")) is not None:
         raise UserError(
-            f"{path}: truncate_dim is {dim}, and vectors are whole here; remove it, and cut them "
-            f"by lmwright embed --dim {dim}"
+            f"{path}: truncate_dim is {dim}, but vectors are whole here; remove it, and cut them "
+            f"with lmwright embed --dim {dim}"
         )
     if not all(isinstance(text, str) for text in found.values()):
         raise ValueError(f"prompts in {path.name} are not text")

@@ -100,8 +100,8 @@ class UnstackedExperts(Tensors):
             if whole and codes == scales == "uint8":
                 return
         raise UserError(
-            f"{self._where}: {base} has not the shape of all experts of a layer, or its scales do "
-            "not fit its blocks; download the folder again"
+            f"{self._where}: {base} does not have the shape of all experts of a layer, or its "
+            "scales do not fit its blocks; download the folder again"
         )
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:

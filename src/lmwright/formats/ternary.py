@@ -103,7 +103,7 @@ class PackedTernary(Tensors):
             return array
         scale = np.asarray(self._stored[f"{name}{SCALE}"]).astype(np.float32)
         if scale.size != 1 or not np.isfinite(scale).all() or scale.item() <= 0:
-            raise UserError(f"{name}{SCALE}: is no positive number; download the folder again")
+            raise UserError(f"{name}{SCALE}: is not a positive number; download the folder again")
         return floats_of(unpack(array, name), scale)
 
 

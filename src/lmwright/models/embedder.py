@@ -107,7 +107,7 @@ def embedder_of(
         )
     if model.kind not in (kinds := vector_kinds()):
         raise UserError(
-            f"model.kind: {model.kind!r} gives no vectors here; use an encoder of kind "
+            f"model.kind: {model.kind!r} cannot be trained to give vectors; use an encoder of kind "
             f"{' or '.join(map(repr, kinds))}"
         )
     return Embedder(model, pooling or "mean", length or "any")

@@ -53,7 +53,7 @@ BIASES = (
     "Parts with biases: projections of attention, of the mlp, all norms, the dense layer of the "
     "head, and its logits (`decoder`)."
 )
-INIT_CUT = "Deviations beyond which fresh weights are drawn anew; 2 in the released models."
+INIT_CUT = "Deviations beyond which fresh weights are drawn again;  2 in the released models."
 
 
 @section

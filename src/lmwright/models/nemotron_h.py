@@ -93,7 +93,7 @@ class NemotronHMoe(LayersAlone):
         super().__post_init__()
         if MOE not in self.kinds:
             raise UserError(
-                'model.mixer_pattern: no layer is "moe"; name one, or take the kind "nemotron-h"'
+                'model.mixer_pattern: no layer is "moe"; name one, or use the kind "nemotron-h"'
             )
 
     @property

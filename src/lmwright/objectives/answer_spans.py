@@ -61,7 +61,7 @@ class Answer(OverObjective):
         most = (self.window_tokens - 4) // 2  # a question takes half of the rest at most
         if self.window_overlap > most:
             raise UserError(
-                f"objective.window_overlap: {self.window_overlap} is too much for windows of "
+                f"objective.window_overlap: {self.window_overlap} is too large for windows of "
                 f"{self.window_tokens} tokens, half of which a question may take; use at most "
                 f"{max(0, most)}, or raise objective.window_tokens"
             )
@@ -80,7 +80,7 @@ class Answer(OverObjective):
     def model_over(self, encoder: Model) -> Answerer:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
         if not has_answers(encoder):
-            lacks = "answers no questions, since transformers has no class for it"
+            lacks = "cannot answer questions, since transformers has no class for it"
             raise unsuited(encoder, lacks, has_answers)
         return Answerer(encoder, *self.windows, self.max_answer_tokens, self.no_answer)
 

@@ -30,12 +30,12 @@ AnyPooling = Annotated[
 
 
 def check_labels(labels: tuple[str, ...], called: str) -> None:
-    """Raises UserError for a label that occurs twice, is empty, or has blanks around it."""
+    """Raises UserError for a label that occurs twice, is empty, or has spaces around it."""
     if twice := [name for name in labels if labels.count(name) > 1]:
-        raise UserError(f"objective.labels: {twice[0]!r} occurs twice; name each {called} once")
+        raise UserError(f"objective.labels: {twice[0]!r} occurs twice; list each {called} once")
     if untidy := [name for name in labels if name != name.strip() or not name]:
         raise UserError(
-            f"objective.labels: {untidy[0]!r} is empty or has blanks around it; remove them"
+            f"objective.labels: {untidy[0]!r} is empty or has spaces around it; remove them"
         )
 
 

@@ -78,7 +78,7 @@ class Embed(OverObjective):
     def __post_init__(self) -> None:
         dims, weights = self.matryoshka_dims, self.matryoshka_weights
         if len(set(dims)) < len(dims):
-            raise UserError("objective.matryoshka_dims: a number occurs twice; name each once")
+            raise UserError("objective.matryoshka_dims: a number occurs twice; list each once")
         if weights and len(weights) != len(dims):
             raise UserError(
                 f"objective.matryoshka_weights: {len(weights)} weights for {len(dims)} "

@@ -69,7 +69,7 @@ class Mlm(Objective):
             if isinstance(share := getattr(self, name), Ramp):
                 share.refuse(f"objective.{name}")
         if not all(ends(self.mask_ratio)):
-            raise UserError("objective.mask_ratio: a share of 0 predicts nothing; use more")
+            raise UserError("objective.mask_ratio: at 0 nothing is predicted; use more")
         for random, kept in _meetings(self.random_share, self.kept_share):
             if random + kept > 1:
                 raise UserError(

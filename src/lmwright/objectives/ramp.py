@@ -40,13 +40,13 @@ class Ramp:
         begins."""
         if self.until < self.after:
             raise UserError(
-                f"{where}.until: {self.until:g} is before after = {self.after:g}; make it at least "
-                "as much"
+                f"{where}.until: {self.until:g} is less than after = {self.after:g}; make it at "
+                "least as large"
             )
         if self.start == self.end:
             raise UserError(
-                f"{where}.end: {self.end:g} is what start is, so that nothing changes; write "
-                f"the number in place of the table"
+                f"{where}.end: {self.end:g} equals start, so nothing changes; write that number in "
+                "place of the table"
             )
 
     def at(self, progress: Array | float) -> Array:

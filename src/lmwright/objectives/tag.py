@@ -50,7 +50,7 @@ class Tag(OverObjective):
     def model_over(self, encoder: Model) -> Tagger:
         """The encoder with its layer of scores. Raises UserError for a model that has none."""
         if document_head_of(encoder) is None:
-            raise unsuited(encoder, "gives no tags here", document_head_of)
+            raise unsuited(encoder, "cannot give tags", document_head_of)
         return Tagger(encoder, self.labels)
 
     def loss(self, model: Model, w: Tree, batch: Batch, key: Array, compute: Compute) -> Loss:

@@ -64,7 +64,7 @@ def known_now(
         Check(SPEED, None, speed),
         *(Check(name, None, "") for name in later),
     ]
-    rest = "a rehearsal on that machine tells what is not known here: lmwright train RUN --rehearse"
+    rest = "a rehearsal on that machine shows what is unknown here: lmwright train RUN --rehearse"
     return [*checklist(checks), rest]
 
 

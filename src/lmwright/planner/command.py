@@ -42,7 +42,7 @@ from lmwright.storage.bucket import is_bucket
 
 FINALISTS = 4
 ASSUMED_STEPS = 1000  # where they are not known
-INTERRUPTED = ("interrupted; this is what is known so far", "")
+INTERRUPTED = ("interrupted; these are the results so far", "")
 EXIT_HOST_MEMORY = 3
 
 
@@ -166,7 +166,7 @@ def _refuse(wanted: Wanted) -> None:
             "--finalists: only applies to --search or --longest without --quick; remove it"
         )
     if wanted.out is not None and Path(wanted.out).exists() and not Path(wanted.out).is_dir():
-        raise UserError(f"--out {wanted.out}: is no folder; name another")
+        raise UserError(f"--out {wanted.out}: is not a folder; name another")
     if not wanted.longest:
         return
     others = {"--search": wanted.search, "--hours": wanted.hours, "--price": wanted.price}
@@ -200,9 +200,7 @@ def _answer(run: Run, wanted: Wanted) -> Answer:
 def _on(run: Run, machine: Machine, wanted: Wanted) -> Answer:
     asks = {"tpu": True, "gpu": has_cuda_compiler(), "cpu": False}[machine.platform]
     if wanted.finalists is not None and not asks:
-        raise UserError(
-            f"--finalists: no compiler is asked about several ways on {machine.name}; remove it"
-        )
+        raise UserError(f"--finalists: no candidate is compiled for {machine.name}; remove it")
     if wanted.quick or machine.platform == "cpu":
         return _estimated(run, machine, wanted)
     if machine.platform == "gpu":

@@ -152,7 +152,7 @@ def cost_of(
     `plan.prices`, and that before the list. Raises UserError for a price or time below zero."""
     for name, value in (("--price", price), ("--hours", hours)):
         if value is not None and not 0 <= value < math.inf:
-            raise UserError(f"{name} {value:g}: is no number from 0 on; correct it")
+            raise UserError(f"{name} {value:g}: is not 0 or a positive number; correct it")
     phases, chips = phases_of(run), machine.num_chips
     steps = phases[-1].stop
     run_hours = steps * step_s / 3600

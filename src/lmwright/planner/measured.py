@@ -162,8 +162,8 @@ def predicted(run: Run, machine: Machine, quick: bool) -> tuple[Predicted, str]:
         compiled = compile_for(run, machine.where)
         if not compiled.hlo:
             raise UserError(
-                f"{machine.name}: by the compiler this run does not fit there; say with --on where "
-                f"it was"
+                f"{machine.name}: by the compiler this run does not fit there; name with --on the "
+                "machine it ran on"
             )
         took = estimate(parse(compiled.hlo), machine.where)
         answer = Predicted(

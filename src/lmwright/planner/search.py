@@ -228,7 +228,7 @@ class Search:
         if abs(slower) < TIE_SHARE:
             return "a tie"
         if slower < 0:
-            return f"{-slower:.0%} faster, but by the analytic model alone"
+            return f"{-slower:.0%} faster, but only by the analytic model"
         worst = max(entry.by_kind, key=lambda kind: entry.by_kind[kind] - kinds[kind])
         more_s = entry.by_kind[worst] - kinds[worst]
         return f"{slower:.0%} slower: {worst} +{units.duration(more_s, entry.step_s)}"

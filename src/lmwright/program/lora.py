@@ -125,7 +125,9 @@ def _modules(run: Run, adapter: Adapter) -> tuple[Module, ...]:
     for target in targets:
         rank, alpha = ranks[target.path], alphas[target.path]
         if lora.variant == "dora" and "vocab" in target.param.axes:
-            raise UserError(f'lora.variant: "dora" is not for {target.path}; target the layers')
+            raise UserError(
+                f'lora.variant: "dora" does not work on {target.path}; target the layers'
+            )
         scale = alpha / (rank if lora.scaling == "rank" else rank**0.5)
         modules.append(Module(target.path, target.param, rank, alpha, scale))
     return tuple(modules)
@@ -149,7 +151,7 @@ def _refuse_large(ranks: Mapping[str, int], sizes: Mapping[str, int], field: str
         alone = " and ".join(f"lora.ranks.{name} = {size}" for name, size in own.items())
         cure = f"set {alone}, or {cure} for all"
     raise UserError(
-        f"{field}: {ranks[path]} is more than the {size} dimensions of {path}, so that it saves "
+        f"{field}: {ranks[path]} is more than the {size} dimensions of {path}, so it saves "
         f"nothing; {cure}"
     )
 
@@ -168,7 +170,7 @@ def refuse_ternary(run: Run, adapter: Adapter) -> None:
     if lora.dropout_of(adapter):
         raise UserError(
             f"lora.dropout: an adapter of a {run.model.kind!r} model is rounded with its base and "
-            "meets no inputs of its own; leave it out"
+            "has no inputs of its own; leave it out"
         )
 
 

@@ -116,10 +116,10 @@ class LoraTraining(Training[ResolvedAdapter]):
             )
         if several and any(adapter.dropout for adapter in active):
             raise UserError(
-                f"lora.dropout: several adapters on experts drop no inputs; {out}, or set 0"
+                f"lora.dropout: has no effect with several adapters on experts; {out}, or set 0"
             )
         if several and self.run.qat is not None:
-            raise UserError(f"qat: several adapters on experts are not rounded with them; {out}")
+            raise UserError(f"qat: cannot round several adapters with their experts; {out}")
 
     def abstract_frozen(self, mesh: Mesh) -> Tree:
         """The base: integers are sharded as their weights; a few scales may stay whole."""

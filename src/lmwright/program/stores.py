@@ -33,8 +33,8 @@ def open_fitting(run: Run, folder: str, seq_len: int, cache_gib: float = 0.0) ->
     store = TokenStore.open(folder, cache_gib=cache_gib)
     if store.seq_len != seq_len:
         raise UserError(
-            f"{folder}: rows hold {store.seq_len} tokens, the run wants {seq_len}; "
-            f"prepare again or set data.pack.seq_len = {store.seq_len}"
+            f"{folder}: rows hold {store.seq_len} tokens, and the run needs {seq_len}; prepare "
+            f"again or set data.pack.seq_len = {store.seq_len}"
         )
     check_size(store.vocab_size, run.model.vocab_size, folder)
     refuse_rows(run.objective, (store.holds,), f"{folder}: holds {store.holds}")

@@ -98,7 +98,7 @@ def _sentence(error: Exception) -> str:
         401: f"the hub does not accept the token; make a new one at {TOKENS} and set HF_TOKEN",
         403: f"the token may not write there; give it that right at {TOKENS}, or take another name",
         404: f"is not there, or the token may not see it; see the name and its rights at {TOKENS}",
-        412: "somebody else changed it meanwhile; look at what changed and publish again",
+        412: "someone else changed it meanwhile; look at what changed and publish again",
         413: "the hub finds a file too large; export with a smaller --max-shard-bytes",
         429: "the hub asks to wait (too many requests); publish again in some minutes",
     }

@@ -68,7 +68,7 @@ def publish_command(
         public = public or section.visibility == "public"
         listing = replace(listing, license=listing.license or section.license)
     if repo is None:
-        raise UserError(f"{path}: publish it where? give owner/name, too")
+        raise UserError(f"{path}: no repository to publish to; add owner/name")
     account.check_name(repo)
     if revision is not None:
         account.check_branch(revision)
@@ -97,7 +97,7 @@ def _licensed(subject: Subject, ask_license: Callable[[], str] | None, *, dry_ru
         listing = replace(listing, license=ask_license())
     if listing.license is None and not dry_run:
         raise UserError(
-            f"{subject.place.path}: has no license yet; say --license apache-2.0, or another that "
+            f"{subject.place.path}: has no license yet; add --license apache-2.0, or another that "
             "the data and the base model allow"
         )
     if listing.license is not None:

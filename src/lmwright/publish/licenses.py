@@ -27,8 +27,8 @@ def check_license(identifier: str, name: str | None, place: str = "--license") -
     if identifier not in LICENSES:
         cure = nearest(identifier.lower(), LICENSES, what="the hub knows")
         raise UserError(
-            f"{place}: {identifier!r} is not a license of the hub ({cure}); for any other, say "
+            f"{place}: {identifier!r} is not a license of the hub ({cure}); for any other, add "
             f"--license {OTHER} --license-name NAME"
         )
     if identifier == OTHER and not name:
-        raise UserError(f"{place}: {OTHER} needs --license-name, and best --license-link, too")
+        raise UserError(f"{place}: {OTHER} needs --license-name, and preferably --license-link")

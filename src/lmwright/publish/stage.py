@@ -119,7 +119,7 @@ def complete(subject: Subject) -> Subject:
     if relation == "adapter" and base is None:
         raise UserError(
             f"{place.path}: is an adapter whose base has no name on the hub; publish the base and "
-            "say --base-model owner/name, or publish what `lmwright export` makes of both"
+            "add --base-model owner/name, or publish the merged model that `lmwright export` writes"
         )
     _refuse_options(subject)
     for name in names_of(base):

@@ -216,7 +216,7 @@ def _disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         cure = "choose another OUT"
         if error.errno in NO_SPACE:
-            cure = "free some space and run the same command again, which goes on where it was"
+            cure = "free some space and run the same command again; it continues where it stopped"
         raise UserError(
             f"{folder}: cannot be written ({error.strerror or error}); {cure}"
         ) from error
@@ -227,8 +227,8 @@ def _refuse_foreign(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if names.isdisjoint((LOCK, ASKED)) and (names or folder.is_file()):
         raise UserError(
-            f"{folder}: is the place of what is kept for going on, and holds something else; move "
-            "it away, or choose another OUT"
+            f"{folder}: is where finished layers are kept for a restart, and holds something else; "
+            "move it away, or choose another OUT"
         )
 
 
@@ -247,8 +247,8 @@ def _begin(parts: Parts, asked: Mapping[str, Any], overwrite: bool) -> None:
             why = f"made with other settings ({', '.join(names)})"
         if not overwrite:
             raise UserError(
-                f"{parts.folder}: holds finished layers, {why}; give the same again to go on "
-                "after them, or --overwrite to begin again"
+                f"{parts.folder}: holds finished layers, {why}; repeat the command that wrote them "
+                "to continue, or add --overwrite to start again"
             )
         parts.clear()
     parts.clear_damaged()

@@ -22,7 +22,9 @@ def write_page(text: str, out: str | Path) -> Path:
     local, page = mirror_folder(out), text.encode(errors="replace")
     place = Path(os.path.realpath(local))  # a link, such as /dev/stdout, stays
     if place.is_file() and place.suffix not in PAGES:
-        raise UserError(f"{out}: exists and is no page ({', '.join(PAGES)}); choose another name")
+        raise UserError(
+            f"{out}: exists and is not a page ({', '.join(PAGES)}); choose another name"
+        )
     try:
         if place.exists() and not place.is_file():  # a pipe or a device; a folder is refused
             place.write_bytes(page)

@@ -21,6 +21,6 @@ def refuse_missing_chips(variables: Mapping[str, str] = os.environ) -> None:
     num_devices = 0 if devices[0].platform == "cpu" else len(devices)
     if num_devices < wanted:
         raise UserError(
-            f"chips are missing: JAX has {num_devices} of the {wanted} devices of {name}; another "
-            "slice is needed"
+            f"chips are missing: JAX has {num_devices} of the {wanted} devices of {name}; start "
+            "again on another slice"
         )

@@ -31,7 +31,7 @@ from lmwright.train.signals import EXIT_CORRUPTED
 
 WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 CURE = (
-    "start it again, on other machines if it comes back: it goes on from its newest checkpoint, "
+    "start it again, on other machines if it comes back: it continues from its newest checkpoint, "
     "which was checked"
 )
 

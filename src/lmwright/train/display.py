@@ -172,7 +172,7 @@ class Display:
                 said = UNREAD
             elif isinstance(error, OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._console.file.fileno())
-                said = f"lmwright: output: {error.strerror}; training goes on without it"
+                said = f"lmwright: output: {error.strerror}; training continues without it"
             else:
                 raise
             with suppress(OSError):

@@ -56,8 +56,8 @@ def divergence_error(
         cure = f"start another run from it, with train.init_from, another dir= and {rate}"
     elif len(plan.training.trainees) > 1:
         cure = (
-            "the other adapters go on from it if you leave that one out of lora.adapters, or give "
-            "it a new name and a lower learning rate"
+            "the other adapters continue from it if you leave that one out of lora.adapters, or "
+            "give it a new name and a lower learning rate"
         )
     else:
         cure = f"train again in another dir= with {rate}"

@@ -98,9 +98,9 @@ def _not_found(error: Exception, *, known: bool) -> Exception:
     where they are."""
     if not known and isinstance(error, ValueError):  # no cluster that JAX knows
         return UserError(
-            "--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and "
-            "this is none of these; leave out --pod to train on this machine alone, or set "
-            f"{ADDRESS}, {COUNT} and {INDEX} in every process"
+            "--pod: JAX finds the other processes on TPU pods, under Slurm and under MPI, and this "
+            f"is none of these; leave out --pod to train on this machine only, or set {ADDRESS}, "
+            f"{COUNT} and {INDEX} in every process"
         )
     return TransientError(
         f"the other processes were not found ({first_line(error)}); start one on each host, or set "

@@ -185,7 +185,7 @@ class Publisher(Hook):
         session.metrics.event("publish failed", step=attempt.step, problem=attempt.problem)
         if attempt.problem != self._told:
             session.display.note(
-                f"step {attempt.step} was not published: {attempt.problem}; training goes on, and "
-                f"the next is tried ({self._log})"
+                f"step {attempt.step} was not published: {attempt.problem}; training continues, "
+                f"and the next one is tried ({self._log})"
             )
             self._told = attempt.problem

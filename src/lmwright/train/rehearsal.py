@@ -167,7 +167,7 @@ def rehearse_command(run: Run, what_then: str, stop: StopRequest) -> int | None:
     UserError where something does not hold."""
     if what_then == "go" and root_of(mirror_folder(run.dir)).steps():
         if jax.process_index() == 0:
-            print(f"{run.dir} has checkpoints, so the run goes on without a rehearsal")
+            print(f"{run.dir} has checkpoints, so the run continues without a rehearsal")
         return None
     checks, code = rehearse(run, stop=stop)
     if code is not None:

@@ -260,7 +260,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
         return
     if run.train.init_from and not before.train.init_from and root_of(folder).steps():
         raise UserError(
-            f"train.init_from: {run.dir} has begun without it and would go on from its own "
+            f"train.init_from: {run.dir} began without it and would continue from its own "
             f"checkpoint; leave it out, or choose another dir= to start from {run.train.init_from}"
         )
     then, now = identity(before), identity(run)
@@ -295,8 +295,8 @@ def _run_of(files: StepFiles, where: str) -> Run:
         return load_run(tomllib.loads(read_meta(files)["run"]), [])
     except (Unusable, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"dir: {where} has no run.toml, and its newest checkpoint does not tell its run "
-            f"({first_line(error)}); choose another dir="
+            f"dir: {where} has no run.toml, and its newest checkpoint does not say which run it is "
+            f"of ({first_line(error)}); choose another dir="
         ) from None
 
 

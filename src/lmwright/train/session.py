@@ -171,7 +171,7 @@ def _refuse_patience(plan: Plan, stores: dict[str, TokenStore]) -> None:
         why = f"lora.adapters: the patience of {trainee.name!r} has no effect, since"
         if plan.run.eval.every_steps is None:
             raise UserError(
-                f"{why} held-out losses are computed at the end alone; set eval.every_steps, or "
+                f"{why} held-out losses are computed only at the end; set eval.every_steps, or "
                 "leave it out"
             )
         if not stores[trainee.name].eval_sources:

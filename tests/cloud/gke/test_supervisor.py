@@ -169,7 +169,9 @@ def test_a_launch_that_is_interrupted_leaves_no_orphan(spec, gke, monkeypatch, c
 def test_a_job_set_of_another_job_is_not_touched(played, gke, spec):
     other = replace(spec, url=f"{spec.url}-of-somebody-else")
     Cluster(CLOUD, other.url).create("j-1", "j", OFFER, metadata(other))
-    with pytest.raises(UserError, match="has a JobSet j-1 of somebody else; choose another name"):
+    with pytest.raises(
+        UserError, match="already has a JobSet j-1 that is not yours; choose another name"
+    ):
         played.until(played.active)
     assert list(gke.job_sets) == ["j-1"] and not any(m == "DELETE" for m, *_ in gke.calls)
 

@@ -182,7 +182,7 @@ def test_a_spent_quota_is_refused(fake, run):
 def test_an_unknown_quota_is_said(fake, run, capsys):
     fake.quota = None
     launched(run)
-    assert "unknown (Kaggle does not tell)" in capsys.readouterr().out
+    assert "unknown (Kaggle does not say)" in capsys.readouterr().out
 
 
 def test_no_token(fake, run, monkeypatch):

@@ -38,7 +38,7 @@ def test_it_is_a_notebook(run, tmp_path):
 def test_bad_files(run, tmp_path):
     with pytest.raises(UserError, match=r"has to end in .ipynb"):
         write_notebook(run, "cats", Limits(), tmp_path / "cats.py")
-    with pytest.raises(UserError, match=r"is no folder"):
+    with pytest.raises(UserError, match=r"is not a folder"):
         write_notebook(run, "cats", Limits(), tmp_path / "no" / "cats.ipynb")
 
 

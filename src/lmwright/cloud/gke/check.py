@@ -53,7 +53,7 @@ def _missing_of_cluster(cluster: Cluster) -> list[str]:
     try:
         cluster.call("the JobSet API", "CustomObjectsApi", "get_api_resources", GROUP, VERSION)
     except Absent:
-        missing.append(f"it has no JobSets; have them installed: {JOBSET_HELP}")
+        missing.append(f"it has no JobSets; install them: {JOBSET_HELP}")
     lacking = [
         f"{verb} {resource}" for verb, group, resource in NEEDED
         if not _may(cluster, verb, group, resource)

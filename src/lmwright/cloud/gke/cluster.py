@@ -71,8 +71,8 @@ class Cluster:
                 raise Away(f"JobSet {id}: an older one of this name is being deleted") from None
             if _label(there, JOB_ID) != self._id:
                 raise UserError(
-                    f"--name: namespace {self.gke.namespace} has a JobSet {id} of somebody else; "
-                    "choose another name"
+                    f"--name: namespace {self.gke.namespace} already has a JobSet {id} that is not "
+                    "yours; choose another name"
                 ) from None
 
     def request(self, zone: str, id: str) -> Request:

@@ -23,7 +23,7 @@ CAPACITIES = ("spot", "on-demand", "reserved")
 def cloud_of_gke(target: str, settings: Settings) -> Cloud:
     """Settings by which JobSets are made. Raises UserError."""
     if settings.capacity not in CAPACITIES:
-        raise UserError("--guaranteed: GKE knows no such capacity; use --reservation or --spot")
+        raise UserError("--guaranteed: GKE has no such capacity; use --reservation or --spot")
     for pair in settings.secrets:
         if not SECRET.fullmatch(pair) or TOKEN.search(pair):
             name = pair.partition("=")[0]
@@ -33,7 +33,7 @@ def cloud_of_gke(target: str, settings: Settings) -> Cloud:
             )
     for label in settings.labels:
         if not LABEL.fullmatch(label):
-            raise UserError(f"--label: {label!r} is no Kubernetes label; write it as in team=nlp")
+            raise UserError(f"--label: {label!r} is not a Kubernetes label; write e.g. team=nlp")
     for option, name in (("--namespace", settings.namespace), ("--queue", settings.queue)):
         if name and not NAME.fullmatch(name):
             raise UserError(f"{option}: {name!r} cannot be a name in Kubernetes; correct it")

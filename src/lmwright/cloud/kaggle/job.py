@@ -63,7 +63,7 @@ def kernels_of(user: str, name: str) -> list[str]:
 def quota_line(quota: Quota | None) -> str:
     """Sentence about the week's TPU time."""
     if quota is None:
-        return "TPU quota of this week: unknown (Kaggle does not tell)"
+        return "TPU quota of this week: unknown (Kaggle does not say)"
     refresh = f", renewed {quota.refreshed:%Y-%m-%d %H:%M} UTC" if quota.refreshed else ""
     return (
         f"TPU quota of this week: {quota.left_s / 3600:.1f} of {quota.total_s / 3600:.1f} h left"
@@ -349,7 +349,7 @@ def what_stays(spec: Spec) -> list[str]:
     """Lines about what a forgotten job leaves at Kaggle."""
     facts = json.loads((spec.folder / FACTS).read_bytes())
     state = read_state(spec)
-    alive = [f"its session goes on; stop it at {page(state)}"] if "pushed" in state else []
+    alive = [f"its session still runs; stop it at {page(state)}"] if "pushed" in state else []
     return [
         *alive,
         f"at Kaggle stay kernels {', '.join(kernels_of(facts['user'], spec.name))}",

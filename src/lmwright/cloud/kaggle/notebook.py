@@ -71,7 +71,7 @@ def write_notebook(run: Run, name: str, limits: Limits, file: Path) -> list[Path
     if file.suffix != ".ipynb":
         raise UserError(f"--notebook: {file}: has to end in .ipynb")
     if not file.parent.is_dir():
-        raise UserError(f"--notebook: {file.parent} is no folder; make it first")
+        raise UserError(f"--notebook: {file.parent} is not a folder; make it first")
     with temporary_folder() as folder:
         parcel = pack(run, Path(folder))
         (code,) = (archive for archive in parcel.archives if archive.kind == "code")

@@ -154,8 +154,8 @@ def refuse_unsent(run: Run) -> None:
             continue
         if keys[-1] in ("dir", "data") and not (path / "shuffle" / MANIFEST).exists():
             raise UserError(
-                f"{name}: {place} is not prepared; run `lmwright prepare` here first, since "
-                "hours with a TPU are too few for that, or name a store in a bucket"
+                f"{name}: {place} is not prepared; run `lmwright prepare` here first, since hours "
+                "with a TPU are too scarce for that, or name a store in a bucket"
             )
 
 

@@ -37,8 +37,8 @@ def check_hosts(lines: Sequence[Line], name: str) -> None:
         machines[machine] = host
         if facts["taken"]:
             raise UserError(
-                f"--name: {host} has a job {name!r} already; choose another name, or have it "
-                f"forgotten where it was launched: lmwright jobs forget {name}"
+                f"--name: {host} has a job {name!r} already; choose another name, or run this "
+                f"where it was launched: lmwright jobs forget {name}"
             )
 
 
@@ -50,14 +50,14 @@ def check_places(run: Run, work: Work) -> None:
     for field, path in places:
         if "://" not in path and not os.path.isabs(path):
             raise UserError(
-                f"{field}: {path}: a relative path means nothing on other machines; write one that "
-                "begins with / and that the hosts see, or gs://BUCKET/FOLDER"
+                f"{field}: {path}: a relative path means nothing on other machines; write an "
+                "absolute one that all hosts can read, or gs://BUCKET/FOLDER"
             )
     for field, source in weights_of(run):
         if "://" not in source and not os.path.isabs(source) and os.path.exists(source):
             raise UserError(
-                f"{field}: {source}: a relative path means nothing on other machines; write one "
-                "that begins with / and that the hosts see, or the model's hub name"
+                f"{field}: {source}: a relative path means nothing on other machines; write an "
+                "absolute one that all hosts can read, or the model's hub name"
             )
 
 
@@ -126,7 +126,7 @@ def leader_place(lines: Sequence[Line]) -> tuple[str, int]:
             raise
         raise UserError(
             f"{error}: address={given} is not an address of {first.host.name} itself; write one of "
-            "those that `hostname -I` tells there"
+            "those that `hostname -I` prints there"
         ) from None
     addresses, port = ear["addresses"], ear["port"]
     try:

@@ -173,7 +173,7 @@ class RemotePlace:
         for path in paths:
             name = path.removeprefix(root)
             if not (path.startswith(root) and is_file_name(name)):  # it would be written elsewhere
-                raise UserError(f"{self.name(folder)}: holds {name!r:.99}, which is no file in it")
+                raise UserError(f"{self.name(folder)}: holds {name!r:.99}, which is not in it")
             local = Path(copy.name, folder, name)
             local.parent.mkdir(parents=True, exist_ok=True)
             self._server.ask(partial(self.fs.get_file, path, str(local)))

@@ -362,7 +362,7 @@ def _of_first_line(error: csv.Error, file: File) -> str:
     if "new-line character" in str(error):
         path = shlex.quote(file.path)
         return (
-            f"{file.path}: its lines end with CR alone, as on old Macs; convert it, for example by "
+            f"{file.path}: its lines end with CR only, as on old Macs; convert it, for example by "
             f"`tr '\\r' '\\n' < {path} > NEW`"
         )
     return f"{file.path}: its first line is not {file.format}: {error}"

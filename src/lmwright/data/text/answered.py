@@ -43,7 +43,7 @@ def answers_of(value: Any, column: str) -> tuple[list[str], list[int]]:
         return [], []
     if isinstance(value, list):
         if not all(isinstance(each, Mapping) for each in value):
-            raise UnusableError(f"{column!r} is a list of what is not an object")
+            raise UnusableError(f"{column!r} holds something other than objects")
         value = {name: [each.get(name) for each in value] for name in ("text", "answer_start")}
     if not isinstance(value, Mapping):
         raise UnusableError(f"{column!r} is not an object with 'text' and 'answer_start'")

@@ -165,7 +165,7 @@ def _has_prompt(
         if not before:
             raise UnusableError(
                 f"there is no {columns['prompt']!r}, which columns.prompt names, and an answer is "
-                "no conversation that holds it"
+                "not a conversation that contains it"
             )
         return False
     said = [(m["role"], m["content"]) for m in end[:-1]]

@@ -118,7 +118,7 @@ def template_source(chat: Chat, tokenizer: TextTokenizer) -> str:
             if role in source and getattr(tokenizer, role.removesuffix("_token")) is None:
                 raise UserError(
                     f"data.chat.template: {chat.template} needs the tokenizer's {role}, which is "
-                    "not set; add it to tokenizer_config.json or choose another template"
+                    "not set; add it to tokenizer_config.json, or choose another template"
                 )
         return source
     if chat.template == "tokenizer":

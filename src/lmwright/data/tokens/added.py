@@ -41,7 +41,7 @@ def with_added(tokenizer: TextTokenizer, folder: Path) -> TextTokenizer:
         if there is None and found != number:
             raise UserError(
                 f"{folder}: {content!r} has the id {number} in {FILE} or {CONFIG}, and the next "
-                f"one of the vocabulary is {found}; the files are not of one tokenizer"
+                f"one of the vocabulary is {found}; the files do not belong to the same tokenizer"
             )
     roles = read_json(folder / MAP) | read_json(folder / CONFIG)
     found_roles = find_roles(backend, roles) if roles else {}  # which may be among them

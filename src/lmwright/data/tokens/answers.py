@@ -223,8 +223,8 @@ def windows_of(data: Data, seq_len: int, windows: tuple[int, int] | None) -> Win
         raise UserError("data.sources.rows: \"answered\" needs objective.kind = 'answer'; set it")
     if data.normalize.unicode != "none":
         raise UserError(
-            f"data.normalize.unicode: {data.normalize.unicode!r} would move the places of answers; "
-            'set "none"'
+            f"data.normalize.unicode: {data.normalize.unicode!r} would shift the positions of "
+            'answers; set "none"'
         )
     window_tokens, overlap = windows
     if window_tokens > seq_len:

@@ -48,7 +48,7 @@ def import_bert(folder: Path) -> TextTokenizer:
         if not isinstance(token, str) or token not in vocab:
             raise UserError(
                 f"{folder / FILE}: has no {token}, which is the {role} of BERT; if another token "
-                f"is, say so in {CONFIG} as {role}, else give a tokenizer.json"
+                f"has that role, name it in {CONFIG} as {role}, else give a tokenizer.json"
             )
     lower, chinese, strip = (
         _choice(folder, config, field, default)
@@ -89,8 +89,8 @@ def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
     known = {f"{model}Tokenizer{end}" for model in SAME for end in ("", "Fast")}
     if name is not None and name not in known:
         raise UserError(
-            f"{folder / CONFIG}: tokenizer_class is {name!r:.60}; from a {FILE} only the "
-            f"tokenizers of {', '.join(SAME)} are made; give a tokenizer.json"
+            f"{folder / CONFIG}: tokenizer_class is {name!r:.60}; a {FILE} is enough only for "
+            f"{', '.join(SAME)}; give a tokenizer.json"
         )
 
 

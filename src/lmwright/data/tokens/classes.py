@@ -127,7 +127,7 @@ class Labels:
         if isinstance(label, list):
             raise UserError(
                 f"{visible(self.source, lines=False)}: {visible(id_, lines=False)} has a list of "
-                "labels; use objective.kind = 'multilabel', or give each text one"
+                "labels; use objective.kind = 'multilabel', or give each text one label"
             )
         self.numbers.append(self.classes.number(label, self.source, id_))
         return np.zeros(0)

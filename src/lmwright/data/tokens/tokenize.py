@@ -305,7 +305,7 @@ class _DocumentWriter:
         """Writes the windows of a question, and what is held out as text. Raises UserError where
         none were asked for."""
         if not isinstance(self.labels, AnswerColumn):
-            raise UserError("normalize holds answered questions, which the run has no more; "
+            raise UserError("normalize holds answered questions, and this run has none; "
                             "prepare again")  # fmt: skip
         around = self.before, self.after
         for ids, marks, size in self.labels.beside(self.tokenizer, row, around):
@@ -321,9 +321,7 @@ class _DocumentWriter:
         """Writes the ids of related texts, cut to a row. Raises UserError where none were asked
         for."""
         if self.group_tokens is None:
-            raise UserError(
-                "normalize holds related texts, which the run has no more; prepare again"
-            )
+            raise UserError("normalize holds related texts, and this run has none; prepare again")
         group = fit_group(texts, self.before, self.after, self.group_tokens)
         if group is not None:
             size = sum(len(text.encode()) for text in texts_of(row))

@@ -87,7 +87,7 @@ def _write_layers(model: Any, architecture: str, _: str) -> Json:
 def _read_experts(config: Json, fields: Json, where: str) -> Json:
     own, count = fields["experts"], config[SHARED]
     if not isinstance(count, int) or count < 0:
-        raise UserError(f"{where}: {SHARED} = {count!r} is not a number from 0 on; correct it")
+        raise UserError(f"{where}: {SHARED} = {count!r} is not 0 or a positive number; correct it")
     shared = count * own["mlp_dim"] or None
     return {"experts": own | {"bias_rate": NEW_BIAS_RATE, "shared_dim": shared}}
 

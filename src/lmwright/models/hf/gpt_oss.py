@@ -49,8 +49,8 @@ def _refuse_quantized(config: Json, _: Json, where: str) -> Json:
     said = config.get(QUANTIZATION)
     if said and (not isinstance(said, dict) or said.get("quant_method") != "mxfp4"):
         raise UserError(
-            f"{where}: {QUANTIZATION} is not mxfp4, which alone is read; start from the released "
-            "or the unquantized model"
+            f"{where}: {QUANTIZATION} is not mxfp4, the only form that is read; start from the "
+            "released or the unquantized model"
         )
     return {}
 

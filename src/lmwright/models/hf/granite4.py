@@ -60,7 +60,7 @@ def _write_heads(model: Any, architecture: str, _: str) -> Json:
     if model.inner_dim % model.embed_dim:
         raise UserError(
             f"model.mamba_num_heads: {model.mamba_num_heads} heads of {model.mamba_head_dim} are "
-            f"no multiple of model.embed_dim = {model.embed_dim}, as in {architecture}; change "
+            f"not a multiple of model.embed_dim = {model.embed_dim}, as in {architecture}; change "
             "them to export"
         )
     return {

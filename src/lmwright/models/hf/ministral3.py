@@ -17,8 +17,8 @@ def read_growing(config: Json, family: str, where: str) -> Json:
     growth = rope.get(GROWTH) if isinstance(rope, dict) else None
     if not isinstance(growth, int | float) or isinstance(growth, bool) or growth < 0:
         raise UserError(
-            f"{where}: rope_parameters.{GROWTH} = {growth!r} is not a number from 0 on; download "
-            "it again"
+            f"{where}: rope_parameters.{GROWTH} = {growth!r} is not 0 or a positive number; "
+            "download it again"
         )
     plain = {name: value for name, value in rope.items() if name not in (GROWTH, CONTEXT)}
     fields = rope_fields(config | {"rope_parameters": plain, "rope_scaling": None}, where)

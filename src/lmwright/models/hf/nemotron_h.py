@@ -37,7 +37,7 @@ def _types(config: Json, where: str) -> list[str]:
             )
         said = [TYPES[LETTERS[each]] for each in said]
     if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
-        raise UserError(f"{where}: layers_block_type is no list of types; download it again")
+        raise UserError(f"{where}: layers_block_type is not a list of types; download it again")
     return [OLDER.get(each, each) for each in said]
 
 

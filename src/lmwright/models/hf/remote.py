@@ -55,7 +55,7 @@ def _llada(config: Json, where: str) -> Json:
     for name, value in LLADA_ONLY.items():
         if config.get(name) not in (value, None):
             raise UserError(
-                f"{where}: {name} = {config[name]!r} is not LLaDA's {value!r}, which is all that "
+                f"{where}: {name} = {config[name]!r} is not LLaDA's {value!r}, the only value that "
                 "is computed; take another model"
             )
     own = {theirs: config.get(ours) for theirs, ours in LLADA.items()}

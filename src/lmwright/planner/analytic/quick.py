@@ -228,7 +228,7 @@ class Quick:
         text = (
             f"{memory_size(used).removesuffix(' GiB')} of {self.limit_bytes / GIB:.2f} GiB, {error}"
         )
-        close = f"; that close, only the {'card' if self.compiled else 'compiler'} can tell"
+        close = f"; this close, only the {'card' if self.compiled else 'compiler'} can tell"
         close = close if self.is_close else ""
         if self.fits:
             return f"FITS: {text}{close}"
