@@ -196,29 +196,32 @@ def test_adafactor_is_torch_on_every_matrix_of_a_stack(spec, weights, gradients)
     assert_close({n: got[n] for n in keep}, {n: want[n] for n in keep}, atol=2e-6)
 
 
-def test_adafactor_of_several_axes_in_numpy():
+@pytest.mark.parametrize("size", [{"step_size": "absolute"}, {"min_weight_rms": 2.0}])
+def test_adafactor_of_several_axes_in_numpy(size):
     rng = np.random.default_rng(0)
     param = Param("heads head_dim -> embed", (3, 5, 7))
     w = rng.normal(size=(3, 5, 7)).astype("float32")
     gs = rng.normal(size=(6, 3, 5, 7)).astype("float32")
     optim = Adafactor(
-        learning_rate=0.1, weight_decay=0.0, schedule=Constant(), step_size="absolute"
-    )
+        learning_rate=0.1, weight_decay=0.0, schedule=Constant(), decay_exponent=0.6,
+        update_rms=0.7, **size,
+    )  # fmt: skip
     got = run(optim, {"o": param}, {"o": jnp.asarray(w)}, lambda i: {"o": gs[i]}, 6)["o"]
     row, col = np.zeros(15), np.zeros(7)
     want = w.astype("float64").reshape(15, 7)
     for t, g in enumerate(gs.astype("float64").reshape(6, 15, 7), 1):
-        beta = 1 - t**-0.8
+        beta = 1 - t**-0.6
         row = beta * row + (1 - beta) * (g**2).mean(1)
         col = beta * col + (1 - beta) * (g**2).mean(0)
         u = g / np.sqrt(np.outer(row, col) / row.mean())
-        want -= 0.1 * u / max(1, np.sqrt((u**2).mean()))
+        step = u / max(1, np.sqrt((u**2).mean()) / 0.7)
+        want -= 0.1 * step * (max(2.0, np.sqrt((want**2).mean())) if "step_size" not in size else 1)
     np.testing.assert_allclose(got.reshape(15, 7), want, atol=2e-6)
 
 
-@pytest.mark.parametrize("form, scale", [("nesterov", "rms"), ("plain", "width")])
+@pytest.mark.parametrize("form, scale, turns", [("nesterov", "rms", 5), ("plain", "width", 3)])
 def test_muon_is_torch_on_every_matrix_of_a_stack(
-    spec, weights, gradients, form, scale, monkeypatch
+    spec, weights, gradients, form, scale, turns, monkeypatch
 ):
     """torch iterates in bf16, where two orders of summing differ; here it is made fp32."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
@@ -238,6 +241,7 @@ def test_muon_is_torch_on_every_matrix_of_a_stack(
             weight_decay=0.3,
             nesterov=form == "nesterov",
             adjust_lr_fn="match_rms_adamw" if scale == "rms" else "original",
+            ns_steps=turns,
         )
 
     want = run_torch(
@@ -252,6 +256,7 @@ def test_muon_is_torch_on_every_matrix_of_a_stack(
         weight_decay=0.3,
         momentum_form=form,
         scale=scale,
+        newton_schulz_steps=turns,
         precision="fp32",
         schedule=Constant(),
     )

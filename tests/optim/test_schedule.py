@@ -26,6 +26,7 @@ from lmwright.optim.kinds import (
     InverseSqrt,
     Linear,
     Schedule,
+    TwoStage,
     Wsd,
 )
 
@@ -123,6 +124,16 @@ def test_exponential(cooldown):
     np.testing.assert_allclose(got, want(np.arange(51)), atol=1e-6 * PEAK)
 
 
+def test_two_stage():
+    """As optax joins it of three lines."""
+    lines = [(0.0, 1.0, 6), (1.0, 0.7, 14), (0.4, 0.1, 30)]  # from, to, steps; the second at 20
+    pieces = [optax.linear_schedule(a * PEAK, b * PEAK, n) for a, b, n in lines]
+    said = {"first_floor_fraction": 0.7, "second_fraction": 0.4, "floor_fraction": 0.1}
+    got = ours(TwoStage(warmup_steps=6, switch_fraction=0.4, **said), 50)
+    want = optax.join_schedules(pieces, [6, 20])(np.arange(51))
+    np.testing.assert_allclose(got, want, atol=1e-6 * PEAK)
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -130,6 +141,7 @@ def test_exponential(cooldown):
         Cosine(warmup_steps=40),
         Linear(warmup_steps=41),
         Wsd(warmup_steps=30, decay_steps=11),
+        TwoStage(warmup_steps=16, switch_fraction=0.4),
     ],
 )
 def test_what_does_not_fit_is_an_error(schedule):
@@ -165,6 +177,20 @@ def test_rises_to_the_peak_then_never_rises(schedule, total):
     floor = getattr(schedule, "floor_fraction", None)
     if floor is not None:
         np.testing.assert_allclose(rates[total:], PEAK * floor, atol=1e-6 * PEAK)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Exponential(warmup_steps=28, cooldown_steps=11),
+        Cosine(warmup_steps=39),
+        Constant(warmup_steps=40),
+        Wsd(warmup_steps=30, decay_steps=10),
+        TwoStage(warmup_steps=15, switch_fraction=0.4),
+    ],
+)
+def test_what_just_fits_has_a_number_at_each_step(schedule):
+    assert np.isfinite(got := ours(schedule, 40)).all() and got.max() == np.float32(PEAK)
 
 
 def test_traces_and_takes_an_int32_step():
