@@ -1,6 +1,7 @@
 """What lies at a path is decided once, whichever verb asks."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from lmwright.models.llama import Llama
 from lmwright.objectives.clm import Clm
 from lmwright.optim import KINDS
 from tests.in_memory import export_hf
+from tests.time_limit import time_limit
 
 MODEL = Llama(
     vocab_size=53, embed_dim=32, mlp_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
@@ -187,3 +189,16 @@ def test_places_of_a_run_directory_are_found_from_any_folder(places, tmp_path, m
             assert Path(found.data.dir).samefile(project / "data")
     shutil.rmtree(project / "data")  # what is nowhere keeps its name
     assert load_run(project / "runs/x").data.dir == "data"
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "hf/config.json", "hf/tokenizer.json", "run/run.toml"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(name, tmp_path):
+    """Who opens it waits until somebody writes there."""
+    place = tmp_path / name.partition("/")[0]
+    if "/" in name:
+        place.mkdir()
+        (place / "config.json").write_text("{}")
+        (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with time_limit(20), pytest.raises(UserError, match=rf"{name}: is a pipe or a device; put a"):
+        open_place(place).model  # noqa: B018

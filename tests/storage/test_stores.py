@@ -1,6 +1,7 @@
 """Prepared data in a bucket: pushed there, read from there, and copied while it is read."""
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -72,6 +73,10 @@ def test_a_damaged_file_is_not_pushed(small_run, url, tmp_path, capsys):
     shard.write_bytes(flipped(shard.read_bytes()))
     assert main(["data", "push", str(copy), url]) == 2
     assert f"{shard} was altered" in capsys.readouterr().err
+    shard.unlink()
+    os.mkfifo(shard)  # who opens it waits until somebody writes there
+    assert main(["data", "push", str(copy), url]) == 2
+    assert f"{shard} was altered: it is no file" in capsys.readouterr().err
     assert "pack/manifest.json" not in Bucket(url).entries()
 
 

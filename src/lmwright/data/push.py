@@ -102,6 +102,8 @@ def _checked_crc(path: Path, wanted: str) -> str:
     hash that its manifest records."""
     import google_crc32c  # comes with the bucket's client
 
+    if path.exists() and not path.is_file():  # a pipe is waited for
+        raise altered_error(str(path), "it is no file")
     crc, digest = google_crc32c.Checksum(), xxhash.xxh3_128()
     try:
         for piece in file_pieces(path):

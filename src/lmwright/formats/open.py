@@ -29,7 +29,7 @@ from lmwright.data.tokens.gguf_tokenizer import holds_tokenizer
 from lmwright.errors import UserError
 from lmwright.formats.hub import fetch, fetch_kaggle
 from lmwright.formats.peft_folder import CONFIG as ADAPTER_CONFIG
-from lmwright.formats.places import usable
+from lmwright.formats.places import refuse_pipes, usable
 from lmwright.formats.safetensors import NO_PICKLES, PICKLES, refuse_pickles
 from lmwright.formats.tokenizer_files import has_tokenizer
 from lmwright.models.conversion import converted
@@ -181,6 +181,7 @@ def _run_at(path: Path) -> Origin | None:
 
 
 def _open_path(path: Path) -> Origin:
+    refuse_pipes(path)
     if (place := _run_at(path)) is not None:
         return place
     if path.suffix == ".gguf":

@@ -42,6 +42,14 @@ def usable(path: str | os.PathLike) -> Path:
     return path
 
 
+def refuse_pipes(path: Path) -> None:
+    """Raises UserError for a pipe or a device in the place of a file, or of one in a folder: who
+    opens it waits for ever."""
+    for each in path.iterdir() if path.is_dir() else (path,):
+        if each.exists() and not (each.is_file() or each.is_dir()):
+            raise UserError(f"{each}: is a pipe or a device; put a file in its place, or remove it")
+
+
 def new_place(out: str | os.PathLike) -> Path:
     """The path of a new output. Raises UserError for one that cannot be written under a hidden
     name first."""
