@@ -174,6 +174,11 @@ def test_the_best_loss_is_told_where_it_is_not_the_last(tmp_path):
     rows = summarize(record)
     assert rows["held-out loss, wiki"] == "2.7500 (best 2.2500 at step 40)"
     assert rows["held-out loss, code"] == "2.0000"
+    record.evals["wiki"]["loss"] = Series([20, 40, 60], [2.5, 2.25, math.nan])
+    record.evals["code"]["loss"] = Series([20, 40, 60], [math.nan, math.nan, 2.0])
+    rows = summarize(record)
+    assert rows["held-out loss, wiki"] == "nan (best 2.2500 at step 40)"
+    assert rows["held-out loss, code"] == "2.0000"
 
 
 @pytest.mark.parametrize(

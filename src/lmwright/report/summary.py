@@ -99,7 +99,7 @@ def _held_out_rows(source: str, curves: dict[str, Series]) -> Rows:
     loss = curves["loss"]
     text = _loss(loss.values[-1])
     points = [(v, s) for v, s in zip(loss.values, loss.steps, strict=True) if not math.isnan(v)]
-    if points and min(points)[0] < loss.values[-1]:
+    if points and not min(points)[0] >= loss.values[-1]:  # which may be NaN
         best, step = min(points)
         text += f" (best {_loss(best)} at step {step:,})"
     if "of_rows" in curves:

@@ -13,8 +13,8 @@ class EarlyStop:
 
     def see(self, loss: float, patience: int | None) -> None:
         """Takes a held-out loss."""
-        self.since_best = 0 if self.best is None or loss < self.best else self.since_best + 1
-        self.best = loss if self.best is None else min(loss, self.best)
+        fell = loss < (float("inf") if self.best is None else self.best)  # NaN never does
+        self.since_best, self.best = (0, loss) if fell else (self.since_best + 1, self.best)
         self.judge(patience)
 
     def judge(self, patience: int | None) -> None:
