@@ -234,6 +234,18 @@ FALCON_H1 = {  # as released
     "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False,
     "vocab_size": 32_784,
 }  # fmt: skip
+BAMBA = {  # as released
+    "architectures": ["BambaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_layer_indices": [9, 18, 27], "attn_rotary_emb": 64, "bos_token_id": 128_000,
+    "eos_token_id": 128_001, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14_336, "mamba_chunk_size": 256,
+    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 128, "mamba_proj_bias": False,
+    "max_position_embeddings": 262_144, "mlp_bias": False, "model_type": "bamba",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "num_logits_to_keep": 1, "pad_token_id": 0, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 128_256,
+}  # fmt: skip
 QWEN3_NEXT = {  # as released
     "architectures": ["Qwen3NextForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151_643,
     "decoder_sparse_step": 1, "eos_token_id": 151_645, "full_attention_interval": 4,
@@ -354,6 +366,7 @@ def test_a_short_trial_fits_the_decay_of_a_recipe(steps, warmup, decay):
         ("lfm2-8b-a1b", LFM2_MOE),
         ("granite-4-0-h-350m", GRANITE4),
         ("falcon-h1-0-5b", FALCON_H1),
+        ("bamba-9b", BAMBA),
         ("starcoder2-15b", STARCODER2),
         ("phi-2", PHI_2),
     ],

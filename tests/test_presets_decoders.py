@@ -20,6 +20,7 @@ from lmwright.presets import (
     falcon_h1,
     granite4,
     layer_normed,
+    mamba,
     nemotron,
     recurrent,
     research,
@@ -27,7 +28,7 @@ from lmwright.presets import (
 
 ALL = decoders.PRESETS | research.PRESETS | encoders.PRESETS | recurrent.PRESETS
 ALL |= layer_normed.PRESETS
-HYBRIDS = granite4.PRESETS | nemotron.PRESETS | falcon_h1.PRESETS
+HYBRIDS = granite4.PRESETS | nemotron.PRESETS | falcon_h1.PRESETS | mamba.PRESETS
 ALL |= {name: make for name, make in HYBRIDS.items() if "active" not in make.__doc__}
 PRESETS = {name.replace(".", "-").replace("phi-3", "phi3"): make for name, make in ALL.items()}
 # Of the published models: counts in their safetensors metadata. Those of DeBERTa are in
@@ -88,6 +89,8 @@ PUBLISHED = {
     # as `transformers` counts FalconH1ForCausalLM of the released config.json
     "falcon-h1-0-5b": 521_411_104,
     "falcon-h1-7b": 7_585_648_736,
+    # as `transformers` counts BambaForCausalLM of the released config.json
+    "bamba-9b": 9_780_235_392,
     # with two numbers a layer that are no parameters there
     "apertus-8b": 8_053_338_176 + 2 * 32,
     "apertus-70b": 70_599_864_480 + 2 * 80,

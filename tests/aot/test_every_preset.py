@@ -34,7 +34,7 @@ SLICES = {
         starcoder2-7b olmo-7b olmo-hybrid-7b opt-6-7b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
-        apertus-8b gemma-7b falcon-h1-7b command-r7b stablelm-2-12b""",
+        apertus-8b gemma-7b falcon-h1-7b bamba-9b command-r7b stablelm-2-12b""",
     "v5p-16": """qwen2-5-32b qwen3-32b gemma2-27b gemma3-27b olmo2-32b olmo3-32b qwen3-30b-a3b
         qwen3-5-27b gemma4-31b exaone-4-0-32b seed-oss-36b mistral-small-3-2-24b cwm-32b
         qwen1-5-moe-a2-7b mellum2-12b-a2-5b deepseek-v2-lite moonlight-16b-a3b

@@ -26,6 +26,10 @@ MAMBA = {
     "shared_intermediate_size": 160, "embedding_multiplier": 3.7, "attention_multiplier": 0.11,
     "residual_multiplier": 0.43, "logits_scaling": 2.3, "head_dim": 16,
 }  # fmt: skip
+BAMBA = {
+    "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 2,
+    "head_dim": 32,
+}  # fmt: skip
 GRANITE_MOE = {
     "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64,
     "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
@@ -235,6 +239,14 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM experts": MAMBA | {
         "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 5,
         "num_experts_per_tok": 2, "intermediate_size": 64, "tie_word_embeddings": True},
+    "BambaForCausalLM": BAMBA | {
+        "attn_layer_indices": [1, 2], "attention_bias": True, "mlp_bias": True,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.625}},
+    "BambaForCausalLM yarn": BAMBA | {
+        "attn_layer_indices": [3], "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
+            "rope_theta": 5003.0}},
     "Qwen3_5ForCausalLM": HYBRID | {"rope_parameters": {
         "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
     "Qwen3_5ForCausalLM heads": HYBRID | {

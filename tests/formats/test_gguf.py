@@ -22,7 +22,8 @@ from lmwright.data.tokens.gguf_header import write_tensor  # noqa: E402
 from lmwright.errors import UserError  # noqa: E402
 from lmwright.formats import reference  # noqa: E402
 from lmwright.formats.convert import export_command, import_command  # noqa: E402
-from lmwright.formats.gguf_names import metadata_of, pairs  # noqa: E402
+from lmwright.formats.gguf_names import metadata_of  # noqa: E402
+from lmwright.formats.gguf_order import pairs  # noqa: E402
 from lmwright.formats.gguf_read import open_gguf  # noqa: E402
 from lmwright.formats.gguf_rope import llama3_factors, llama3_rope, rope_factors  # noqa: E402
 from lmwright.formats.gguf_write import write_gguf  # noqa: E402

@@ -18,7 +18,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import agreement, logits
 from lmwright.formats.reference import Reference
 from tests.formats import llama_cpp
-from tests.formats.gguf_rows import MAMBA, SIZES
+from tests.formats.gguf_rows import BAMBA, MAMBA, SIZES
 
 PLAIN = SIZES | MAMBA | {
     "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"] * 4,
@@ -68,4 +68,12 @@ def test_one_that_no_granite_3_is_is_refused(change, tmp_path, monkeypatch):
 def test_one_without_attention_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"has attention in some layers, and here is none"):
         write(PLAIN | {"layer_types": ["mamba"] * 4}, tmp_path / "m.gguf", monkeypatch)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("layers", [[], [0, 1, 2, 3]])
+def test_a_bamba_of_one_sort_of_layers_is_refused(layers, tmp_path, monkeypatch):
+    config = SIZES | BAMBA | {"architectures": ["BambaForCausalLM"], "attn_layer_indices": layers}
+    with pytest.raises(UserError, match=rf"here {len(layers)} of 4 have attention"):
+        write(config, tmp_path / "m.gguf", monkeypatch)
     assert not [*tmp_path.iterdir()]

@@ -20,6 +20,7 @@ from lmwright.formats.peft import merge_into, read_adapter, to_peft
 from lmwright.formats.peft_folder import read_folder, write_folder
 from lmwright.formats.proof import logits
 from lmwright.models.apertus import Apertus
+from lmwright.models.bamba import Bamba
 from lmwright.models.cohere import Cohere
 from lmwright.models.cwm import Cwm
 from lmwright.models.deepseek import DeepSeekV3
@@ -305,6 +306,9 @@ FAMILIES = {
         Clm(),
         "all",
     ),
+    "state spaces in blocks of a llama": (Bamba(**{k: v for k, v in MAMBA.items() if k != R},
+                                                rotary_fraction=0.67), Clm(),
+                                          "all"),
     "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
     "a head with a layer": (ModernBertDecoder(**SMALL | {"num_kv_heads": 4}), Clm(), "all"),
     "memories of other widths": (

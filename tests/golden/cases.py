@@ -66,6 +66,7 @@ MODELS = {
     "cohere": DENSE | MIX, "starcoder2": DENSE | {"window": 24}, "olmo": DENSE | {"qkv_limit": 0.7},
     "stablelm": DENSE | HALF | {"residual": "parallel", "qk_norm": "head"}, "phi": DENSE | HALF,
     "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,
+    "bamba": DENSE | MAMBA | {"rotary_fraction": 0.67},
     **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},
     "deepseek-v2": DENSE | LATENT | {"experts": SHARED | {"num_groups": 2, "best_of_group": 1}},
 }  # fmt: skip

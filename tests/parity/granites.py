@@ -1,4 +1,4 @@
-"""Rows of Granite, Nemotron-H and Falcon-H1, with Mamba-2 in most layers, in the table of
+"""Rows of Granite, Nemotron-H, Falcon-H1 and Bamba, with Mamba-2 in most layers, in the table of
 families."""
 
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
@@ -27,6 +27,10 @@ NEMOTRON_MOE = {
     "ssm_state_size": 14, "conv_kernel": 3, "time_step_min": 1e-9, "layer_norm_epsilon": 3e-4,
     "rms_norm_eps": None, "rope_parameters": None, "num_hidden_layers": None,
     "layers_block_type": ["linear_attention", "moe", "mlp", "full_attention", "moe"],
+}  # fmt: skip
+BAMBA = {
+    "mamba_n_heads": 8, "mamba_d_state": 14, "mamba_d_conv": 3, "mamba_chunk_size": 128,
+    "num_hidden_layers": 3, "rms_norm_eps": 0.05,  # as below
 }  # fmt: skip
 FALCON = {
     "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_ssm": 96, "mamba_n_groups": 2,
@@ -127,6 +131,39 @@ GRANITES = {
             "time_step_min": 1e-9,
         },
         generates=True,
+    ),
+    "bamba": Row(
+        "BambaForCausalLM",
+        BAMBA
+        | {
+            "attn_layer_indices": [1],
+            "mamba_d_head": 12,
+            "mamba_n_groups": 2,
+            "rope_parameters": rope("yarn", factor=6.0, partial_rotary_factor=0.6, **OLD),
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        generates=True,
+    ),
+    "bamba-silent": Row(  # half of each head rotated, and widths that follow
+        "BambaForCausalLM",
+        BAMBA
+        | {
+            "head_dim": None,
+            "tie_word_embeddings": True,
+            "attn_layer_indices": [2],
+        },
+    ),
+    "bamba-attention": Row(  # and a share that transformers does not read where it stands
+        "BambaForCausalLM",
+        BAMBA
+        | {
+            "attn_layer_indices": [0, 1, 2],
+            "head_dim": 12,
+            "partial_rotary_factor": 0.25,
+            "mamba_n_heads": 3,
+        },
+        gradients=False,
     ),
     "falcon-h1": Row(
         "FalconH1ForCausalLM",

@@ -10,6 +10,7 @@ import pytest
 
 from lmwright.errors import UserError
 from lmwright.models.apertus import Apertus
+from lmwright.models.bamba import Bamba
 from lmwright.models.bert import Bert
 from lmwright.models.cohere import Cohere
 from lmwright.models.cwm import Cwm
@@ -110,6 +111,11 @@ MODELS = {
     "nemotron-h": NemotronH(
         **SIZES, mixer_pattern=("mamba", "mlp"), mamba_num_heads=16, mamba_head_dim=10,
         mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
+    ),
+    "bamba": Bamba(
+        **SIZES, mixer_pattern=("mamba", "full"), mamba_num_heads=16, mamba_head_dim=10,
+        mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8, bias="all",
+        rotary_fraction=0.67, rope_scaling=YARN, norm_eps=0.05,
     ),
     "falcon-h1": FalconH1(
         **SIZES, mamba_num_heads=16, mamba_head_dim=10, mamba_state_dim=6, mamba_num_groups=4,

@@ -255,7 +255,7 @@ ARCHS = {
         fixed={"hidden_act": "silu"}, keys=gguf_mamba.MULTIPLIERS,
         renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
     ),
-    "granitehybrid": Arch(
+    gguf_mamba.NAME: Arch(
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", rotated=True, biases=True, mamba=True,
         keys=gguf_mamba.KEYS,
         renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
@@ -359,6 +359,16 @@ SOLAR = Arch(
     "SolarOpenForCausalLM", "solar_open", biases=True, fixed={"hidden_act": "silu"},
     keys=gguf_deepseek.KEYS, renamed=gguf_deepseek.RENAMED, deepseek=True,
 )  # fmt: skip
+# Granite 4's layers without its multipliers, of which some rotate a part of each head
+BAMBA = Arch(
+    "BambaForCausalLM", "bamba", rotated=True, partial=True, biases=True, mamba=True,
+    fixed={"hidden_act": "silu"}, keys=gguf_mamba.MIXER,
+)  # fmt: skip
+TOLD = {
+    gguf_deepseek.GLM: (SOLAR, gguf_deepseek.is_solar),
+    gguf_mamba.NAME: (BAMBA, gguf_mamba.is_bamba),
+}
+"""Models that go by another one's name in GGUF, and what tells them by metadata and tensors."""
 SAME = {  # whose files are those of another
     "MistralForCausalLM": "llama",
     "DeepseekV2ForCausalLM": gguf_deepseek.LATENTS,

@@ -1,4 +1,4 @@
-"""Granite 4, and Granite 3 with experts, in GGUF, as llama.cpp's convert_hf_to_gguf.py writes them.
+"""Granite 4, Granite 3 with experts, and Bamba in GGUF, as llama.cpp's converter writes them.
 
 attention.head_count_kv     of each layer, 0 where Mamba-2 is in the place of attention
 A_log [N], D [N]            [N, 1]; -e^A_log, the rate itself
@@ -6,10 +6,11 @@ mamba.norm [I]              [G, I / G], for G groups
 conv1d [C, 1, K]            [C, K]
 shared_mlp.input_linear     gate and up, apart
 
-One without Mamba-2 and experts is a Granite 3 there.
+One without Mamba-2 and experts is a Granite 3 there. A Bamba has the same name and no multipliers.
+Its pairs of rotated dims are those that llama.cpp rotates; its converter takes them from all dims.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -24,6 +25,7 @@ from lmwright.formats.hf_layout import slots
 from lmwright.formats.safetensors import Tensors
 from lmwright.models.granite import Granite
 from lmwright.models.granite4 import Granite4, HybridGranite
+from lmwright.models.hf.bamba import FULL
 from lmwright.models.hf.granite4 import TYPES
 from lmwright.models.mamba import MAMBA
 
@@ -34,21 +36,29 @@ MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 SHARED, ROTATES = "expert_shared_feed_forward_length", "rope.scaling.finetuned"
-KEYS = MULTIPLIERS | {
+NAME = "granitehybrid"
+MIXER = {
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.state_size": "mamba_d_state",
     "ssm.group_count": "mamba_n_groups",
     "ssm.time_step_rank": "mamba_n_heads",
-    SHARED: "shared_intermediate_size",
 }
+KEYS = MULTIPLIERS | MIXER | {SHARED: "shared_intermediate_size"}
 INNER, PLAIN = "ssm.inner_size", "feed_forward_length"
 SCALARS = (".mamba.A_log", ".mamba.D", ".mixer.A_log", ".mixer.D")  # the latter of Nemotron-H
 NORM = (".mamba.norm.weight", ".mixer.norm.weight")
 
 
+def is_bamba(meta: Mapping[str, Any], _: Collection[str]) -> bool:
+    """True for a file of Granite 4's architecture without its multipliers."""
+    return not any(f"{NAME}.{key}" in meta for key in MULTIPLIERS)
+
+
 def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Keys below the architecture's name. Raises UserError for a model without attention, whose
     heads the file would not say."""
+    if FULL in config:
+        return _of_bamba(config, where)
     heads = config["num_key_value_heads"]
     if TYPES["full"] not in config["layer_types"]:
         raise UserError(
@@ -64,16 +74,35 @@ def metadata(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     return meta | ({PLAIN: config["shared_intermediate_size"]} if plain else {})
 
 
+def _of_bamba(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    heads, full, count = config["num_key_value_heads"], config[FULL], config["num_hidden_layers"]
+    if not 0 < len(full) < count:
+        raise UserError(
+            f"{where}: GGUF's Bamba has attention in some layers and Mamba-2 in others, and here "
+            f"{len(full)} of {count} have attention (model.mixer_pattern); export to a Hugging "
+            "Face folder instead"
+        )
+    return {
+        HEADS: [heads if i in full else 0 for i in range(count)],
+        INNER: config["mamba_n_heads"] * config["mamba_d_head"],
+        ROTATES: True,
+    }
+
+
 def config_of(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Keys of config.json that other architectures do not have."""
     said = lambda key: meta.get(f"{name}.{key}")  # noqa: E731
     heads, inner, width = said(HEADS), said(INNER), said("embedding_length")
+    expand = {"mamba_expand": inner // width} if inner and width else {}
+    if is_bamba(meta, ()):
+        layers = enumerate(heads if isinstance(heads, list) else ())
+        return expand | {FULL: [i for i, each in layers if each]}
     config: dict[str, Any] = {"position_embedding_type": "rope" if said(ROTATES) else "nope"}
     if isinstance(heads, list):
         config["layer_types"] = [TYPES["full" if each else "mamba"] for each in heads]
     if said(SHARED) is None and said("expert_count") in (None, 0):
         config["shared_intermediate_size"] = said(PLAIN)
-    return config | ({"mamba_expand": inner // width} if inner and width else {})
+    return config | expand
 
 
 def shape_in_file(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
 from lmwright.data.tokens.gguf_header import gguf_package
 from lmwright.errors import UserError
 from lmwright.formats import (
@@ -39,7 +37,7 @@ from lmwright.formats.gguf_archs import (
     OLMO3,
     OWN_HEAD,
     SAME,
-    SOLAR,
+    TOLD,
     VARIANTS,
     Arch,
 )
@@ -97,8 +95,8 @@ def arch_of(meta: Mapping[str, Any], tensors: Collection[str], where: str) -> tu
     if name not in ARCHS:
         cure = nearest(name, list(ARCHS), what="these are read")
         raise UserError(f"{where}: GGUF architecture {name!r} is not supported; {cure}")
-    if name == gguf_deepseek.GLM and gguf_deepseek.is_solar(meta, tensors):
-        return name, SOLAR
+    if name in TOLD and TOLD[name][1](meta, tensors):
+        return name, TOLD[name][0]
     variant, key = VARIANTS.get(name, (ARCHS[name], ""))
     return name, variant if meta.get(f"{name}.{key}") else ARCHS[name]
 
@@ -109,14 +107,15 @@ def gguf_arch_of(config: Mapping[str, Any]) -> tuple[str, Arch]:
     for name, (variant, _) in VARIANTS.items():
         if architecture == variant.hf:
             return name, variant
-    if architecture == SOLAR.hf:
-        return gguf_deepseek.GLM, SOLAR
+    for name, (told, _) in TOLD.items():
+        if architecture == told.hf:
+            return name, told
     if (name := SAME.get(architecture)) is not None:
         return name, ARCHS[name]
     for name, arch in sorted(ARCHS.items(), key=lambda item: not item[1].mark):
         if arch.hf == architecture and (not arch.mark or arch.mark in config):
             return name, arch
-    others = {variant.hf for variant, _ in VARIANTS.values()} | {*SAME, SOLAR.hf}
+    others = {arch.hf for arch, _ in (*VARIANTS.values(), *TOLD.values())} | {*SAME}
     there = sorted({arch.hf for arch in ARCHS.values()} | others)
     raise UserError(f"{architecture}: has no GGUF form here; these have: {', '.join(there)}")
 
@@ -352,38 +351,3 @@ class NameMap:
         if there is None:
             raise UserError(f"{name}: has no place in this GGUF architecture")
         return there, None if expert is None else int(expert[2])
-
-
-def pairs(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:
-    """Rows of q or k [heads * head_dim, ...] from halves into pairs, or back."""
-    half = array.shape[0] // num_heads // 2
-    shape = (num_heads, 2, half) if into else (num_heads, half, 2)
-    return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
-def in_order(
-    name: str, array: np.ndarray, config: Mapping[str, Any], arch: Arch, *, into: bool
-) -> np.ndarray:
-    """A tensor of this Hugging Face name with its rows in llama.cpp's order, or back in that of
-    Hugging Face."""
-    heads = rotated_heads(name, config) if arch.rotated else None
-    if heads is not None:
-        return pairs(array, heads, into=into)
-    if arch.by_part and ".query_key_value." in name:
-        return by_part(array, int(config["num_attention_heads"]), into=into)
-    return gguf_hybrid.turned(name, array, config, into=into)
-
-
-def by_part(array: np.ndarray, num_heads: int, *, into: bool) -> np.ndarray:
-    """Rows of a fused q, k and v [heads * 3 * head_dim, ...] from an order by head into one by
-    part, or back."""
-    first = (num_heads, 3) if into else (3, num_heads)
-    shape = (*first, array.shape[0] // num_heads // 3, *array.shape[1:])
-    return array.reshape(shape).swapaxes(0, 1).reshape(array.shape)
-
-
-def rotated_heads(name: str, config: Mapping[str, Any]) -> int | None:
-    """Number of heads in the rows of a tensor if it is a q or k projection."""
-    if ".q_proj." in name:
-        return int(config["num_attention_heads"])
-    return int(config["num_key_value_heads"]) if ".k_proj." in name else None

@@ -31,9 +31,9 @@ from lmwright.formats.gguf_names import (
     arch_of,
     config_of,
     gguf_arch_of,
-    in_order,
     metadata_of,
 )
+from lmwright.formats.gguf_order import in_order
 from lmwright.formats.gguf_rope import ROPE_FACTORS, llama3_rope, proportional_rope
 from lmwright.formats.hf_layout import Slot, slots
 from lmwright.formats.safetensors import Tensors

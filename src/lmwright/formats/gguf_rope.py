@@ -49,6 +49,7 @@ def scale_rope(config: dict[str, Any], meta: Mapping[str, Any], name: str, where
     settings = {k.removeprefix(prefix): v for k, v in meta.items() if k.startswith(prefix)}
     _refuse_unknown(settings, config, name, where)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    rope |= {key: config[key] for key in ("partial_rotary_factor",) if key in config}
     kind, factor = settings.get("scaling.type", "linear"), _factor(settings, where)
     if kind not in ("none", "linear", "yarn"):
         raise UserError(

@@ -28,7 +28,8 @@ from lmwright.formats.compressed import refuse_grid
 from lmwright.formats.encoding import cast_tensor, refuse_dtype
 from lmwright.formats.gguf_apart import Apart
 from lmwright.formats.gguf_blocks import BLOCKS, MIXES, block_in, type_of_file
-from lmwright.formats.gguf_names import SHIFT, NameMap, in_order, metadata_of
+from lmwright.formats.gguf_names import SHIFT, NameMap, metadata_of
+from lmwright.formats.gguf_order import in_order
 from lmwright.formats.gguf_read import SCALE, is_headless, open_written, slots_in_file
 from lmwright.formats.gguf_rope import ROPE_FACTORS, rope_factors
 from lmwright.formats.hf_layout import Slot, slots
@@ -61,7 +62,6 @@ class Entry:
     parts: tuple[Slot, ...]
     stacked: bool
     kind: str
-
     of_part: tuple[int, ...]
     """Shape of each."""
 

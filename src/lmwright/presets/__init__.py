@@ -19,6 +19,7 @@ SECTIONS = {
         "lmwright.presets.granite4",
         "lmwright.presets.nemotron",
         "lmwright.presets.falcon_h1",
+        "lmwright.presets.mamba",
         "lmwright.presets.research",
         "lmwright.presets.layer_normed",
         "lmwright.presets.encoders",

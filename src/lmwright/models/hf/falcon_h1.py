@@ -4,12 +4,18 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.llama import BIAS
-from lmwright.models.hf.mamba import CONVS, head_width, mamba_weights, read_limits
+from lmwright.models.hf.mamba import (
+    CONVS,
+    LAYER,
+    OF_MIXER,
+    head_width,
+    mamba_weights,
+    read_limits,
+)
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair, refuse_number
 from lmwright.models.hf.rope import ROPE
 from lmwright.models.hf.table import KEYS, WEIGHTS, Table
 
-LAYER = "model.layers.{i}"
 MIXER = f"{LAYER}.mamba"
 NUMBERS = (
     "embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier",
@@ -83,10 +89,7 @@ class FalconH1Hf(Table):
     }
     convs = CONVS
     peft_refuses = ("mamba_out",)
-    keys = KEYS | {
-        "mamba_num_heads": "mamba_n_heads", "mamba_num_groups": "mamba_n_groups",
-        "mamba_state_dim": "mamba_d_state", "conv_tokens": "mamba_d_conv",
-    }  # fmt: skip
+    keys = KEYS | OF_MIXER
     pairs: ClassVar[tuple[Pair, ...]] = (
         HEAD, BIAS, ROPE, NO_IDS,
         Derived(_read_multipliers, _write_multipliers),

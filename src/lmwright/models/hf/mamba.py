@@ -1,11 +1,22 @@
 """Layers with Mamba-2 in Hugging Face, as the families that have some say them."""
 
 import math
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
+from lmwright.config.fields import default_of
 from lmwright.errors import UserError
-from lmwright.models.hf.pairs import Json, refuse_number
+from lmwright.models.hf.pairs import Derived, Json, refuse_number
+from lmwright.models.mamba import MAMBA, Mamba
 
+LAYER = "model.layers.{i}"
+SIZES = ("mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups", "conv_tokens")
+"""Fields of layers with Mamba-2."""
+OF_MIXER = {
+    "mamba_num_heads": "mamba_n_heads", "mamba_num_groups": "mamba_n_groups",
+    "mamba_state_dim": "mamba_d_state", "conv_tokens": "mamba_d_conv",
+}  # fmt: skip
+"""Keys of such a layer."""
 CONVS = ("layers.conv",)
 LIMITS = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # none, as transformers writes it
 
@@ -32,6 +43,35 @@ def head_width(config: Json, heads: int, inner: Any, called: str, where: str) ->
             f"{inner}; correct one of them"
         )
     return {"mamba_head_dim": width}
+
+
+def _read_heads(config: Json, fields: Json, where: str) -> Json:
+    if MAMBA not in fields["mixer_pattern"]:  # what config.json says has no effect
+        return {
+            each.name: default_of(each) for each in dataclass_fields(Mamba) if each.name in SIZES
+        }
+    heads, inner = fields["mamba_num_heads"], config["mamba_expand"] * fields["embed_dim"]
+    return head_width(config, heads, inner, "mamba_expand times hidden_size, ", where)
+
+
+def _write_heads(model: Any, architecture: str, _: str) -> Json:
+    if MAMBA not in model.kinds:  # such as transformers takes
+        heads = math.gcd(2 * model.embed_dim, 128)
+        width = 2 * model.embed_dim // heads
+        return {"mamba_n_heads": heads, "mamba_d_head": width, "mamba_expand": 2}
+    if model.inner_dim % model.embed_dim:
+        raise UserError(
+            f"model.mamba_num_heads: {model.mamba_num_heads} heads of {model.mamba_head_dim} are "
+            f"not a multiple of model.embed_dim = {model.embed_dim}, as in {architecture}; change "
+            "them to export"
+        )
+    return {
+        "mamba_d_head": model.mamba_head_dim, "mamba_expand": model.inner_dim // model.embed_dim,
+    }  # fmt: skip
+
+
+HEADS = Derived(_read_heads, _write_heads)
+"""Heads whose width may be said by a factor on that of the model."""
 
 
 def read_limits(config: Json, _: Json, where: str) -> Json:
