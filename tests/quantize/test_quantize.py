@@ -13,7 +13,7 @@ from lmwright.formats.load import load_model
 from lmwright.formats.proof import logits
 from tests.formats import llama_cpp
 from tests.formats.unpacked import IDS, is_read_by_others
-from tests.quantize.conftest import trained
+from tests.quantize.conftest import saved, trained
 from tests.train.texts import MODEL
 
 FEW = ["--rows", "4", "--context", "16"]
@@ -183,9 +183,9 @@ def test_models_that_are_not_quantized(run, floats, folder, tmp_path, capsys):
     out = tmp_path / "four"
     assert main(["quantize", str(run), str(out), *FEW]) == 0
     assert "holds integers already; start from the model in floats" in refused(out)
-    rounded = trained(folder, "qat", MODEL.format(kind="llama"), 'qat.weights = "int8"', steps=1)
+    rounded = saved(folder, "qat", MODEL.format(kind="llama"), 'qat.weights = "int8"')
     assert f"write them with lmwright export {rounded} OUT --dtype int8" in refused(rounded)
-    ternary = trained(folder, "ternary", MODEL.format(kind="bitnet"), steps=1)
+    ternary = saved(folder, "ternary", MODEL.format(kind="bitnet"))
     assert "the weights of a 'bitnet' model are ternary already" in refused(ternary)
     assert not (tmp_path / "no").exists()
 
