@@ -85,6 +85,11 @@ def test_rated_answers(kind, monkeypatch):
     total, count = loss.metrics["reference_point"]
     assert float(total / count) == pytest.approx(point, rel=1e-5) and float(count) == 6
     assert float(loss.total) == pytest.approx(by_hand(rows, point, 1.5), rel=1e-5)
+    signs = [1 if liked else -1 for _, liked in ratios_of(rows)]
+    sizes = [said.size for row in rows for _, said, _ in row]
+    above = [s * (r - point) > 0 for s, (r, _) in zip(signs, ratios_of(rows), strict=True)]
+    right, judged = loss.metrics["accuracy"]
+    assert float(right) == np.dot(above, sizes) and float(judged) == sum(sizes)
     for name, of in (("reward_chosen", True), ("reward_rejected", False)):
         total, count = loss.metrics[name]
         want = 1.5 * np.mean([ratio for ratio, liked in ratios_of(rows) if liked is of])

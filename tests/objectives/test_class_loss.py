@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from lmwright.config.section import validate
+from lmwright.core.contract import Batch
 from lmwright.core.stack import Aux
 from lmwright.errors import UserError
 from lmwright.objectives.class_loss import judged_classes
 from lmwright.objectives.classify import Classify
+from lmwright.objectives.documents import Scored
 from lmwright.objectives.multilabel import Multilabel
 from lmwright.objectives.tag import Tag
 
@@ -44,6 +46,20 @@ def test_the_loss_and_its_gradient_are_those_of_torch(weights, smoothing):
     np.testing.assert_allclose(gradient, given.grad, atol=1e-6)
     plain = torch.nn.functional.cross_entropy(*both)  # what evaluations measure
     np.testing.assert_allclose(metrics["nll"][0] / metrics["nll"][1], plain.item(), rtol=1e-5)
+
+
+def test_classes_that_are_likelier_than_not_are_given(monkeypatch):
+    """Those with a logit above 0; a text is right with all of its classes."""
+    scores = jnp.asarray([[[0.2, -0.2, 3.0], [0.1, 0.4, -2.0], [9.0, 9.0, 9.0]]])
+    bits = jnp.asarray([[5.0, 2.0, 0.0]])  # classes a and c; class b
+    ids = jnp.asarray([[1, 2, 0]])  # two texts of a token, and padding
+    batch = Batch(ids, ids, jnp.zeros((1, 3), jnp.int32), bits)
+    scored = Scored(scores, bits, jnp.asarray([[1.0, 1.0, 0.0]]), Aux())
+    monkeypatch.setattr(Multilabel, "scored", lambda *_: scored)
+    monkeypatch.setattr(Multilabel, "model_over", lambda *_: SimpleNamespace(mixtures={}))
+    made = Multilabel(labels=("a", "b", "c")).judged(None, {}, batch, None)
+    np.testing.assert_array_equal(made.given[0, :2], [[1, 0, 1], [1, 1, 0]])
+    assert [float(part) for part in made.loss.metrics["accuracy"]] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

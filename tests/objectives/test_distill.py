@@ -138,6 +138,12 @@ def test_flops_count_one_forward_pass_of_the_teacher():
     assert more / (ROWS * LENGTH) == pytest.approx(work.flops_per_token(), rel=0.15)
 
 
+def test_a_frozen_teacher_is_a_third_of_the_work():
+    """A gradient takes two more products for each of the forward pass."""
+    work = Distill(teacher="there").works(STUDENT, LENGTH)
+    assert 3 * work[TEACHER].flops_per_token() == pytest.approx(work[""].flops_per_token())
+
+
 def test_the_teacher_takes_no_gradient():
     objective = Distill(teacher="there", teacher_model=STUDENT)
     w = weights_of(STUDENT, 0)

@@ -1,4 +1,5 @@
-"""FLOPs of objectives that compare with a reference, against the compiler's count."""
+"""Forward passes of objectives that compare with a reference, and their FLOPs, against the
+compiler's count."""
 
 from dataclasses import replace
 
@@ -21,8 +22,8 @@ MODEL = Llama(
 )  # fmt: skip
 
 
-def compiled_flops(objective):
-    """FLOPs of a loss and its gradient for adapters, as XLA counts them."""
+def loss_of(objective):
+    """The loss as a function of adapters and other things, and these."""
     base = abstract_weights(MODEL.spec())
 
     def loss(factors, base, batch):
@@ -36,7 +37,23 @@ def compiled_flops(objective):
     batch = Batch(tokens, ids, places, (places > 4).astype(jnp.float32))
     factors = jnp.ones((2, 128, RANK)), jnp.ones((2, RANK, 384))
     compute = replace(Compute(), unroll=True, loss_chunk_tokens=LENGTH)  # loops count once
-    return jax.jit(jax.grad(loss)).lower(factors, base, batch).compile().cost_analysis()["flops"]
+    return loss, (factors, base, batch)
+
+
+def compiled_flops(objective):
+    """FLOPs of a loss and its gradient for adapters, as XLA counts them."""
+    loss, given = loss_of(objective)
+    return jax.jit(jax.grad(loss)).lower(*given).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("objective", [Orpo(), Dpo(), Kto(), Kto(loss_kind="apo-zero-unpaired")])
+def test_all_passes_are_said(objective, monkeypatch):
+    """Beside the one that the gradient is taken through."""
+    hidden, passes = Llama.hidden, []
+    monkeypatch.setattr(Llama, "hidden", lambda *given: passes.append(1) or hidden(*given))
+    loss, given = loss_of(objective)
+    jax.eval_shape(loss, *given)
+    assert len(passes) == 1 + objective.forward_passes
 
 
 @pytest.fixture(scope="module")
