@@ -140,6 +140,18 @@ def test_an_adapter_names_its_base_on_the_hub(hub, lora_dir, hf_dir, tmp_path):
     assert (folder / "tokenizer.json").exists()
 
 
+def test_an_adapter_whose_card_has_two_bases_names_the_first(hub, lora_dir, tmp_path):
+    from lmwright.formats.adapter_verbs import export_adapter_command
+
+    export_adapter_command(lora_dir, tmp_path / "adapter")
+    bases = "base_model:\n- acme/base\n- acme/other\n"
+    (tmp_path / "adapter" / "README.md").write_text(f"---\n{bases}---\nText.\n")
+    publish(tmp_path / "adapter", "me/adapter", *APACHE)
+    assert arrived_card(hub, "me/adapter").data.base_model == ["acme/base", "acme/other"]
+    config = json.loads(hub.files("me/adapter")["adapter_config.json"])
+    assert config["base_model_name_or_path"] == "acme/base"
+
+
 def test_the_card_of_an_adapter_with_a_head_says_how_to_load_it(hub, lora_dir, tmp_path):
     export_adapter_command(lora_dir, tmp_path / "adapter")
     note = tmp_path / "adapter/lmwright.json"

@@ -38,13 +38,19 @@ class Listing:
     license: str | None
     license_name: str | None = None
     license_link: str | None = None
-    base_model: str | None = None
+    base_model: str | list[str] | None = None
+    """Name on the hub; a list if the card names several."""
     relation: Relation | None = None
     """The hub's word for how this model was made from the base model."""
     datasets: tuple[str, ...] = ()
     """Names on the hub."""
     languages: tuple[str, ...] = ()
     """ISO 639 codes."""
+
+    @property
+    def first_base(self) -> str:
+        """The base model, the first one of several; empty without any."""
+        return next(iter(names_of(self.base_model)), "")
 
     @property
     def license_text(self) -> str:
@@ -78,7 +84,7 @@ def write_card(folder: Path, repo: str, listing: Listing, facts: Facts | None, b
     card = read_card(published_card(text, repo, listing.license_text), str(path))
     data, bases = card.data, names_of(listing.base_model)
     drop_from_card(card, bases)
-    given = {
+    listed = {
         "license": listing.license,
         "license_name": listing.license_name,
         "license_link": listing.license_link,
@@ -87,7 +93,7 @@ def write_card(folder: Path, repo: str, listing: Listing, facts: Facts | None, b
         "datasets": list(listing.datasets) or None,
         "language": list(listing.languages) or None,
     }
-    for name, value in given.items():
+    for name, value in listed.items():
         if value is not None:
             data[name] = value
     if data.get("base_model") and listing.relation and not data.get("base_model_relation"):

@@ -27,9 +27,11 @@ def is_local(name: Any) -> bool:
     return not name[0].isalnum() or "\\" in name or name.count("/") > 1 or os.path.exists(name)
 
 
-def names_of(said: Any) -> list[str]:
-    """Base models as a card has them: one name, several or none."""
-    return [said] if isinstance(said, str) else [name for name in said or () if name]
+def names_of(base_model: Any) -> list[str]:
+    """Names in a card's `base_model`: one name, a list of names or nothing."""
+    if isinstance(base_model, str):
+        return [base_model]
+    return [name for name in base_model or () if name]
 
 
 def drop_from_configs(folder: Path) -> None:
@@ -59,20 +61,20 @@ def drop_from_card(card: Any, bases: Sequence[str]) -> None:
     """Puts the names of the base models on the hub in place of local ones, in the metadata and the
     text of the client's card. Without any, they are left out of the metadata, and the text has the
     folder's last name."""
-    data, said = card.data, names_of(card.data.get("base_model"))
-    local = list(filter(is_local, said))
-    tags, kept = data.get("tags"), []
+    data, named = card.data, names_of(card.data.get("base_model"))
+    local = list(filter(is_local, named))
+    tags, new_tags = data.get("tags"), []
     for tag in tags if isinstance(tags, list) else ():
         relation, colon, name = str(tag).removeprefix(TAG).rpartition(":")
         if not str(tag).startswith(TAG) or not is_local(name):
-            kept.append(tag)
+            new_tags.append(tag)
             continue
         local.append(name)
-        kept += [f"{TAG}{relation}{colon}{base}" for base in bases]
-    if kept != (tags or []):
-        data["tags"] = list(dict.fromkeys(kept))
-    if any(map(is_local, said)):
-        left = list(bases) or [name for name in said if not is_local(name)]
+        new_tags += [f"{TAG}{relation}{colon}{base}" for base in bases]
+    if new_tags != (tags or []):
+        data["tags"] = list(dict.fromkeys(new_tags))
+    if any(map(is_local, named)):
+        left = list(bases) or [name for name in named if not is_local(name)]
         data.pop("base_model")
         if left:
             data["base_model"] = left if left[1:] else left[0]

@@ -98,8 +98,8 @@ def complete(subject: Subject) -> Subject:
     hub."""
     place, kind, listing = subject.place, subject.kind, subject.listing
     before, relation, datasets = stated(place, kind), "finetune", listing.datasets
-    said = [name for name in names_of(before.get("base_model")) if not is_local(name)]
-    base = listing.base_model or (said[0] if len(said) == 1 else said) or None
+    on_card = [name for name in names_of(before.get("base_model")) if not is_local(name)]
+    base = listing.base_model or (on_card[0] if len(on_card) == 1 else on_card) or None
     if kind == RUN:
         for trainee in subject.trainees:
             refuse_folder(place.run, trainee, place.path)
@@ -165,7 +165,7 @@ def stage(subject: Subject, folder: Path, step: int | None = None) -> Staged:
         if subject.gguf:
             _write_gguf(subject, load_model(subject.place.path), folder)
     if subject.kind == ADAPTER:
-        _name_base(folder, str(subject.listing.base_model))
+        _name_base(folder, subject.listing.first_base)
     metadata = write_card(folder, subject.repo, subject.listing, facts, bare)
     _refuse_token(folder)
     return Staged(title, metadata, stale)
@@ -186,7 +186,7 @@ def _export_run(subject: Subject, place: Origin, folder: Path, facts: Facts) -> 
         out = folder / name if folders else folder
         with _called(subject.repo, folder):
             export_adapter_command(path, out, adapter=name)
-        _name_base(out, str(listing.base_model))
+        _name_base(out, listing.first_base)
     if folders:
         write_run_tokenizer(place.run, place.path, folder)
     return _adapter_card(subject, facts, folders, folder / names[0] if folders else folder)
@@ -202,8 +202,7 @@ def _bare_card(subject: Subject, folder: Path, name: str) -> str:
 def _adapter_card(subject: Subject, facts: Facts, folders: tuple[str, ...], adapter: Path) -> str:
     """Card of adapters in `folders`, of which `adapter` is one."""
     listing = subject.listing
-    base = listing.base_model if isinstance(listing.base_model, str) else listing.base_model[0]
-    license = listing.license_text
+    base, license = listing.first_base, listing.license_text
     head, kind = {}, "CausalLM"
     note = read_note(adapter)
     if "labels" in note:
