@@ -320,3 +320,18 @@ def test_the_proof_of_another_file_never_lies_beside_a_gguf(calls, model, tmp_pa
             export_command(model, out, dtype="bf16", overwrite=True)
     load_model(out).check()
     assert not hidden(tmp_path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_current_folder_is_no_place_of_an_export(tmp_path, monkeypatch, overwrite):
+    """It would be another one of the same name, and the shell in a deleted folder."""
+    here = tmp_path / "here"
+    here.mkdir()
+    if overwrite:
+        export_hf(MODEL, weights(MODEL), None, here)
+    monkeypatch.chdir(here)
+    before = here.stat().st_ino, {*here.iterdir()}
+    with pytest.raises(UserError, match=r"here: is the current folder, .* name a new folder in it"):
+        export_hf(MODEL, weights(MODEL), None, ".", overwrite=overwrite)
+    assert (Path(".").stat().st_ino, {*here.iterdir()}) == before
+    assert [*tmp_path.iterdir()] == [here]

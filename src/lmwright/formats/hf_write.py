@@ -139,8 +139,13 @@ def new_folder(out: Path, overwrite: bool = False, *, again: bool = False) -> It
 
 def refuse_existing_folder(out: Path, overwrite: bool) -> None:
     """Raises UserError for a folder with something in it, unless it is an earlier export that may
-    be replaced."""
+    be replaced, and for the current folder, which would be gone for whoever is in it."""
     if out.is_dir():
+        if out.resolve() == Path.cwd():
+            raise UserError(
+                f"{out}: is the current folder, which the output would replace; name a new folder "
+                "in it"
+            )
         exported = (out / CONVERT).exists()
         if not any(out.iterdir()):
             return
