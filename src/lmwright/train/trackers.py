@@ -10,6 +10,7 @@ both of the last step that it has, at which one of two may be missing).
 
 import json
 import os
+import re
 import sys
 import uuid
 import warnings
@@ -21,12 +22,15 @@ from typing import Any, Protocol
 
 from lmwright.config.run import Run
 from lmwright.data.json_text import parse_json
-from lmwright.errors import UserError, install
+from lmwright.errors import UserError, first_line, install
 from lmwright.guard.files import write_whole
 from lmwright.guard.redact import redact_tree
 from lmwright.guard.urls import redact_text
 
 ID_FILE = "tracker.json"
+WANDB_ENDS = {"WANDB_INIT_TIMEOUT": "90", "WANDB_FINISH_TIMEOUT": "90"}
+"""Seconds for which wandb asks a server that does not answer; at its end it would ask for ever."""
+SILENCE = re.compile(r"deadline exceeded|timed out|timeout", re.I)
 
 
 class Tracker(Protocol):
@@ -74,6 +78,8 @@ class Wandb:
 
     def __init__(self, run_dir: Path, run: Run, resume_step: int | None):
         wandb = _import("wandb")
+        for name, seconds in WANDB_ENDS.items():
+            os.environ.setdefault(name, seconds)
         with _clean_arguments():
             self._run = wandb.init(
                 project=run.metrics.project,
@@ -135,7 +141,8 @@ def refuse_missing(run: Run) -> None:
 
 def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str, Tracker]:
     """Opens every tracker of `run.metrics.trackers`. One that fails is left out with a warning
-    where a run goes on; at its start it is a UserError, and the opened ones are closed."""
+    where a run goes on, or where its server does not answer; else it is a UserError at the start of
+    a run, and the opened ones are closed."""
     opened: dict[str, Tracker] = {}
     if resume_step is None:  # a run that starts over is another one there
         (run_dir / ID_FILE).unlink(missing_ok=True)
@@ -143,7 +150,8 @@ def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str,
         try:
             opened[name] = KINDS[name](run_dir, run, resume_step)
         except Exception as error:
-            if resume_step is None:
+            silent = isinstance(error, TimeoutError) or SILENCE.search(str(error))
+            if resume_step is None and not silent:
                 _close(opened)
                 if isinstance(error, UserError):
                     raise
@@ -151,7 +159,7 @@ def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str,
             # its service may be away for a while, which a supervisor could not wait for
             warnings.warn(
                 f"tracker {name} did not start and is not used in this session; metrics.jsonl has "
-                f"everything: {error}",
+                f"everything: {first_line(error)}",
                 stacklevel=3,
             )
     return opened
@@ -159,8 +167,8 @@ def open_trackers(run_dir: Path, run: Run, resume_step: int | None) -> dict[str,
 
 def _not_started(name: str, error: Exception) -> UserError:
     return UserError(
-        f"metrics.trackers: {name} did not start: {error}; set it up as its documentation says, or "
-        "remove it from the list"
+        f"metrics.trackers: {name} did not start: {first_line(error)}; set it up as its "
+        "documentation says, or remove it from the list"
     )
 
 
