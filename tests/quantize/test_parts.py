@@ -65,7 +65,7 @@ def test_an_interrupted_command_goes_on(kind, runs, tmp_path, monkeypatch, capsy
     with monkeypatch.context() as patch:
         rest = stopped_after(10**9, None, patch)
         assert main(command) == 0
-    assert "quantize: goes on, 3 of" in capsys.readouterr().err
+    assert "quantize: continues, 3 of" in capsys.readouterr().err
     assert not set(first[:3]) & set(rest)
     assert main(["quantize", str(runs[kind]), str(whole), "--to", "int8", *FEW]) == 0
     for name, array in load_file(whole / "model.safetensors").items():
@@ -99,7 +99,7 @@ def test_parts_of_another_command_are_not_taken(run, tmp_path, monkeypatch, caps
     capsys.readouterr()
     assert main(other) == 2
     told = capsys.readouterr().err
-    assert "m.part: holds finished layers, made with other settings (group_size); give" in told
+    assert "m.part: holds finished layers, made with other settings (group_size); repeat" in told
     assert main([*other, "--overwrite"]) == 0 and not (tmp_path / "m.part").exists()
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_part_is_made_again(run, tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().err
     for path in (cut, other, empty):
         assert f"{path}: is damaged, and made again" in told
-    assert "quantize: goes on, 2 of" in told
+    assert "quantize: continues, 2 of" in told
     first, second = (load_model(path).weights for path in (out, whole))
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
@@ -194,7 +194,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(run, tmp_path, monkeypatch, cap
         assert main(command) == 2
     told = capsys.readouterr().err
     assert "m.gguf.part: cannot be written (No space left on device); free some space" in told
-    assert main(command) == 0 and "goes on, 2 of" in capsys.readouterr().err
+    assert main(command) == 0 and "continues, 2 of" in capsys.readouterr().err
 
 
 def test_a_layer_is_in_memory_at_a_time(run, tmp_path, monkeypatch):
