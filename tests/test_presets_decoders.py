@@ -91,6 +91,9 @@ PUBLISHED = {
     "falcon-h1-7b": 7_585_648_736,
     # as `transformers` counts BambaForCausalLM of the released config.json
     "bamba-9b": 9_780_235_392,
+    # as `transformers` counts Mamba2ForCausalLM of these sizes, the second by its default config
+    "mamba2-130m": 128_989_632,
+    "mamba-codestral-7b": 7_285_403_648,
     # with two numbers a layer that are no parameters there
     "apertus-8b": 8_053_338_176 + 2 * 32,
     "apertus-70b": 70_599_864_480 + 2 * 80,

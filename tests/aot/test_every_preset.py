@@ -22,7 +22,7 @@ SLICES = {
         deberta-v3-base deberta-v3-large mdeberta-v3-base xlstm-7m xlstm-165m xlstm-1-3b xlstm-2-7b
         bert-base bert-large minilm-l6 roberta-base roberta-large xlm-roberta-base xlm-roberta-large
         bitnet-500k bitnet-5m bitnet-b1-58-2b-4t fanformer-1b xlstm-7-1-164m
-        gpt2-small gpt2-medium gpt2-large gpt2-xl nanochat-d20 nanochat-d32 nanochat-d34
+        mamba2-130m gpt2-small gpt2-medium gpt2-large gpt2-xl nanochat-d20 nanochat-d32 nanochat-d34
         ettin-decoder-17m ettin-decoder-32m ettin-decoder-68m ettin-decoder-150m
         ettin-decoder-400m ettin-decoder-1b
         pythia-70m pythia-160m pythia-410m pythia-1b pythia-1-4b pythia-2-8b
@@ -31,7 +31,7 @@ SLICES = {
         llada-8b xlstm-7b granite-3-3-8b qwen3-5-4b gemma4-e2b gemma4-e4b pythia-6-9b
         ministral-3-8b trinity-nano lfm2-8b-a1b lfm2-2-6b granite-4-0-h-micro granite-4-0-h-tiny
         granite-3-1-3b-a800m
-        starcoder2-7b olmo-7b olmo-hybrid-7b opt-6-7b""",
+        starcoder2-7b olmo-7b olmo-hybrid-7b opt-6-7b mamba-codestral-7b""",
     "v4-32": """llama-13b qwen2-5-14b qwen3-8b qwen3-14b gemma2-9b gemma3-4b gemma3-12b olmo2-13b
         phi3-medium qwen3-5-9b ministral-3-14b pythia-12b glm-4-9b nemotron-nano-9b-v2
         apertus-8b gemma-7b falcon-h1-7b bamba-9b command-r7b stablelm-2-12b""",

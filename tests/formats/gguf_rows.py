@@ -30,6 +30,9 @@ BAMBA = {
     "mamba_n_heads": 6, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 2,
     "head_dim": 32,
 }  # fmt: skip
+MAMBA2 = {
+    "num_heads": 6, "head_dim": 32, "state_size": 32, "conv_kernel": 4, "layer_norm_epsilon": 3e-4,
+}  # fmt: skip
 GRANITE_MOE = {
     "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64,
     "embedding_multiplier": 3.7, "attention_multiplier": 0.11, "residual_multiplier": 0.43,
@@ -247,6 +250,8 @@ FAMILIES = {
         "attn_layer_indices": [3], "tie_word_embeddings": True, "rope_parameters": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48,
             "rope_theta": 5003.0}},
+    "Mamba2ForCausalLM": MAMBA2 | {"n_groups": 2},
+    "Mamba2ForCausalLM tied": MAMBA2 | {"n_groups": 1, "tie_word_embeddings": True},
     "Qwen3_5ForCausalLM": HYBRID | {"rope_parameters": {
         "rope_type": "default", "rope_theta": 5003.0, "partial_rotary_factor": 0.25}},
     "Qwen3_5ForCausalLM heads": HYBRID | {

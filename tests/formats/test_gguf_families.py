@@ -63,7 +63,7 @@ def test_a_file_is_the_model_for_llama_cpp_too(case, tmp_path, monkeypatch, reco
     back = load_model(out)
     # norms are stored as 1 + scale and rates as -e^A_log, which rounds
     shifted = case.startswith(
-        ("Gemma", "Qwen3_5", "Qwen3Next", "GraniteMoeHybrid", "Nemotron", "Bamba")
+        ("Gemma", "Qwen3_5", "Qwen3Next", "GraniteMoeHybrid", "Nemotron", "Bamba", "Mamba2")
     )
     close = np.testing.assert_allclose if shifted else np.testing.assert_array_equal
     options = {"rtol": 1e-5, "atol": 2e-7} if shifted else {}

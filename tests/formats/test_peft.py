@@ -35,6 +35,7 @@ from lmwright.models.helium import Helium
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
+from lmwright.models.mamba2 import Mamba2
 from lmwright.models.modernbert import ModernBertDecoder
 from lmwright.models.nanochat import NanoChat
 from lmwright.models.nemotron import Jais2, Nemotron
@@ -309,6 +310,9 @@ FAMILIES = {
     "state spaces in blocks of a llama": (Bamba(**{k: v for k, v in MAMBA.items() if k != R},
                                                 rotary_fraction=0.67), Clm(),
                                           "all"),
+    "state spaces alone": (
+        Mamba2(vocab_size=61, embed_dim=24, num_layers=2, seq_len=16, mamba_num_heads=4,
+               mamba_head_dim=12, mamba_state_dim=6), Clm(), "all"),
     "numbers in place of matrices": (Apertus(**SMALL), Clm(), "all"),
     "a head with a layer": (ModernBertDecoder(**SMALL | {"num_kv_heads": 4}), Clm(), "all"),
     "memories of other widths": (

@@ -67,6 +67,7 @@ MODELS = {
     "stablelm": DENSE | HALF | {"residual": "parallel", "qk_norm": "head"}, "phi": DENSE | HALF,
     "mistral4": DENSE | LATENT | GROWING | {"experts": SHARED}, "falcon-h1": DENSE | HEADS,
     "bamba": DENSE | MAMBA | {"rotary_fraction": 0.67},
+    "mamba2": {k: SIZES[k] for k in ("vocab_size", "embed_dim", "num_layers", "seq_len")} | HEADS,
     **{kind: DENSE | BIASED | LATENT for kind in ("deepseek-v3", "glm4-moe-lite")},
     "deepseek-v2": DENSE | LATENT | {"experts": SHARED | {"num_groups": 2, "best_of_group": 1}},
 }  # fmt: skip

@@ -1,5 +1,5 @@
-"""Rows of Granite, Nemotron-H, Falcon-H1 and Bamba, with Mamba-2 in most layers, in the table of
-families."""
+"""Rows of Granite, Nemotron-H, Falcon-H1, Bamba and Mamba-2, with Mamba-2 in most layers, in the
+table of families."""
 
 from tests.parity.row import GLOBAL, LOCAL, OLD, Row, rope
 
@@ -31,6 +31,14 @@ NEMOTRON_MOE = {
 BAMBA = {
     "mamba_n_heads": 8, "mamba_d_state": 14, "mamba_d_conv": 3, "mamba_chunk_size": 128,
     "num_hidden_layers": 3, "rms_norm_eps": 0.05,  # as below
+}  # fmt: skip
+MAMBA2 = {
+    **dict.fromkeys(
+        ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps",
+         "rope_parameters")
+    ),
+    "num_heads": 8, "head_dim": 12, "state_size": 14, "conv_kernel": 3, "chunk_size": 128,
+    "num_hidden_layers": 3, "layer_norm_epsilon": 0.05,  # as below
 }  # fmt: skip
 FALCON = {
     "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_ssm": 96, "mamba_n_groups": 2,
@@ -165,6 +173,8 @@ GRANITES = {
         },
         gradients=False,
     ),
+    "mamba2": Row("Mamba2ForCausalLM", MAMBA2 | {"n_groups": 2}, generates=True),
+    "mamba2-tied": Row("Mamba2ForCausalLM", MAMBA2 | {"n_groups": 1, "tie_word_embeddings": True}),
     "falcon-h1": Row(
         "FalconH1ForCausalLM",
         FALCON | {"rope_parameters": rope("yarn", factor=6.0, **OLD)},

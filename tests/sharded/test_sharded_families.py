@@ -34,6 +34,7 @@ from lmwright.models.hunyuan import Hunyuan
 from lmwright.models.lfm2 import Lfm2
 from lmwright.models.lfm3 import Lfm3
 from lmwright.models.llama import Llama
+from lmwright.models.mamba2 import Mamba2
 from lmwright.models.ministral3 import Ministral3
 from lmwright.models.modernbert import ModernBert, ModernBertDecoder
 from lmwright.models.nanochat import NanoChat
@@ -116,6 +117,11 @@ MODELS = {
         **SIZES, mixer_pattern=("mamba", "full"), mamba_num_heads=16, mamba_head_dim=10,
         mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8, bias="all",
         rotary_fraction=0.67, rope_scaling=YARN, norm_eps=0.05,
+    ),
+    "mamba2": Mamba2(
+        vocab_size=VOCAB, embed_dim=24, num_layers=4, seq_len=SEQ_LEN, mamba_num_heads=16,
+        mamba_head_dim=10, mamba_state_dim=6, mamba_num_groups=4, conv_tokens=3, chunk_tokens=8,
+        norm_eps=0.05,
     ),
     "falcon-h1": FalconH1(
         **SIZES, mamba_num_heads=16, mamba_head_dim=10, mamba_state_dim=6, mamba_num_groups=4,

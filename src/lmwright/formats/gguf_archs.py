@@ -17,6 +17,7 @@ from lmwright.formats import (
     gguf_lfm2,
     gguf_llama4,
     gguf_mamba,
+    gguf_mamba2,
     gguf_mellum,
     gguf_mistral3,
     gguf_nemotron,
@@ -271,6 +272,9 @@ ARCHS = {
     ),
     gguf_falcon.NAME: Arch(
         "FalconH1ForCausalLM", "falcon_h1", fixed=gguf_falcon.FIXED, keys=gguf_falcon.KEYS,
+    ),
+    gguf_mamba2.NAME: Arch(
+        "Mamba2ForCausalLM", "mamba2", keys=gguf_mamba2.KEYS, renamed=gguf_mamba2.RENAMED,
     ),
     "eurobert": Arch(
         "EuroBertForMaskedLM", "eurobert", encoder=True, scales=False,

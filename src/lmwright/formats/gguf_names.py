@@ -26,6 +26,7 @@ from lmwright.formats import (
     gguf_lfm2,
     gguf_llama4,
     gguf_mamba,
+    gguf_mamba2,
     gguf_mellum,
     gguf_mistral3,
     gguf_nemotron,
@@ -163,6 +164,7 @@ def config_of(meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], wh
     config |= _layers(meta, shapes, config, name, arch, where)
     if name in gguf_nemotron.NAMES:
         config |= gguf_nemotron.config_of(of_layers, name)
+    config |= gguf_mamba2.config_of(meta) if name == gguf_mamba2.NAME else {}
     config |= gguf_falcon.config_of(shapes) if name == gguf_falcon.NAME else {}
     if name in LARGEST_GEMMA:
         largest = config.get("num_hidden_layers") == LARGEST_GEMMA[name]

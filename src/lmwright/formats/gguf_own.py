@@ -10,6 +10,7 @@ from lmwright.formats import (
     gguf_exaone4,
     gguf_layer_norms,
     gguf_llama4,
+    gguf_mamba2,
     gguf_mellum,
     gguf_mistral3,
     gguf_nemotron,
@@ -18,7 +19,7 @@ from lmwright.formats import (
 OWN_METADATA = {
     gguf_exaone4.MOE: gguf_exaone4.moe_metadata, gguf_mellum.NAME: gguf_mellum.metadata,
     gguf_ernie.NAME: gguf_ernie.metadata, gguf_afmoe.NAME: gguf_afmoe.metadata,
-    gguf_llama4.NAME: gguf_llama4.metadata,
+    gguf_llama4.NAME: gguf_llama4.metadata, gguf_mamba2.NAME: gguf_mamba2.metadata,
 }  # fmt: skip
 """Functions that give an architecture's own keys for a config.json."""
 

@@ -36,7 +36,7 @@ CLASSES = {
     "modernbert": "modernbert.ModernBert", "deberta": "deberta.Deberta", "bert": "bert.Bert",
     "roberta": "bert.Roberta", "xlm-roberta": "bert.XlmRoberta", "llada": "llada.Llada",
     "xlstm": "xlstm.Xlstm", "xlstm-blocks": "xlstm_blocks.XlstmBlocks", "bitnet": "bitnet.BitNet",
-    "fanformer": "fanformer.Fanformer", "bamba": "bamba.Bamba",
+    "fanformer": "fanformer.Fanformer", "bamba": "bamba.Bamba", "mamba2": "mamba2.Mamba2",
 }  # fmt: skip
 KINDS = Registry(__name__, CLASSES)
 

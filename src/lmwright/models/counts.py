@@ -152,7 +152,8 @@ def _shape(model: Any) -> str:
     wide = [f"mlp {model.mlp_dim}"] if hasattr(model, "mlp_dim") else []
     if experts := model.mixtures.get("router"):
         wide.append(f"{experts.experts_per_token} of {experts.num_experts} x {experts.mlp_dim}")
+    ffn = f"{', '.join(wide)} ({model.mlp}), " if wide and model.mlp else ""
     return (
-        f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, {', '.join(wide)} "
-        f"({model.mlp}), {model.heads_text}, vocab {model.vocab_size}"
+        f"{model.kind}, {model.num_layers} layers, embed {model.embed_dim}, {ffn}"
+        f"{model.heads_text}, vocab {model.vocab_size}"
     )

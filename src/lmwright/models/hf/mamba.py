@@ -54,20 +54,23 @@ def _read_heads(config: Json, fields: Json, where: str) -> Json:
     return head_width(config, heads, inner, "mamba_expand times hidden_size, ", where)
 
 
-def _write_heads(model: Any, architecture: str, _: str) -> Json:
-    if MAMBA not in model.kinds:  # such as transformers takes
-        heads = math.gcd(2 * model.embed_dim, 128)
-        width = 2 * model.embed_dim // heads
-        return {"mamba_n_heads": heads, "mamba_d_head": width, "mamba_expand": 2}
+def expansion(model: Any, architecture: str) -> int:
+    """Width of all heads as a multiple of the model's. Raises UserError where it is none."""
     if model.inner_dim % model.embed_dim:
         raise UserError(
             f"model.mamba_num_heads: {model.mamba_num_heads} heads of {model.mamba_head_dim} are "
             f"not a multiple of model.embed_dim = {model.embed_dim}, as in {architecture}; change "
             "them to export"
         )
-    return {
-        "mamba_d_head": model.mamba_head_dim, "mamba_expand": model.inner_dim // model.embed_dim,
-    }  # fmt: skip
+    return int(model.inner_dim // model.embed_dim)
+
+
+def _write_heads(model: Any, architecture: str, _: str) -> Json:
+    if MAMBA not in model.kinds:  # such as transformers takes
+        heads = math.gcd(2 * model.embed_dim, 128)
+        width = 2 * model.embed_dim // heads
+        return {"mamba_n_heads": heads, "mamba_d_head": width, "mamba_expand": 2}
+    return {"mamba_d_head": model.mamba_head_dim, "mamba_expand": expansion(model, architecture)}
 
 
 HEADS = Derived(_read_heads, _write_heads)
