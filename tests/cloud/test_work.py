@@ -90,7 +90,11 @@ def test_what_is_refused(trained, capsys, words, told):
         ("ssh:hosts.txt", ["--max-cost", "9"], "--max-cost: has no effect here, it is for slices"),
         ("kaggle", ["--spot"], "--spot, --on-demand and --guaranteed: has no effect here"),
         ("local:2x1", ["--secret", "A=b"], "--secret: has no effect here"),
-        ("local:2x1", ["--queue", "q"], "--queue: has no effect here, only --on gke:CLUSTER"),
+        (
+            "local:2x1",
+            ["--queue", "q"],
+            "--queue: has no effect here, it is only for --on gke:CLUSTER",
+        ),
         ("v4-8", ["--remote-python", "p"], "--remote-python: has no effect here, it is for --on"),
         ("gke:c", ["--remote-python", "p"], "--remote-python: has no effect here, on gke:"),
     ],

@@ -215,7 +215,7 @@ def test_an_interrupted_command_goes_on(harness_folder, prompts, tmp_path, monke
     capsys.readouterr()
     assert asked(harness_folder, file, out, *words[:2], "--seed", "5") == 2
     said = capsys.readouterr().err
-    assert "out.jsonl.part: holds finished lines, made with other settings (seed); give" in said
+    assert "out.jsonl.part: holds finished lines, made with other settings (seed); repeat" in said
     file.touch()
     assert asked(harness_folder, file, out, *words) == 0
     assert "9 rows were there; 40 texts" in capsys.readouterr().out

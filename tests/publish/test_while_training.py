@@ -1,4 +1,4 @@
-"""Checkpoints published while the training goes on: nothing that fails there ends it."""
+"""Checkpoints published while the training continues: nothing that fails there ends it."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_failures_are_told_once_and_tried_again(run, stand_in, tmp_path, capsys)
     (tmp_path / "down").touch()
     assert train(run, jax.devices()[:1]).exit_code == 0
     told = capsys.readouterr().out
-    assert told.count("was not published: me/tiny: the hub is down; training goes on") == 1
+    assert told.count("was not published: me/tiny: the hub is down; training continues") == 1
     assert events(run) == [("publish failed", 2), ("publish failed", 4), ("publish failed", 4)]
 
 

@@ -133,19 +133,28 @@ def _refuse_idle_options(wanted: Wanted) -> None:
     """Raises UserError for options that mean nothing on the target."""
     gke, ssh = wanted.on.startswith(gke_target.PREFIX), wanted.on.startswith("ssh:")
     slices = not (gke or ssh or wanted.on == "kaggle" or wanted.on.startswith("local:"))
-    known = OF_GKE if gke else OF_SSH if ssh else OF_SLICES if slices else ()
-    known += OF_BOTH if gke or slices else ()
+    known: tuple[str, ...] = ()
+    if gke:
+        known = OF_GKE + OF_BOTH
+    elif ssh:
+        known = OF_SSH
+    elif slices:
+        known = OF_SLICES + OF_BOTH
     idle = [name for name in wanted.given if name not in known]
-    idle += ["slice"] if wanted.slice and not gke else []
+    if wanted.slice and not gke:
+        idle.append("slice")
     if not idle:
         return
-    of_gke = idle[0] in OF_GKE or idle[0] == "slice"
-    where = "only --on gke:CLUSTER knows it" if of_gke else "it is for slices"
+    first = idle[0]
     if gke:
         where = "on gke: the cluster decides that"
-    elif idle[0] in OF_SSH:
+    elif first in OF_SSH:
         where = "it is for --on ssh:"
-    option = WRITTEN.get(idle[0], idle[0]).replace("_", "-")
+    elif first in OF_GKE or first == "slice":
+        where = "it is only for --on gke:CLUSTER"
+    else:
+        where = "it is for slices"
+    option = WRITTEN.get(first, first).replace("_", "-")
     raise UserError(f"--{option}: has no effect here, {where}; leave it out")
 
 

@@ -126,7 +126,7 @@ def test_a_dry_run_is_a_manifest_and_makes_nothing(run, gke, tmp_path, capsys):
         (["--slice", "2xv5e-8"], None, "joins only slices of several hosts"),
         (["--zone", "us-east5-a"], None, "--zone: has no effect here"),
         (["--internal-ips"], None, "--internal-ips: has no effect here"),
-        (["--on", "v4-8", "--label", "a=b"], None, "--label: has no effect here, only --on gke:"),
+        (["--on", "v4-8", "--label", "a=b"], None, "--label: has no effect here, it is only"),
         (["--guaranteed"], None, "GKE has no such capacity"),
         (["--secret", "T=mine"], None, "T=...: write VARIABLE=SECRET/KEY"),
         (["--secret", f"T={SECRET}/k"], None, "not the secret itself"),
