@@ -38,9 +38,9 @@ def asked(hours_ago, **facts):
 @pytest.mark.parametrize(
     "made, hours, gives_up",
     [
-        ([asked(1.9)], 2.0, False),
+        ([asked(1.5)], 2.0, False),
         ([asked(2.1), asked(0.1)], 2.0, True),  # since the first one that is waited for
-        ([asked(9.0, active=1.0), asked(1.9)], 2.0, False),  # since the last slice
+        ([asked(9.0, active=1.0), asked(1.5)], 2.0, False),  # since the last slice
         ([asked(9.0), asked(8.0, active=1.0)], 2.0, False),
         ([asked(99.0)], 0.0, False),  # without a limit
     ],

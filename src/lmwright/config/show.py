@@ -1,5 +1,6 @@
 """A resolved run as text: a run file with the origin of each value."""
 
+from itertools import chain
 from typing import Any
 
 from lmwright.config.fields import to_plain
@@ -16,24 +17,28 @@ def show(run: Run, provenance: Provenance, *, defaults: bool = False) -> str:
     unless `defaults` asks for them."""
     blocks: list[Lines] = []
     _blocks(to_plain(run), (), provenance, blocks)
-    left_out = 0
+    lines = list(chain.from_iterable(blocks))
+    left_out = 0 if defaults else sum(origin == DEFAULT for _, origin in lines)
     if not defaults:
-        left_out = sum(note == DEFAULT for block in blocks for _, note in block)
-        blocks = [kept for block in blocks if (kept := _set_lines(block))]
-    width = min(max(len(text) for block in blocks for text, note in block if note), 60)
-    lines = "\n\n".join(
-        "\n".join(f"{text:<{width}}  # {note}" if note else text for text, note in block)
-        for block in blocks
-    )
-    return f"{lines}\n\n# {left_out} more have their defaults: --all" if left_out else lines
+        blocks = list(filter(None, map(_set_lines, blocks)))
+        lines = list(chain.from_iterable(blocks))
+    width = min(max(len(text) for text, origin in lines if origin), 60)
+    shown = "\n\n".join(_aligned(block, width) for block in blocks)
+    return f"{shown}\n\n# {left_out} more have their defaults: --all" if left_out else shown
+
+
+def _aligned(block: Lines, width: int) -> str:
+    """The text of a table, with the origins in one column."""
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in block)
 
 
 def _set_lines(block: Lines) -> Lines:
     """The lines of a table that something sets, with its header and kind; none if nothing does."""
-    kept = [line for line in block if line[1] not in ("", DEFAULT)]
-    if not kept:
+    if all(origin in ("", DEFAULT) for _, origin in block):
         return []
-    return [line for line in block if line in kept or not line[1] or line[0].startswith("kind = ")]
+    return [
+        (text, origin) for text, origin in block if origin != DEFAULT or text.startswith("kind = ")
+    ]
 
 
 def _blocks(table: dict[str, Any], keys: Keys, provenance: Provenance, blocks: list[Lines]) -> None:

@@ -154,16 +154,14 @@ def parse_portions(raw: bytes, where: str) -> Portions:
     """Portions from the bytes of a portions.json; UserError for another or a damaged file."""
     try:
         body = json.loads(raw)
-        told = body.pop(SELF)
-        if body.pop("format") != FORMAT or told != digest(dump_json(body | {"format": FORMAT})):
+        recorded = body.pop(SELF)
+        if body.pop("format") != FORMAT or recorded != digest(dump_json(body | {"format": FORMAT})):
             raise ValueError("its hash differs")
-        finished = tuple(
-            Finished(
-                one["fingerprint"], {n: (int(a), int(b)) for n, (a, b) in one["starts"].items()}
-            )
-            for one in body.pop("finished")
-        )
-        return Portions(**body, finished=finished)
+        finished = []
+        for portion in body.pop("finished"):
+            starts = {name: (int(a), int(b)) for name, (a, b) in portion["starts"].items()}
+            finished.append(Finished(portion["fingerprint"], starts))
+        return Portions(**body, finished=tuple(finished))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{where}/{PORTIONS} is damaged ({error}); remove it and run `lmwright prepare` again"

@@ -9,6 +9,7 @@ McNemar's exact test, other figures by the paired t-test.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -85,28 +86,28 @@ def _columns(
 ) -> dict[str, list[float]]:  # fmt: skip
     """Values of the chosen questions by metric, those that are means; nan where there is none."""
     values = {question: dict(values_of(samples)) for question, samples in questions.items()}
-    names = dict.fromkeys(name for each in values.values() for name in each)
-    return {
-        name: [values[question].get(name, float("nan")) for question in chosen]
-        for name in names
-        if is_mean(details, task, name, [each[name] for each in values.values() if name in each])
-    }
+    columns = {}
+    for name in dict.fromkeys(chain.from_iterable(values.values())):
+        known = [metrics[name] for metrics in values.values() if name in metrics]
+        if is_mean(details, task, name, known):
+            columns[name] = [values[question].get(name, float("nan")) for question in chosen]
+    return columns
 
 
 def difference_of(task: str, metric: str, before: np.ndarray, after: np.ndarray) -> Difference:
     """The comparison of a figure of the same questions [N] by two models."""
-    own = after - before
-    low = high = float(own.mean())
-    p = 0.0 if len(own) > 1 and own.any() else 1.0
-    if len(own) > 1 and own.std() > 0:
+    changes = after - before
+    low = high = float(changes.mean())
+    p = 0.0 if len(changes) > 1 and changes.any() else 1.0
+    if len(changes) > 1 and changes.std() > 0:
         result = stats.ttest_rel(after, before)
         low, high = map(float, result.confidence_interval(LEVEL))
         p = float(result.pvalue)
     if set(np.unique([before, after])) <= {0.0, 1.0}:
-        better, worse = int((own > 0).sum()), int((own < 0).sum())
-        p = float(stats.binomtest(better, better + worse).pvalue) if own.any() else 1.0
+        better, worse = int((changes > 0).sum()), int((changes < 0).sum())
+        p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
     return Difference(
-        task, metric, float(before.mean()), float(after.mean()), low, high, p, len(own)
+        task, metric, float(before.mean()), float(after.mean()), low, high, p, len(changes)
     )
 
 

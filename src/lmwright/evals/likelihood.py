@@ -58,7 +58,7 @@ def log_likelihoods(
     on_done: Callable[[int], None] | None = None,
 ) -> list[tuple[float, bool]]:
     """For each pair the sum of the log-probabilities of its continuation in nats, and whether
-    greedy decoding would say the same. A context that is too long loses its beginning.
+    greedy decoding would write it. A context that is too long loses its beginning.
 
     `on_done(n)` is called whenever n more pairs are done. Raises UserError for an encoder, for a
     continuation longer than the model's context and for ids that the model does not have."""
@@ -66,8 +66,11 @@ def log_likelihoods(
     results: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
     _refuse_bad(model, pairs)
     shared = shared_of(model, pairs)
-    others = {number for each in shared for _, own in each.groups for number, _ in own}
-    rest = _score_rows(model, w, _rows(model, pairs, others), compute)
+    in_shared = set()
+    for context in shared:
+        for _, continuations in context.groups:
+            in_shared |= {number for number, _ in continuations}
+    rest = _score_rows(model, w, _rows(model, pairs, in_shared), compute)
     for numbers, sums, greedy in chain(score_shared(model, w, shared, compute), rest):
         for number, total, same in zip(numbers, sums, greedy, strict=True):
             results[number] = total, same
@@ -79,7 +82,7 @@ def log_likelihoods(
 def _score_rows(
     model: Decoder, w: Tree, rows: list[_Row], compute: Compute
 ) -> Iterator[tuple[list[int], list[float], list[bool]]]:
-    """(numbers, their log-likelihoods, whether greedy decoding says the same), batch by batch."""
+    """(numbers, their log-likelihoods, whether greedy decoding writes them), batch by batch."""
     score, copies = _scores(model, compute), num_copies_of(w)
     for batch, shape in _batches(rows, model, compute, copies):
         parts = [batch[device::copies] for device in range(copies)]

@@ -61,22 +61,23 @@ def shared_of(model: Decoder, pairs: Sequence[Pair]) -> list[Shared]:
     the last token alone; none for a model that cannot share."""
     if not shares(model):
         return []
-    found: dict[Ids, list[tuple[int, Ids]]] = {}
+    by_context: dict[Ids, list[tuple[int, Ids]]] = {}
     for number, (context, continuation) in enumerate(pairs):
-        found.setdefault(tuple(context), []).append((number, tuple(continuation)))
+        by_context.setdefault(tuple(context), []).append((number, tuple(continuation)))
     fitting = [
         context
-        for context, own in found.items()
-        if len(context) + max(len(ids) for _, ids in own) <= model.seq_len
+        for context, continuations in by_context.items()
+        if len(context) + max(len(ids) for _, ids in continuations) <= model.seq_len
     ]
     shared = []
     for prefix, contexts in common_prefixes(fitting):
         groups = [
-            (context, found[context])
-            for context in sorted(contexts, key=lambda each: -len(each))
-            if prefix or _gains(context, found[context])
+            (context, by_context[context])
+            for context in sorted(contexts, key=len, reverse=True)
+            if prefix or _gains(context, by_context[context])
         ]
-        shared += [Shared(prefix, groups)] if groups else []
+        if groups:
+            shared.append(Shared(prefix, groups))
     return shared
 
 

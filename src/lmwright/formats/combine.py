@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -73,22 +74,28 @@ def combine(
     # the scale is in the factors, so that alpha is the rank
     alphas = {name: float(module.rank) for name, module in modules.items()}
     base = adapters[0].config.get("base_model_name_or_path") or ""
-    config = make_config(modules, base, alphas, **_said_by_all(adapters))
+    config = make_config(modules, base, alphas, **_common_keys(adapters))
     made = PeftFolder(config, modules, _whole(adapters))
-    said = tuple(f".{t}" for a in adapters for t in a.config.get("target_parameters") or ())
-    lost = [name for name in modules if f".{parameter_of(name)}".endswith(said)]
+    endings = tuple(f".{t}" for a in adapters for t in a.config.get("target_parameters") or ())
+    lost = [name for name in modules if f".{parameter_of(name)}".endswith(endings)]
     return by_parameters(made, alphas, lost) if lost else made
 
 
-def _said_by_all(adapters: Sequence[PeftFolder]) -> dict[str, Any]:
-    """Keys of adapter_config.json that stay as they are: the task, by which PEFT chooses its class,
-    and the targets, which may tell a text model from a vision tower beside it."""
+def _common_keys(adapters: Sequence[PeftFolder]) -> dict[str, Any]:
+    """Keys of adapter_config.json that the combination keeps: the task, by which PEFT chooses its
+    class, and the targets, which may name only the text model beside a vision tower."""
+    common: dict[str, Any] = {}
     task, *others = (adapter.config.get("task_type") for adapter in adapters)
-    said: dict[str, Any] = {"task_type": task} if all(other == task for other in others) else {}
+    if all(other == task for other in others):
+        common["task_type"] = task
     targets = [adapter.config.get("target_modules") for adapter in adapters]
-    if all(isinstance(each, list) and all(isinstance(n, str) for n in each) for each in targets):
-        said["target_modules"] = sorted({name for each in targets for name in each})
-    return said
+    if all(map(_is_list_of_names, targets)):
+        common["target_modules"] = sorted(set(chain.from_iterable(targets)))
+    return common
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _whole(adapters: Sequence[PeftFolder]) -> dict[str, np.ndarray]:

@@ -141,14 +141,14 @@ def _in_checkpoint(plan: Plan, shapes: Any, wanted: Tree) -> Tree:
     """The state to read, in the form of the checkpoint: trainees in both as the run wants them,
     others as they were saved."""
     whole = NamedSharding(plan.mesh, PartitionSpec())
-    as_saved = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
-    ours, theirs = wanted["trained"], by_name(shapes)
-    trained = {
-        name: _counted_alike(ours[name], jax.tree.map(as_saved, _plain(part)))
-        if name in ours
-        else jax.tree.map(as_saved, _plain(part))
-        for name, part in theirs.items()
-    }
+    ours, trained = wanted["trained"], {}
+
+    def as_saved(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
+
+    for name, part in by_name(shapes).items():
+        saved = jax.tree.map(as_saved, _plain(part))
+        trained[name] = _counted_alike(ours[name], saved) if name in ours else saved
     if MODEL in ours:  # which no run gains: that it is missing is told as a difference
         trained.setdefault(MODEL, ours[MODEL])
     step = {"step": wanted["step"]}

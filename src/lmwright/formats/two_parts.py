@@ -79,25 +79,24 @@ def two_parts(
 ) -> tuple[Tree, list[str], str]:
     """The weights of both models on the plan's devices, names of those that start fresh, and where
     the generator is from. Raises UserError for weights that are not of this run's models."""
-    own = read_parts(plan, origin)
+    parts = read_parts(plan, origin)
     layers = plan.run.objective.generator(plan.run.model).num_layers
     if generator is not None:
-        found = read_parts(plan, generator)[GENERATOR]
-        depth, said = _depth(found), f"generator of {generator.path}"
-        if POSITIONS in found and plan.run.objective.mask_decoder == "none":
-            said += " without its positions, as objective.mask_decoder = 'none'"
+        weights = read_parts(plan, generator)[GENERATOR]
+        depth, source = _depth(weights), f"generator of {generator.path}"
+        if POSITIONS in weights and plan.run.objective.mask_decoder == "none":
+            source += " without its positions, as objective.mask_decoder = 'none'"
         if depth != layers:
             raise UserError(
                 f"{generator.path} has {depth} layers and the "
                 f"generator {layers}; set objective.generator_layers = {depth}"
             )
-        own[GENERATOR] = found
+        parts[GENERATOR] = weights
     else:
-        depth = _depth(own[GENERATOR])
-        its_own = own[GENERATOR] is not own[DISCRIMINATOR]
-        said = "generator of the same run" if its_own and depth == layers else (
-            f"the generator has the first {layers} of {depth} layers"
-        )  # fmt: skip
+        depth = _depth(parts[GENERATOR])
+        source = f"the generator has the first {layers} of {depth} layers"
+        if depth == layers and parts[GENERATOR] is not parts[DISCRIMINATOR]:
+            source = "generator of the same run"
         if depth < layers:
             raise UserError(
                 f"{origin.path} has a generator of {depth} layers, fewer than {layers}; set "
@@ -105,10 +104,13 @@ def two_parts(
             )
     spec = plan.spec
     fresh = [
-        f"{part}.{name}" for part, trees in spec.items() for name in trees if name not in own[part]
+        f"{part}.{name}"
+        for part, trees in spec.items()
+        for name in trees
+        if name not in parts[part]
     ]
     build = jax.jit(partial(_joined, spec, fresh, layers), out_shardings=plan.shardings)
-    return build(own, jax.random.key(plan.run.seed)), fresh, said
+    return build(parts, jax.random.key(plan.run.seed)), fresh, source
 
 
 def read_parts(plan: Plan, place: Origin) -> dict[str, Tree]:
@@ -159,14 +161,14 @@ def _of_folder(place: Origin, encoder: Any, shardings: Tree) -> Tree:
 
 def _refuse_other(place: Origin, tree: Tree, spec: Tree) -> None:
     """UserError where weights of the same name have other shapes, but for the number of layers."""
-    shapes = [
-        {path: leaf.shape[stacked(path):] for path, leaf in walk(side)}
-        for side in (
-            {name: spec[name] for name in spec if name in tree},
-            {name: tree[name] for name in spec if name in tree},
-        )
-    ]  # fmt: skip
-    refuse_difference(place, *shapes)
+    common = [name for name in spec if name in tree]
+    refuse_difference(place, _shapes(spec, common), _shapes(tree, common))
+
+
+def _shapes(tree: Tree, names: list[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the named weights by path, without the axis of layers."""
+    leaves = walk({name: tree[name] for name in names})
+    return {path: leaf.shape[stacked(path) :] for path, leaf in leaves}
 
 
 def stacked(path: str) -> int:

@@ -92,23 +92,24 @@ def product(a: Halves, b: Halves) -> Array:
 
 def inverses(matrices: list[Array], dtype: jnp.dtype) -> list[Array]:
     """(I + a)^-1 of each float32 a [L, L] that is 0 on and above the diagonal, as in
-    `nn.delta_rule.inverted`. Several at once: the products of one wait for each other."""
+    `nn.delta_rule.inverted`. Several are interleaved, since the products of one matrix wait for
+    each other."""
     size = matrices[0].shape[0]
     reader, read = pairs(size)
     split = [halves(a, dtype) for a in matrices]
     beside = (reader ^ read) == 1  # blocks of two
-    found = [jnp.where(reader == read, 1.0, jnp.where(beside, -a, 0.0)) for a in matrices]
+    inverse = [jnp.where(reader == read, 1.0, jnp.where(beside, -a, 0.0)) for a in matrices]
     half = 2
     while half < size:
         below = ((reader ^ read) & -half) == half  # in one block, in different halves of it
-        now = [halves(a, dtype) for a in found]
+        now = [halves(a, dtype) for a in inverse]
         parts = [tuple(jnp.where(below, h, 0) for h in a) for a in split]
-        lower = [_lower(a, half) for a in found]
+        lower = [_lower(a, half) for a in inverse]
         left = [product(halves(a, dtype), b) for a, b in zip(lower, parts, strict=True)]
         change = [product(halves(a, dtype), b) for a, b in zip(left, now, strict=True)]
-        found = [_less(a, b, half) for a, b in zip(found, change, strict=True)]
+        inverse = [_less(a, b, half) for a, b in zip(inverse, change, strict=True)]
         half *= 2
-    return found
+    return inverse
 
 
 def _lower(a: Array, half: int) -> Array:

@@ -9,17 +9,20 @@ from lmwright.core.param import Tree
 from lmwright.nn.xent import OneChunk, Xent
 
 
-def one_by_one(one: OneChunk, w: Tree, pieces: tuple[Array, ...]) -> tuple[Xent, Tree, Array]:
-    """Sums over chunks, that of the gradients in the precision of the weights `w`, and the
-    gradients [C, ...] of their inputs. Each chunk waits for the one before, so that the logits of
-    one are in memory."""
+def one_by_one(
+    xent_of_chunk: OneChunk, w: Tree, pieces: tuple[Array, ...]
+) -> tuple[Xent, Tree, Array]:
+    """Sums over chunks, gradients of the weights `w` in their own precision, and gradients [C, ...]
+    of the inputs. Each chunk waits for the one before, so only one has its logits in memory."""
     piece, *others = ([a[i] for a in pieces] for i in range(len(pieces[0])))
-    sums, dw, dx = one(piece)
+    sums, dw, dx = xent_of_chunk(piece)
     every = [dx]
     for piece in others:
         sums, dw, every[-1], piece = lax.optimization_barrier((sums, dw, every[-1], piece))
-        new, more, dx = one(piece)
-        sums = jax.tree.map(jnp.add, sums, new)
-        dw = jax.tree.map(lambda a, b, own: a.astype(own.dtype) + b.astype(own.dtype), dw, more, w)
+        new_sums, new_dw, dx = xent_of_chunk(piece)
+        sums = jax.tree.map(jnp.add, sums, new_sums)
+        dw = jax.tree.map(
+            lambda a, b, weight: a.astype(weight.dtype) + b.astype(weight.dtype), dw, new_dw, w
+        )
         every.append(dx)
-    return sums, jax.tree.map(lambda a, own: a.astype(own.dtype), dw, w), jnp.stack(every)
+    return sums, jax.tree.map(lambda a, weight: a.astype(weight.dtype), dw, w), jnp.stack(every)

@@ -195,13 +195,13 @@ def spike(recent: Tree, measured: Mapping[str, Array]) -> Array:
 def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dict[str, Array]:
     """Metrics of all trainees over all their tokens, and those of each by its name."""
     tokens = [values["target_tokens"] for values in metrics]
-    whole = reduce(jnp.add, tokens)
-    total = jnp.maximum(whole, 1.0)
+    all_tokens = reduce(jnp.add, tokens)
+    total = jnp.maximum(all_tokens, 1.0)
     means = {
         name: sum(values[name] * n for values, n in zip(metrics, tokens, strict=True)) / total
         for name in metrics[0]
     }
-    own = {
+    by_trainee = {
         f"{name}/{trainee.name}": value
         for trainee, values in zip(active, metrics, strict=True)
         for name, value in values.items()
@@ -210,7 +210,7 @@ def _together(active: Sequence[Trainee], metrics: list[dict[str, Array]]) -> dic
         "skipped": reduce(jnp.add, [values["skipped"] for values in metrics]),
         IN_A_ROW: reduce(jnp.maximum, [values[IN_A_ROW] for values in metrics]),
     }
-    return means | skipped | {"target_tokens": whole} | own
+    return means | skipped | {"target_tokens": all_tokens} | by_trainee
 
 
 def summed_gradients(

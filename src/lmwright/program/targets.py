@@ -89,7 +89,7 @@ def _parted(
         for name, param in spec.items()
         if isinstance(param, Param) and name not in objective.new_weights
     ]
-    found = set(objective.new_weights)
+    whole = set(objective.new_weights)
     for word in words:
         answering = [target for target in known if target.answers(word)]
         if not answering:
@@ -97,8 +97,8 @@ def _parted(
         # PEFT trains modules: a norm with its bias
         modules = tuple(f"{name}." for target in answering for name in target.names[1:])
         inside = [t for t in known if any(f"{n}.".startswith(modules) for n in t.names[1:])]
-        found |= {target.path for target in (*answering, *inside)}
-    return spec, frozenset(found)
+        whole |= {target.path for target in (*answering, *inside)}
+    return spec, frozenset(whole)
 
 
 def choose(

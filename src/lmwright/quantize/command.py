@@ -134,7 +134,7 @@ def quantized(
     floats = Weights(model, loaded.tensors)
     if moments is None:
         moments = measured(model, floats, rows.batches(), params, compute, done)
-    one, grids = Rounder(method, group_of(to, group_size)), grids_of(model, params, to)
+    rounder, grids = Rounder(method, group_of(to, group_size)), grids_of(model, params, to)
     moments = (each for each in moments if each.path in params and each[:2] not in done)
     progress = console_progress()
     total = sum(param.shape[0] for param in params.values())
@@ -142,8 +142,8 @@ def quantized(
     try:
         for path, layer, moment in moments:
             weight = floats.weight(path, layer)
-            by = partial(one, grid=grids[path, layer])
-            parts.put(path, layer, _rounded(weight, moment, params[path], by))
+            round_matrix = partial(rounder, grid=grids[path, layer])
+            parts.put(path, layer, _rounded(weight, moment, params[path], round_matrix))
             progress.advance({"weights": weight.size})
     finally:
         progress.finish()
@@ -157,20 +157,23 @@ def quantized(
 
 
 def _rounded(
-    weight: Array, moments: Array, param: Param, one: Callable[[Array, Array], Integers]
+    weight: Array,
+    moments: Array,
+    param: Param,
+    round_matrix: Callable[[Array, Array], Integers],
 ) -> dict[str, np.ndarray]:
-    """Codes, scales and errors, and what else a grid has, of a weight of a layer, [*batch, ...]
-    each."""
+    """Codes, scales, errors and other parts of a rounded weight of a layer, [*batch, ...] each."""
     batch = moments.shape[:-2]
     pairs = zip(
         weight.reshape(-1, *param.matrix_shape),
         moments.reshape(-1, *moments.shape[-2:]),
         strict=True,
     )
-    found = [
-        {n: np.asarray(a) for n, a in one(*p)._asdict().items() if a is not None} for p in pairs
+    matrices = [
+        {name: np.asarray(part) for name, part in parts.items() if part is not None}
+        for parts in (round_matrix(matrix, moment)._asdict() for matrix, moment in pairs)
     ]
-    stacked = {name: np.stack([each[name] for each in found]) for name in found[0]}
+    stacked = {name: np.stack([parts[name] for parts in matrices]) for name in matrices[0]}
     return {name: array.reshape((*batch, *array.shape[1:])) for name, array in stacked.items()}
 
 

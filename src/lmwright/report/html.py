@@ -64,7 +64,7 @@ def read_runs(run_dirs: Sequence[str | Path]) -> list[RunRecord]:
 
 
 def render(records: Sequence[RunRecord], *, reload_s: int | None = None) -> str:
-    """The page as HTML text, which a browser loads anew every `reload_s` seconds."""
+    """The page as HTML text, which a browser reloads every `reload_s` seconds."""
     labels = unique_labels(records)
     limit = points_per_curve(len(records))
     curves = [
@@ -77,6 +77,11 @@ def render(records: Sequence[RunRecord], *, reload_s: int | None = None) -> str:
     times = [ledger(each) if each else {} for each in measured]
     profiles = [profile_of(record) for record in records]
     profiled = [profile_rows(each) if each else {} for each in profiles]
+    tables = {
+        "Configuration": [flatten(config) for config in configs],
+        "Plan": [flatten(record.plan) for record in records],
+        "Environment": [flatten(record.env) for record in records],
+    }
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE_DIR), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -94,15 +99,7 @@ def render(records: Sequence[RunRecord], *, reload_s: int | None = None) -> str:
         needles=needle_plots(records, labels),
         samples=_samples(records, labels),
         events=_events(records, labels),
-        tables=[
-            (title, side_by_side([flatten(part) for part in parts]))
-            for title, parts in (
-                ("Configuration", configs),
-                ("Plan", [record.plan for record in records]),
-                ("Environment", [record.env for record in records]),
-            )
-            if any(parts)
-        ],
+        tables=[(title, side_by_side(parts)) for title, parts in tables.items() if any(parts)],
         version=__version__,
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
         thinned=f"{limit:,}" if longest > limit else None,

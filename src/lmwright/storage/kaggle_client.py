@@ -25,8 +25,8 @@ def check_token(what: str) -> None:
     """Raises UserError, which begins with `what`, where this machine has no token."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     folders = [Path.home() / ".kaggle", Path(config, "kaggle")]
-    if own := os.environ.get("KAGGLE_CONFIG_DIR"):
-        folders.append(Path(own))
+    if configured := os.environ.get("KAGGLE_CONFIG_DIR"):
+        folders.append(Path(configured))
     saved = any((folder / name).exists() for folder in folders for name in FILES)
     if not saved and not any(map(os.environ.get, VARIABLES)):
         raise UserError(

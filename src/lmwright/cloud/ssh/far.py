@@ -120,7 +120,7 @@ _ears: list[socket.socket] = []
 
 
 def listen(address: str, token: str) -> Answer:
-    """Listens on a free port until `deaf`; tells the port and this host's own addresses."""
+    """Listens on a free port until `deaf`. Returns the port and this host's own addresses."""
     ear = socket.create_server((address, 0))
     _ears.append(ear)
 
@@ -132,13 +132,14 @@ def listen(address: str, token: str) -> Answer:
                     caller.sendall(token.encode())
 
     threading.Thread(target=greet, daemon=True).start()
-    own = {
+    own_addresses = {
         entry.address
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family == socket.AF_INET and not entry.address.startswith("127.")
     }
-    return {"port": ear.getsockname()[1], "addresses": [address] if address else sorted(own)}
+    addresses = [address] if address else sorted(own_addresses)
+    return {"port": ear.getsockname()[1], "addresses": addresses}
 
 
 def deaf() -> Answer:

@@ -62,12 +62,12 @@ def rows_of_squad(value: Any, source: Source) -> Any:
     """The rows of a file of SQuAD, with the columns of the source; any other value as it is."""
     if source.rows != ANSWERED or not isinstance(value, Mapping) or "data" not in value:
         return value
-    names = {name: source.columns.get(name, name) for name in ROW_PARTS[ANSWERED][0]}
-    return [
-        {key: part for key, part in each.items() if key not in ROW_PARTS[ANSWERED][0]}
-        | {names[name]: each.get(name) for name in names}
-        for each in _questions(value["data"])
-    ]
+    columns = {name: source.columns.get(name, name) for name in ROW_PARTS[ANSWERED][0]}
+    rows = []
+    for question in _questions(value["data"]):
+        row = {name: part for name, part in question.items() if name not in columns}
+        rows.append(row | {column: question.get(name) for name, column in columns.items()})
+    return rows
 
 
 def _questions(articles: Any) -> Iterator[dict[str, Any]]:

@@ -33,15 +33,15 @@ def with_added(tokenizer: TextTokenizer, folder: Path) -> TextTokenizer:
         return tokenizer
     backend = tokenizers.Tokenizer.from_str(backend.to_str())
     for content, (number, token) in wanted.items():
-        there = backend.token_to_id(content)
-        if there is None and number is None:
+        old_id = backend.token_to_id(content)
+        if old_id is None and number is None:
             continue
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-        found = backend.token_to_id(content)
-        if there is None and found != number:
+        new_id = backend.token_to_id(content)
+        if old_id is None and new_id != number:
             raise UserError(
                 f"{folder}: {content!r} has the id {number} in {FILE} or {CONFIG}, and the next "
-                f"one of the vocabulary is {found}; the files do not belong to the same tokenizer"
+                f"one of the vocabulary is {new_id}; the files do not belong to the same tokenizer"
             )
     roles = read_json(folder / MAP) | read_json(folder / CONFIG)
     found_roles = find_roles(backend, roles) if roles else {}  # which may be among them
@@ -63,23 +63,21 @@ def _named(folder: Path) -> Iterator[tuple[int | None, tokenizers.AddedToken]]:
 def _read(
     config: Mapping[str, Any], more: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> Iterator[tuple[int | None, tokenizers.AddedToken]]:
-    listed = [
-        text_of(each)
-        for said in (more, config)
-        for name in LISTS
-        for each in _values(said.get(name))
-    ]
-    roles = [text_of(said.get(f"{role}_token")) for said in (more, config) for role in ROLES]
+    listed, roles = [], []
+    for file in (more, config):
+        for name in LISTS:
+            listed += map(text_of, _values(file.get(name)))
+        roles += [text_of(file.get(f"{role}_token")) for role in ROLES]
     special = {*listed, *roles}
     by_id = {
         int(i): tokenizers.AddedToken(text, normalized=False, special=text in special)
         for text, i in plain.items()
     }
-    for i, said in (config.get("added_tokens_decoder") or {}).items():
-        flags = {name: bool(said.get(name, False)) for name in FLAGS}
-        text = said["content"]
-        mark = bool(said.get("special", False)) or text in special
-        by_id[int(i)] = tokenizers.AddedToken(text, special=mark, **flags)
+    for i, entry in (config.get("added_tokens_decoder") or {}).items():
+        flags = {name: bool(entry.get(name, False)) for name in FLAGS}
+        text = entry["content"]
+        is_special = bool(entry.get("special", False)) or text in special
+        by_id[int(i)] = tokenizers.AddedToken(text, special=is_special, **flags)
     yield from sorted(by_id.items())
     named = {token.content for token in by_id.values()}
     for text in dict.fromkeys(listed):

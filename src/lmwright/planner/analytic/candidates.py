@@ -122,8 +122,8 @@ def candidates(
     optimizers: bool = False,
     refused: bool = False,
 ) -> list[Candidate]:
-    """Every legal way to run, those that fit and are fast first; of ways that differ in
-    microbatches alone, the best one. `refused`: the run does not fit, whatever the model says."""
+    """Every legal way to run, the fastest that fits first; of ways that differ only in
+    microbatches, the best one. `refused`: the run does not fit, whatever the model says."""
     optims = [run.optim]
     if optimizers:
         optims += [with_kind(run.optim, kind) for kind in SMALLER_STATE.get(run.optim.kind, ())]
@@ -135,11 +135,13 @@ def candidates(
         if ways or len(whole) == len(meshes):
             return ways  # meshes that cut torus axes share links: only where there is no other
     meshes = list(meshes)
-    ways = _ways(run, machine, meshes, [(t, o) for t in keeps_of(run, remats) for o in optims])
+    ways = _ways(run, machine, meshes, list(product(keeps_of(run, remats), optims)))
     if refused or not _fits(run, machine):
-        ways += _ways(run, machine, meshes, [pair for o in optims for pair in on_host(run, o)])
+        offloaded = [pair for optim in optims for pair in on_host(run, optim)]
+        ways += _ways(run, machine, meshes, offloaded)
         if optimizers and not any(way.quick.fits for way in ways):
-            ways += _ways(run, machine, meshes, [pair for o in optims for pair in packed(run, o)])
+            fewer_bits = [pair for optim in optims for pair in packed(run, optim)]
+            ways += _ways(run, machine, meshes, fewer_bits)
     for way in tuple(ways):
         ways += rechunked(way)
         new = summed_once(way)

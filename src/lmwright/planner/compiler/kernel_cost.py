@@ -90,7 +90,7 @@ class _Call:
 
     @classmethod
     def of(cls, step: Instruction, holder: Computation) -> Self | None:
-        """The call that an instruction is; None for other instructions."""
+        """The kernel call of an instruction; None for other instructions."""
         called = step.name + step.op_name
         names = (*_SPLASH, *_ROW, *_DISENTANGLED, *long_attention.WAYS)
         kernel = next((name for name in names if name in called), None)
@@ -105,10 +105,10 @@ class _Call:
         if kernel is None or not queries:
             return None
         q_dims = max(queries, key=math.prod)
-        *mapped, one, other = q_dims
-        heads, length, head_dim = math.prod(mapped), max(one, other), min(one, other)
-        if found := _PIECES.search(step.rest):
-            heads, length = heads // int(found[1]), length * int(found[1])
+        *mapped, first, second = q_dims  # tokens and head_dim, in the order of the kernel
+        heads, length, head_dim = math.prod(mapped), max(first, second), min(first, second)
+        if pieces := _PIECES.search(step.rest):
+            heads, length = heads // int(pieces[1]), length * int(pieces[1])
         return cls(kernel, step, operands, q_dims, heads, length, head_dim)
 
     @property
