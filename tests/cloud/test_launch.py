@@ -349,7 +349,7 @@ def test_a_run_that_a_job_trains_already_gets_no_second_slice(
     capsys.readouterr()
     assert launched(tmp_path, *there, "--name", "k") == 2
     err = capsys.readouterr().err
-    assert f"dir: {run.dir} is trained by job j already, which is starting; take it up" in err
+    assert f"dir: {run.dir} is trained by job j already, which is starting; follow it" in err
     assert job_names() == ["j"]
     assert launched(tmp_path, *there, "--name", "k", f"dir={url}/other") == 0
     Bucket(first.url).write("state.json", json.dumps({"status": "failed"}))

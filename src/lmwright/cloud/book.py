@@ -80,7 +80,7 @@ def begin(spec: Spec, code: str, run_file: str) -> None:
     """Writes a job into its bucket. Raises UserError if the name is taken there."""
     bucket = Bucket(spec.url)
     taken = UserError(
-        f"--name: there is a job {spec.url} already; choose another name, or take it up: "
+        f"--name: there is a job {spec.url} already; choose another name, or continue it: "
         f"lmwright jobs follow {spec.url}"
     )
     texts = {MADE: json.dumps(EMPTY | {"code": code}), "run.toml": run_file}

@@ -87,7 +87,7 @@ def _refuse_twice(spec: Spec) -> None:
 def trained_already(run_dir: str, name: str, now: str) -> UserError:
     """The error of a run that a job trains, which is `now` running, say."""
     return UserError(
-        f"dir: {run_dir} is trained by job {name} already, which is {now}; take it up: lmwright "
+        f"dir: {run_dir} is trained by job {name} already, which is {now}; follow it: lmwright "
         f"jobs follow {name}; or end it (lmwright jobs stop {name}), or choose another dir"
     )
 

@@ -130,8 +130,8 @@ def to_values(value: Any, where: str, keys: Keys = ()) -> Any:
     scalars and paths as numbers and text. Raises UserError for what no run file can hold."""
     if len(keys) > DEEPEST:
         raise UserError(
-            f"{where}: {join_keys(keys[:3])}: lists or tables are nested too deeply; take some "
-            "levels out"
+            f"{where}: {join_keys(keys[:3])}: lists or tables are nested too deeply; remove some "
+            "levels"
         )
     if is_dataclass(value) and not isinstance(value, type):
         value = to_plain(value)

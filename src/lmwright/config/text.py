@@ -137,7 +137,7 @@ def _syntax_error(path: Path, text: str, message: str) -> UserError:
 def _too_much(error: Exception) -> str:
     """Words for TOML that Python does not read, though it may be valid."""
     if isinstance(error, RecursionError):
-        return "lists or tables are nested too deeply; take some levels out"
+        return "lists or tables are nested too deeply; remove some levels"
     return "a number has too many digits; put it in quotes to mean text"
 
 

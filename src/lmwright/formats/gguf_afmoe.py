@@ -34,7 +34,7 @@ def config_of(meta: Mapping[str, Any], config: Mapping[str, Any], where: str) ->
     if gating != gguf_deepseek.SIGMOID or not meta.get(f"{NAME}.expert_weights_norm"):
         raise UserError(
             f"{where}: {NAME} with routing weights other than sigmoids normalized over the chosen "
-            "experts is not computed; take another conversion"
+            "experts is not computed; use another conversion"
         )
     layers = types_of_every(4, config.get("num_hidden_layers", 0))
     return {"layer_types": layers, "sliding_window": config.get("sliding_window", WINDOW)}

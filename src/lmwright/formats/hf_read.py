@@ -91,8 +91,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:  # would be listed one by one
         raise UserError(
-            f"{where}: num_hidden_layers = {layers} is not possible; take config.json from the "
-            f"source again"
+            f"{where}: num_hidden_layers = {layers} is not possible; download config.json again"
         )
     for name in BOOLEANS:
         if not isinstance(config.get(name), bool | None):
@@ -102,7 +101,7 @@ def model_from_config(config: dict[str, Any], where: str) -> Any:
         fields = kind.hf.fields(config, where)
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
         raise UserError(
-            f"{where}: a value has the wrong type ({error}); take config.json from the source again"
+            f"{where}: a value has the wrong type ({error}); download config.json again"
         ) from None
     try:
         return validate(kind, fields, "")

@@ -222,6 +222,6 @@ def _end_ids(folder: Path) -> tuple[int, ...]:
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in ends):
         raise UserError(
             f"{path}: {name} = {json.dumps(said):.60} is neither an id nor a list of ids; correct "
-            "it, or take the file from the source again"
+            "it, or download the file again"
         )
     return tuple(ends)

@@ -236,7 +236,7 @@ def test_a_run_of_another_job_is_not_sent_again(fake, run, tmp_path, monkeypatch
     (name,) = job_names()
     assert main(words) == 2 and job_names() == [name]
     told = capsys.readouterr().err
-    assert f"is trained by job {name} already, which is running; take it up: lmwright jobs" in told
+    assert f"is trained by job {name} already, which is running; follow it: lmwright jobs" in told
     (event, *_) = (jobs_folder() / name / "events.log").read_text().splitlines()
     assert datetime.fromisoformat(" ".join(event.split(" ")[:2])).tzinfo
 

@@ -37,8 +37,8 @@ def _read_multipliers(config: Json, _: Json, where: str) -> Json:
         said = [1.0] * count if config.get(name) is None else config[name]
         if not isinstance(said, list) or len(said) != count:
             raise UserError(
-                f"{where}: {name} = {said!r} is not a list of {count} numbers; correct it, or take "
-                "the file from the source again"
+                f"{where}: {name} = {said!r} is not a list of {count} numbers; correct it, or "
+                "download the file again"
             )
         for each in said:
             refuse_number(name, each, where)

@@ -37,7 +37,7 @@ def _read_predicts(config: Json, _: Json, where: str) -> Json:
     return {"predicts": predicts}
 
 
-NO_WINDOW = "{key} is set, and masked diffusion has no windows; take a model without"
+NO_WINDOW = "{key} is set, and masked diffusion has no windows; use a model without"
 
 
 class LladaHf(EuroBertHf):

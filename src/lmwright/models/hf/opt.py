@@ -41,7 +41,7 @@ def _read_width(config: Json, fields: Json, where: str) -> Json:
     if (width := config.get(WIDTH)) not in (None, fields["embed_dim"]):
         raise UserError(
             f"{where}: {WIDTH} = {width} is not hidden_size = {fields['embed_dim']}, which is not "
-            "computed (opt-350m); take another size"
+            "computed (opt-350m); use another size"
         )
     return {}
 

@@ -116,8 +116,8 @@ def refuse_number(name: str, value: Any, where: str, whole: bool = False) -> Non
     if not (number and 0 < value < math.inf and (not whole or value % 1 == 0)):
         kind = "whole number" if whole else "number"
         raise UserError(
-            f"{where}: {name} = {value!r} is not a {kind} above 0; correct it, or take "
-            "the file from the source again"
+            f"{where}: {name} = {value!r} is not a {kind} above 0; correct it, or download the "
+            "file again"
         )
 
 

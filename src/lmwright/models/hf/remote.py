@@ -56,7 +56,7 @@ def _llada(config: Json, where: str) -> Json:
         if config.get(name) not in (value, None):
             raise UserError(
                 f"{where}: {name} = {config[name]!r} is not LLaDA's {value!r}, the only value that "
-                "is computed; take another model"
+                "is computed; use another model"
             )
     own = {theirs: config.get(ours) for theirs, ours in LLADA.items()}
     if own["num_key_value_heads"] is None:

@@ -45,7 +45,7 @@ def _read_heads(config: Json, fields: Json, where: str) -> Json:
         if whole % heads or whole < heads:
             raise UserError(
                 f"{where}: {key} = {config[key]} gives {heads} heads {whole} dims together, which "
-                "they do not divide; take config.json from the source again"
+                "they do not divide; download config.json again"
             )
         sizes[name] = whole // heads
     return sizes
