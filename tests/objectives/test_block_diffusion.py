@@ -159,6 +159,16 @@ def test_blocks_have_exact_counts_and_times_of_their_own():
     assert len(set(counts)) > 3 and not masked[~learned].any()
 
 
+def test_blocks_of_a_row_have_evenly_spread_times():
+    """As many equal parts of [0, 1) as there are blocks have a time each."""
+    batch, draws = rows(16, prompt=0), drawn(16)
+    block = replace(PLAIN, block_tokens=8).blocks(batch)
+    masked = jax.jit(mask_rows)(batch, draws, block).masked
+    counts = np.sort(np.asarray(masked).reshape(16, -1, 8).sum(2), axis=1)
+    parts = np.arange(T // 8 + 1) * 8 * 8 / T
+    assert np.all(counts >= np.floor(parts[:-1]) + 1) and np.all(counts <= np.ceil(parts[1:]))
+
+
 @pytest.mark.parametrize("size", [None, 1, 5])
 def test_complementary_views_mask_each_token_once(size):
     batch, draws = rows(16, 33, 6), drawn(16)

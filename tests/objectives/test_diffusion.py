@@ -295,3 +295,8 @@ def test_held_out_rows_are_measured_the_same_each_time():
     assert whole.tokens == cut.tokens == 6 * (T - 1)
     assert whole.text_bytes == 600  # each token is predicted, so these are its bytes
     np.testing.assert_allclose(whole.loss, cut.loss, rtol=1e-6)
+
+
+def test_what_changes_rows_while_training_changes_none_that_are_held_out():
+    plain = Diffusion(mask_token_id=MASK, block_tokens=5)
+    assert replace(plain, short_rows=0.5, views="complementary").for_eval() == plain.for_eval()

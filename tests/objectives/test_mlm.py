@@ -49,12 +49,13 @@ def keys(count):
 
 def test_an_exact_share_of_the_real_tokens_is_hidden():
     objective = Mlm(mask_token_id=MASK, mask_ratio=0.3, never_masked=(0,))
-    for real in (T, 33, 7, 1):
+    for real, given in ((T, 0), (33, 5), (7, 0), (2, 0), (1, 0)):
         batch = rows(64, real)
+        batch = replace(batch, loss_weight=batch.loss_weight * (batch.positions >= given))
         hidden = jax.jit(objective.hide, static_argnums=1)(batch, V, keys(64))
         hidden = jax.tree.map(np.asarray, hidden)
         batch = jax.tree.map(np.asarray, batch)
-        candidates = (batch.segment_ids > 0) & (batch.tokens != 0)
+        candidates = (batch.loss_weight > 0) & (batch.tokens != 0)
         wanted = np.maximum(np.round(0.3 * candidates.sum(1)), candidates.any(1))
         np.testing.assert_array_equal(hidden.predicted.sum(1), wanted)
         changed = np.asarray(hidden.tokens != batch.tokens)
@@ -85,6 +86,8 @@ def test_what_stands_for_a_hidden_token():
 def test_the_loss_is_that_of_the_whole_head():
     objective = Mlm(mask_token_id=MASK, mask_ratio=0.3, kept_share=0.1)
     w, batch = init_weights(MODEL.spec(), jax.random.key(0)), rows(3, 31)
+    weights = np.array([[1.0], [2.0], [0.5]])
+    batch = replace(batch, loss_weight=batch.loss_weight * weights)
     compute = Compute(loss_chunk_tokens=5)
     found = jax.jit(lambda w: objective.loss(MODEL, w, batch, keys(3), compute))(w)
     hidden = jax.jit(lambda batch: objective.hide(batch, V, keys(3)))(batch)
@@ -93,8 +96,9 @@ def test_the_loss_is_that_of_the_whole_head():
     each = optax.softmax_cross_entropy_with_integer_labels(MODEL.logits(w, x), batch.tokens)
     chosen = np.zeros((3, T))
     np.put_along_axis(chosen, np.asarray(hidden.places), np.asarray(hidden.predicted), axis=1)
-    np.testing.assert_allclose(found.total, np.sum(each * chosen), rtol=1e-5)
-    assert float(found.weight) == chosen.sum() == 3 * round(0.3 * 31)
+    np.testing.assert_allclose(found.total, np.sum(each * chosen * weights), rtol=1e-5)
+    assert chosen.sum() == 3 * round(0.3 * 31)
+    assert float(found.weight) == np.sum(chosen * weights)
 
 
 @pytest.mark.parametrize("microbatches, devices", [(2, 1), *CUTS[1:]])

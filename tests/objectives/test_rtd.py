@@ -191,6 +191,24 @@ def test_the_discriminator_leaves_the_generator_alone(ours, filled):
     del hidden
 
 
+def test_the_export_detects_as_the_run_does(ours, filled):
+    """It has both tables in one; its logits give the loss and the metrics of the run."""
+    model, w = ours
+    batch, _, mixed = filled
+    table = w["generator"]["embed"]
+    own = w["discriminator"] | {"embed": 0.1 * table[::-1]}  # which starts at zero
+    detector, exported = OBJECTIVE.exported(model, w | {"discriminator": own})
+    x, _ = detector.hidden(exported, replace(batch, tokens=mixed), Compute())
+    logits = np.asarray(detector.logits(exported, x)[..., 0])
+    loss, metrics = detect(model, own, table, batch, mixed, Compute())
+    real, replaced = np.asarray(batch.segment_ids) > 0, np.asarray(mixed != batch.tokens)
+    each = np.logaddexp(0, np.where(replaced, -logits, logits))
+    np.testing.assert_allclose(loss.total, each[real].sum(), rtol=1e-5)
+    right = (logits > 0) == replaced
+    for name, of in (("detector_accuracy", real), ("detector_recall", real & replaced)):
+        assert [float(part) for part in metrics[name]] == [right[of].sum(), of.sum()]
+
+
 def test_only_masks_are_filled(filled):
     batch, hidden, mixed = filled
     masked = np.asarray(hidden.tokens != batch.tokens)
