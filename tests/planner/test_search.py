@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from lmwright.errors import EXIT_INTERRUPTED, UserError
 from lmwright.formats.open import load_run
 from lmwright.hardware.slices import parse_slice
 from lmwright.planner import command, search
+from lmwright.planner.advice import TIE_SHARE
 from lmwright.planner.analytic.candidates import candidates
 from lmwright.planner.analytic.machine import parse_machine
 from lmwright.planner.analytic.quick import Quick
@@ -18,7 +20,7 @@ from lmwright.planner.compare import compare, compare_lines
 from lmwright.planner.compiler.compile import Compiled
 from lmwright.planner.compiler.cost import Estimate
 from lmwright.planner.cost import cost_of
-from lmwright.planner.search import Search
+from lmwright.planner.search import Entry, Search
 from lmwright.planner.suggestions import larger, single_changes, suggest
 from tests.planner.runs import SMALL, run_of
 
@@ -278,3 +280,13 @@ def test_the_compiler_is_given_that_time(tmp_path, monkeypatch):
     found = Search.of(run, parse_machine("v5e-8"))
     found.ask(parse_slice("v5e-8"), 2)
     assert set(seconds) == {(4096, 1800), (True, 1800), (False, 900)}
+
+
+def test_what_trains_differently_must_be_better_by_more_than_a_tie():
+    def entry(name, step_s, differently):
+        quick = SimpleNamespace(fits=True, step_s=step_s, compiled=None)
+        return Entry(SimpleNamespace(name=name, quick=quick, changes_training=differently))
+
+    for faster, first in ((0.5 * TIE_SHARE, "same"), (2 * TIE_SHARE, "other")):
+        entries = [entry("other", 1 - faster, True), entry("same", 1.0, False)]
+        assert Search(None, None, entries).ranked()[0].candidate.name == first

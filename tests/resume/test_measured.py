@@ -81,7 +81,9 @@ def test_what_was_measured_is_beside_what_is_predicted(trained, capsys):
     compiled = next(row for row in rows(trained) if row["kind"] == "compile")
     assert got["compile_s"] == compiled["seconds"] and not got["by_plan"]
     assert got["memory_bytes"] == max(row["peak_memory_bytes"] for row in steps)
-    assert 0 <= got["input_wait_s"] < got["step_s"] and got["save_s"] > 0
+    shares = [row["input_wait_share"] for row in steps if "input_wait_share" in row]
+    assert got["input_wait_s"] == pytest.approx(got["step_s"] * statistics.median(shares))
+    assert got["save_s"] > 0
     newest = trained / "checkpoints" / "12"
     on_disk = sum(p.stat().st_size for p in newest.rglob("*") if p.is_file())
     assert got["checkpoint_bytes"] == on_disk
