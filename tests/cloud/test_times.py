@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import replace
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from lmwright.cloud import remote
 from lmwright.cloud.book import MADE, usage
 from lmwright.cloud.leader import Leader
 from lmwright.cloud.ledger import slice_variable
+from lmwright.cloud.times import fill_in
 from lmwright.report.paid import VARIABLE
 from tests.cloud.played import Played
 
@@ -136,3 +138,17 @@ def test_events_of_all_machines_are_told_in_the_zone_of_this_one(spec, tpu, caps
     ]
     assert len(stamps) == 2
     assert abs((stamps[0] - stamps[1]).total_seconds()) < 60
+
+
+def test_clocks_and_words_of_others_cost_nothing(spec):
+    """A host whose clock is ahead began no later than now, and what the leader of an earlier slice
+    said last is not when this one ended."""
+    now = time.time()
+    facts = json.dumps({"slice": "mine", "began": now + HOUR}).encode()
+    bucket = SimpleNamespace(read=lambda name: (facts, None))
+    entry = {"id": "mine"}
+    fill_in(entry, spec, bucket, {"status": "running", "time": now}, "ACTIVE")
+    assert entry.keys() == {"id", "active"} and entry["active"] == pytest.approx(now, abs=60)
+    entry = {"id": "mine", "active": now - 100}
+    fill_in(entry, spec, bucket, {"status": "running", "time": now - HOUR}, "GONE")
+    assert entry["ended"] == pytest.approx(now, abs=60)

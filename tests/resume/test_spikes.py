@@ -241,6 +241,10 @@ def test_where_the_lines_of_a_resumed_run_end(tmp_path):
     passed.add(81, 85)
     passed.add(86, 90)
     assert [passed.reached(step) for step in (79, 80, 85, 90)] == [79, 90, 90, 90]
+    # the state after the last of them has their effect no longer
+    assert [passed.within(step) for step in (80, 81, 84, 85, 89, 90)] == [0, 1, 1, 0, 1, 0]
+    passed.add(76, 95)
+    assert passed.ranges == [[76, 95]]
 
 
 def test_a_run_does_not_end_among_passed_steps(small_run, tmp_path):

@@ -92,3 +92,30 @@ def test_a_folder_of_folders_is_not_copied(url, proxy):
     """Such as a bucket whose name was given without the run's."""
     Bucket(url).write("texts/a.txt", "large")
     assert not list(fetched(url).rglob("*.txt"))
+
+
+def test_a_folder_becomes_what_the_bucket_has(url, folder):
+    """What was removed here comes again, what was removed there goes, and the tokenizer of a run is
+    its own though it is a stage."""
+    for name in ("report.html", "tokenizer/stage.json", "tokenizer/tokenizer.json"):
+        Bucket(url).write(name, name)
+    fetched(url)
+    (folder / "run.toml").unlink()
+    Bucket(url).remove("report.html")
+    assert (fetched(url) / "run.toml").read_text() == "first"
+    assert not (folder / "report.html").exists()
+    assert (folder / "tokenizer" / "tokenizer.json").read_text() == "tokenizer/tokenizer.json"
+
+
+def test_only_what_changed_is_sent(url, folder):
+    def generations():
+        return {name: entry.generation for name, entry in Bucket(url).entries().items()}
+
+    one = Mirror(url)
+    (folder / "metrics.jsonl").write_text("1")
+    one.push()
+    before = generations()
+    (folder / "metrics.jsonl").write_text("12")
+    one.push()
+    changed = {name for name, number in generations().items() if number != before[name]}
+    assert changed == {"metrics.jsonl"} and "run.toml" in before
