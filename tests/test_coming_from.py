@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmwright.config.elsewhere import CALLED
 from lmwright.formats.open import RUN_FILES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "coming-from.md"
@@ -16,6 +17,7 @@ TABLES = {
     "PEFT's `LoraConfig`": "peft.LoraConfig",
     "`BitsAndBytesConfig`": "transformers.BitsAndBytesConfig",
     "axolotl's YAML": None,  # no class has its keys
+    "LLaMA-Factory's YAML, unsloth, torchtune": None,
     "MaxText's YAML": None,  # not on PyPI in a form that installs
 }
 
@@ -65,3 +67,12 @@ def test_their_fields_are_there(heading, place):
         known |= {field.name for field in dataclasses.fields(cls)}
     named = [name for theirs, _ in table(heading) for name in theirs]
     assert len(named) >= 4 and [name for name in named if name not in known] == []
+
+
+def test_the_errors_and_the_page_say_the_same():
+    known = fields(RUN_FILES.schema()) | {"model.preset"}
+    assert [ours for ours in CALLED.values() if ours not in known] == []
+    rows = [row for heading in TABLES for row in table(heading)]
+    named = [(name, ours) for theirs, ours in rows for name in theirs if name in CALLED]
+    assert len(named) > 100
+    assert [name for name, ours in named if CALLED[name] not in ours] == []

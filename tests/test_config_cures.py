@@ -46,6 +46,13 @@ def told(tables, *overrides):
         ("lr=1e-3", "did you mean optim.learning_rate?"),
         ("fsdp=8", "did you mean mesh.fsdp?"),  # of a section that the file does not have
         ("output_dir=x", "did you mean 'dir'?"),
+        ("per_device_train_batch_size=4", "did you mean train.global_batch_size?"),
+        ("train.micro_batch_size=4", "did you mean 'global_batch_size'?"),
+        ("data.cutoff_len=64", "did you mean data.pack.seq_len?"),
+        ("train.learning_rate=1e-3", "did you mean optim.learning_rate?"),
+        ("optim.lr_scheduler=x", "did you mean optim.schedule.kind?"),
+        ("lora_r=8", "did you mean lora.rank?"),
+        ("train.packing=true", "leave it out, rows are always packed"),
         ("train.max_steps=9", "did you mean 'steps'?"),
         ("max_target_length=64", "did you mean model.seq_len?"),
         ("trian=3", "did you mean 'train'?"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from lmwright.config.elsewhere import CALLED, ELSEWHERE, NOT_SET
 from lmwright.config.merge import COMMAND_LINE
 from lmwright.config.text import Keys, join_keys
 from lmwright.errors import UserError
@@ -51,40 +52,6 @@ EXAMPLES = {
 }
 MODEL_EXAMPLE = 'preset = "llama-5m"'
 
-# Words that other tools use for the same choice.
-ELSEWHERE = {
-    ("train.remat", "full"): "block",
-    ("train.remat", "minimal"): "dots",
-    ("train.precision", "float32"): "fp32",
-    ("train.precision", "bfloat16"): "bf16",
-}
-
-# Names of fields in transformers, TRL, PEFT, MaxText and Levanter for which no similar name is
-# found.
-CALLED = {
-    "dora": "variant",
-    "gradient_accumulation_steps": "num_microbatches",
-    "gradient_checkpointing": "remat",
-    "lr": "learning_rate",
-    "lr_scheduler_type": "schedule",
-    "max_grad_norm": "clip_norm",
-    "max_length": "seq_len",
-    "max_seq_length": "seq_len",
-    "max_steps": "steps",
-    "max_target_length": "seq_len",
-    "model_name_or_path": "init_from",
-    "num_train_epochs": "epochs",
-    "num_train_steps": "steps",
-    "output_dir": "dir",
-    "per_device_train_batch_size": "global_batch_size",
-    "r": "rank",
-    "rslora": "scaling",
-    "save_total_limit": "keep_last",
-    "train_batch_size": "global_batch_size",
-    "use_dora": "variant",
-    "use_rslora": "scaling",
-}
-
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 UNTAGGED = ("union_tag_invalid", "union_tag_not_found")
@@ -111,8 +78,9 @@ def _near(word: str, names: Sequence[str]) -> list[str]:
     """Name that was probably meant, if any: another tool's name for it, else one that differs by a
     letter or two, else a longer one that contains the whole word, as `ema_decay` for `ema`, or
     begins with it, as `temperature` for `temp`, else the most similar one."""
-    if CALLED.get(word) in names:
-        return [CALLED[word]]
+    meant = CALLED.get(word, "").rpartition(".")[2]
+    if meant in names and meant != "kind":  # which most sections have
+        return [meant]
     close = get_close_matches(word, names, n=1, cutoff=0.8)
     longer = [name for name in names if len(word) > 2 and word in name.split("_")]
     longer += [name for name in names if len(word) > 2 and name.startswith(word)]
@@ -171,6 +139,11 @@ def _without_echoes(
         if keys and errors[0]["type"] in UNKNOWN
         for name in _near(str(keys[-1]), fields(keys[:-1]))
     }
+    meant |= {
+        tuple(CALLED[str(keys[-1])].split("."))
+        for keys, errors in by_path.items()
+        if errors[0]["type"] in UNKNOWN and str(keys[-1]) in CALLED
+    }
     tables = {keys[:end] for keys in by_path for end in range(1, len(keys))}
     return {
         keys: errors
@@ -223,9 +196,16 @@ def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
     name, names = str(keys[-1]), fields(keys[:-1])
     cure = nearest(name, names, what="the fields here are")
     meant = CALLED.get(name, name)
-    if not keys[:-1] and meant not in names:  # a field of a section without the section's name
-        inside = [f"{table}.{meant}" for table in names if meant in fields((table,))]
-        cure = f"did you mean {' or '.join(inside)}?" if inside else cure
+    if name in NOT_SET:
+        cure = NOT_SET[name]
+    elif meant.rpartition(".")[2] not in {*names} - {
+        "kind"
+    }:  # a field of another section, or of other tools
+        tables = [] if name in (*CALLED, "kind") else fields(())
+        inside = [f"{table}.{meant}" for table in tables if meant in fields((table,))]
+        inside = [meant] if name in CALLED else inside
+        if len(inside) == 1 or (inside and not keys[:-1]):
+            cure = f"did you mean {' or '.join(inside)}?"
     return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
 
 
