@@ -18,7 +18,7 @@ def planned(name, *words):
     from lmwright.hardware.slices import parse_slice, topology_request
     from lmwright.program.plan import resolve
     from lmwright.program.state import abstract_state
-    from lmwright.train.rundir import identity
+    from lmwright.train.identity import identity
 
     run, _ = load_noted(RUN, ["train.steps=100", "train.global_batch_size=64", *words])
     where = topologies.get_topology_desc(**topology_request(parse_slice(name)))

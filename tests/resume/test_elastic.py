@@ -20,7 +20,7 @@ from lmwright.program.lora_section import Adapter, LowRank
 from lmwright.program.plan import resolve
 from lmwright.program.step import summed_gradients
 from lmwright.train.hooks import Hook
-from lmwright.train.rundir import identity, rows_are_alone
+from lmwright.train.identity import identity, rows_are_alone
 from lmwright.train.session import train
 from tests.resume.small_runs import STEPS, in_dir, losses
 

@@ -14,7 +14,7 @@ from lmwright.program.stores import open_stores
 from lmwright.report.html import render
 from lmwright.report.read import read_run
 from lmwright.train import gradient_error
-from lmwright.train.rundir import identity
+from lmwright.train.identity import identity
 from lmwright.train.session import train
 from tests.resume.small_runs import in_dir, logged
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from lmwright.config.run import Checkpoint, Eval, Limits, Mesh, Metrics, Planning, Source
+from lmwright.config.run import Checkpoint, Eval, Limits, Mesh, Metrics, Planning, Source, Tokenizer
 from lmwright.optim import KINDS
 from lmwright.program.lora_section import Adapter, LowRank
-from lmwright.train.rundir import differences, identity
+from lmwright.train.identity import differences, identity
 from tests.train.test_step import make_run
 
 RUN = make_run()
@@ -62,6 +62,22 @@ def test_one_of_several_sources():
     more = changed("data", sources=(*one.data.sources, Source(path="c")))
     assert differences(identity(one), identity(heavier)) == {"data.sources.1.weight"}
     assert differences(identity(one), identity(more)) == {"data.sources.2"}
+
+
+def test_a_path_from_the_root_is_the_same_path(tmp_path, monkeypatch):
+    def reading(tokenizer, source):
+        data = replace(
+            RUN.data, sources=(Source(path=source),), tokenizer=Tokenizer(path=tokenizer)
+        )
+        return identity(replace(RUN, data=data))
+
+    monkeypatch.chdir(tmp_path)
+    run = reading("base/tokenizer", "texts/*.jsonl")
+    whole = reading(f"{tmp_path}/base/tokenizer", f"{tmp_path}/texts/*.jsonl")
+    assert differences(run, whole) == set()
+    assert differences(run, reading("./base/tokenizer", "./texts/*.jsonl")) == set()
+    other = reading(f"{tmp_path}/other/tokenizer", "hf://texts/*.jsonl")
+    assert differences(run, other) == {"data.tokenizer.path", "data.sources.0.path"}
 
 
 def of_adapters(batch, *adapters):

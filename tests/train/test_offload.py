@@ -29,7 +29,7 @@ from lmwright.program.plan import Plan, resolve
 from lmwright.program.state import abstract_state, init_state
 from lmwright.program.step import make_step
 from lmwright.train.host_memory import refuse_small_host
-from lmwright.train.rundir import identity
+from lmwright.train.identity import identity
 from tests.aot.slices import run_of
 from tests.train.test_step import assert_close, assert_close_to_largest, make_batch, make_run, once
 

@@ -12,7 +12,7 @@ import os
 import shlex
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,22 +24,18 @@ import numpy as np
 from lmwright.checkpoint.files import StepFiles, root_of
 from lmwright.checkpoint.hashes import Unusable, read_meta
 from lmwright.config.check import refuse_own_data
-from lmwright.config.fields import without
 from lmwright.config.kept import is_kept, same_folder
 from lmwright.config.load import dump_toml
-from lmwright.config.run import FREE, UNCHOSEN, Run
+from lmwright.config.run import UNCHOSEN, Run
 from lmwright.config.text import read_toml
-from lmwright.core.param import walk
 from lmwright.core.processes import from_first
 from lmwright.data.rows.store import TokenStore
 from lmwright.errors import TransientError, UserError, first_line
 from lmwright.formats.open import load_run
 from lmwright.guard.files import remove_leftovers, write_whole
 from lmwright.guard.folders import copy_folder
-from lmwright.guard.redact import redact_tree
-from lmwright.guard.urls import MARK, without_secrets
+from lmwright.guard.urls import MARK
 from lmwright.program.plan import Plan
-from lmwright.program.trainee import spec_of, training_of
 from lmwright.report.goodput import read_sessions
 from lmwright.report.ledger import KILLED
 from lmwright.storage.bucket import is_bucket
@@ -47,6 +43,7 @@ from lmwright.storage.claim import Claim
 from lmwright.storage.mirror import LOCK, Mirror, mirror_folder, shown
 from lmwright.train.environment import write_env
 from lmwright.train.hooks import Hook, Running
+from lmwright.train.identity import differences, identity, keep_shared
 from lmwright.train.log import errors_to_file
 from lmwright.train.metrics import METRICS_FILE
 from lmwright.train.publishing import check_publishing
@@ -264,7 +261,7 @@ def refuse_other_run(run: Run, folder: Path) -> None:
             f"checkpoint; leave it out, or choose another dir= to start from {run.train.init_from}"
         )
     then, now = identity(before), identity(run)
-    _keep_shared((before, run), (then, now))
+    keep_shared((before, run), (then, now))
     changed = sorted(differences(then, now))
     if changed and has_trained(folder):
         fields = [
@@ -324,72 +321,6 @@ def _show_value(fields: dict[str, Any], path: str) -> str:
         return "unset"
     text = json.dumps(value, default=str)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
-
-
-def identity(run: Run) -> dict[str, Any]:
-    """The part of a run that its checkpoints depend on."""
-    fields = redact_tree(without(FREE, run), without_secrets)  # a new token makes no new run
-    if rows_are_alone(run):
-        fields["train"].pop("num_microbatches")
-    training = training_of(run)
-    if any(trainee.dropout for trainee in training.trainees):  # each chunk draws what it drops
-        fields["train"]["mlp_chunk_tokens"] = run.train.mlp_chunk_tokens
-    if training.listed:  # each is kept or dropped by itself
-        fields["train"].pop("global_batch_size")
-        rows = {trainee.name: trainee.rows for trainee in training.trainees}
-        section, _, name = training.listed.partition(".")
-        fields[section][name] = {  # each one's place in its data is counted in steps of its rows
-            each["name"]: each | {"rows": rows[each["name"]]} for each in fields[section][name]
-        }
-    return _numbered(fields)
-
-
-def rows_are_alone(run: Run) -> bool:
-    """True if microbatches only order a sum: no inputs of adapters are dropped, since that is drawn
-    for a microbatch, no experts balance its tokens, and the objective compares none of its rows.
-    Noise on embeddings is drawn for each row, but where several trainees share the batch, for its
-    place among the rows of one."""
-    trainees, objective = training_of(run).trainees, run.objective
-    noisy = any(t.dropout for t in trainees) or (objective.draws_noise and len(trainees) > 1)
-    balanced = any("experts" in p.batch for _, p in walk(spec_of(run)))
-    return not noisy and not balanced and objective.rows_are_alone
-
-
-def _keep_shared(runs: Sequence[Run], fields: Sequence[dict[str, Any]]) -> None:
-    """Keeps only the listed trainees that both runs have: others may be added or removed."""
-    listed = {training_of(run).listed for run in runs}
-    if len(listed) > 1 or listed == {""}:
-        return
-    section, _, name = listed.pop().partition(".")
-    before, now = (each[section][name] for each in fields)
-    for trainees, other in ((before, now), (now, before)):
-        for missing in trainees.keys() - other.keys():
-            del trainees[missing]
-
-
-def differences(a: Any, b: Any, prefix: str = "") -> set[str]:
-    """Dotted paths at which two nested dicts differ."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        paths: set[str] = set()
-        for name in a.keys() | b.keys():
-            path = f"{prefix}.{name}" if prefix else name
-            paths |= differences(a.get(name), b.get(name), path)
-        return paths
-    return set() if _plain(a) == _plain(b) else {prefix}
-
-
-def _numbered(fields: dict[str, Any]) -> dict[str, Any]:
-    """Nested dicts with lists of tables as dicts by the number of a table, as overrides name it."""
-    numbered = {}
-    for name, value in fields.items():
-        if isinstance(value, (list, tuple)) and value and all(isinstance(v, dict) for v in value):
-            value = {str(number): table for number, table in enumerate(value)}
-        numbered[name] = _numbered(value) if isinstance(value, dict) else value
-    return numbered
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def keep_tokenizer(folder: Path, store: TokenStore) -> None:
