@@ -1,6 +1,7 @@
 """Answered questions: windows and their answers as in transformers' example, and packed."""
 
 import copy
+import csv
 import json
 from dataclasses import replace
 
@@ -17,6 +18,9 @@ from lmwright.data.prepare import prepare
 from lmwright.data.rows.record import unpack_rows
 from lmwright.data.rows.show import show_command
 from lmwright.data.rows.store import TokenStore
+from lmwright.data.sources.file import Slice
+from lmwright.data.sources.files import find_files
+from lmwright.data.sources.read import read_rows
 from lmwright.data.stale import refuse_stale
 from lmwright.data.text.answered import answered_question
 from lmwright.data.text.chat_render import UnusableError
@@ -237,3 +241,29 @@ def test_settings_that_do_not_fit(run, tmp_path):
         UserError, match=r"are \"text\", which .*, or sources of rows = \"answered\"$"
     ):
         refuse_sources(replace(run, data=replace(data, sources=(other,)), objective=Answer()))
+
+
+ANSWERS = {"text": ["the mat", "mat"], "answer_start": [15, 19]}
+
+
+@pytest.mark.parametrize(
+    "cell, texts",
+    [
+        (json.dumps(ANSWERS), ANSWERS["text"]),
+        (str(ANSWERS), ANSWERS["text"]),
+        (str({name: np.array(value) for name, value in ANSWERS.items()}), ANSWERS["text"]),
+        (str({"text": np.array([], object), "answer_start": np.array([], np.int32)}), []),
+        ("", []),
+    ],
+)
+def test_answers_in_a_cell_of_csv(tmp_path, cell, texts):
+    """As `to_csv` of datasets and of pandas writes a column of dicts."""
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["question", "context", "answers"])
+        lines.writerow(["where?", "the cat sat on the mat", cell])
+        lines.writerow(["where?", "the cat sat on the mat", "__import__('os').getcwd()"])
+    source = Source(path=str(tmp_path / "a.csv"), rows="answered")
+    row, bad = read_rows(Slice(find_files(source)[0]), source)
+    assert json.loads(row.text)["answers"] == texts
+    assert bad.reason == "'answers' is not an object with 'text' and 'answer_start'"

@@ -7,7 +7,10 @@
 A file of SQuAD (https://arxiv.org/abs/1606.05250) holds paragraphs, whose questions are such rows.
 """
 
+import ast
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lmwright.config.rows import ANSWERED, ROW_PARTS
@@ -38,7 +41,9 @@ def answered_question(row: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 def answers_of(value: Any, column: str) -> tuple[list[str], list[int]]:
     """The answers of a row and their first characters, of {"text": [...], "answer_start": [...]} or
-    a list of such pairs. Raises UnusableError for what is neither."""
+    a list of such pairs, also as the text of a cell of csv. Raises UnusableError for what is
+    neither."""
+    value = _of_cell(value) if isinstance(value, str) else value
     if value is None or value == []:
         return [], []
     if isinstance(value, list):
@@ -56,6 +61,27 @@ def answers_of(value: Any, column: str) -> tuple[list[str], list[int]]:
         if isinstance(start, bool) or not isinstance(start, int):
             raise UnusableError(f"'answer_start' {place} of {column!r} is not a whole number")
     return texts, starts
+
+
+def _of_cell(text: str) -> Any:
+    """The value of a cell of csv: written as JSON, by Python or, with arrays, by pandas; the text
+    itself where it is none of these, None for an empty one."""
+    if not text.strip():
+        return None
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return ast.literal_eval(_Lists().visit(ast.parse(text.strip(), mode="eval")))
+    return text
+
+
+class _Lists(ast.NodeTransformer):
+    """`array([0], dtype=int32)` as its list."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The list of an array; any other call as it is, which no literal has."""
+        is_array = isinstance(node.func, ast.Name) and node.func.id == "array"
+        return node.args[0] if is_array and len(node.args) == 1 else node
 
 
 def rows_of_squad(value: Any, source: Source) -> Any:
