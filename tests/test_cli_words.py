@@ -1,5 +1,7 @@
 """Words that a shell completes, and those that are missing or wrong."""
 
+import os
+
 import click
 import pytest
 
@@ -90,6 +92,18 @@ def test_a_folder_that_was_deleted_is_told(words, tmp_path, monkeypatch, capsys)
     gone.rmdir()
     assert main(words) == 2
     assert "the folder in which this command runs was deleted; go to" in capsys.readouterr().err
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused(tmp_path, monkeypatch, capsys):
+    """Libraries that are written in Rust or C end with a traceback there."""
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"  # of a disk that was written in Latin-1
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    for words in (["prepare", "run.toml"], ["train", "run.toml"], ["quickstart"]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "caf\\udce9', has a name that is not UTF-8; rename" in said
+    assert not os.listdir(folder)
 
 
 def test_an_override_that_is_not_utf8_is_told(tmp_path, capsys):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmwright.cli.main import main
 from lmwright.errors import UserError
 from lmwright.report.curves import clock_of, thin
 from lmwright.report.html import report_command, write_report
@@ -211,6 +212,19 @@ def test_where_it_goes(tmp_path, monkeypatch, capsys):
     assert str(report_command([a, b])) == "report.html"
     assert "report: report.html" in capsys.readouterr().out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "report.html"]
+
+
+def test_a_dash_is_the_output(tmp_path, monkeypatch, capsys):
+    """A file of that name was made."""
+    folder = write_run(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    for options, name in ([], "report.html"), (["--markdown"], "report.md"):
+        assert main(["report", str(folder), *options]) == 0
+        capsys.readouterr()
+        assert main(["report", str(folder), *options, "-o", "-"]) == 0
+        assert capsys.readouterr().out == (folder / name).read_text()
+    assert main(["report", str(folder), "--watch", "-o", "-"]) == 2
+    assert not (tmp_path / "-").exists()
 
 
 def test_a_pipe_and_a_link_keep_their_place(tmp_path):

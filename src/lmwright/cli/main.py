@@ -63,14 +63,19 @@ def lmwright() -> None:
     \b
     Start here:  lmwright quickstart
     """
-    refuse_lost_folder()
+    refuse_folder()
 
 
-def refuse_lost_folder() -> None:
-    """Raises UserError in a working directory that was deleted: paths have no meaning there, and
-    libraries that look for it end the process."""
+def refuse_folder() -> None:
+    """Raises UserError in a working directory that was deleted, where paths have no meaning and
+    libraries that look for it end the process, and in one whose path libraries in C do not take."""
     try:
-        os.getcwd()
+        os.getcwd().encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the folder in which this command runs, {os.getcwd()!a}, has a name that is not "
+            "UTF-8; rename it, or go to another one by cd"
+        ) from None
     except FileNotFoundError:
         raise UserError(
             "the folder in which this command runs was deleted; go to another one by cd (or by "

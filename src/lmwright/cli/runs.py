@@ -127,7 +127,8 @@ def sweep(run: str, overrides: Sequence[str], dry_run: bool) -> Any:
 @click.option(
     "-o",
     "--out",
-    help="File; default: report.html or .md in the run directory; for several, here.",
+    help="File, or - for the output; default: report.html or .md in the run directory; for "
+    "several, here.",
 )
 @click.option("--markdown", is_flag=True, help="Write report.md: what ran where, cost, losses.")
 @click.option("--watch", is_flag=True, help="Rewrite the page until the training is done.")
@@ -142,6 +143,8 @@ def report(run_dirs: Sequence[str], out: str | None, markdown: bool, watch: bool
     """
     if watch and markdown:
         raise UserError("--watch: is for the page of curves; leave out --markdown")
+    if watch and out == "-":
+        raise UserError("--watch: writes a file anew, not the output; name one with -o FILE")
     if watch:
         from lmwright.report.watch import watch_command
 

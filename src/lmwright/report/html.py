@@ -26,7 +26,7 @@ from lmwright.report.long_context import needle_plots, position_plot
 from lmwright.report.profile import profile_of, profile_rows
 from lmwright.report.read import RunRecord, Sample, flatten, read_run
 from lmwright.report.summary import headline, hours_text, summarize
-from lmwright.report.written import usual_file, write_page
+from lmwright.report.written import STDOUT, usual_file, write_page
 from lmwright.storage.mirror import mirror_folder
 
 REPORT_FILE = "report.html"
@@ -40,7 +40,8 @@ def report_command(dirs: Sequence[str | Path], out: str | Path | None = None) ->
     if out is None:
         out = usual_file(dirs, REPORT_FILE)
     path = write_report(dirs, out)
-    print(f"report: {out} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+    if out != STDOUT:
+        print(f"report: {out} ({path.stat().st_size / 1e6:.1f} MB; open it in a browser)")
     return path
 
 

@@ -20,7 +20,7 @@ from lmwright.report.ledger import DEVICES, SPENT
 from lmwright.report.paid import FACTS, parse_facts
 from lmwright.report.read import RunRecord, Series, read_run
 from lmwright.report.summary import hours_text, machine_rows, summarize
-from lmwright.report.written import usual_file, write_page
+from lmwright.report.written import STDOUT, usual_file, write_page
 
 CPU = "cpu"  # as JAX names its devices
 MARKDOWN_FILE = "report.md"
@@ -34,7 +34,8 @@ def markdown_command(dirs: Sequence[str | Path], out: str | Path | None = None) 
     if out is None:
         out = usual_file(dirs, MARKDOWN_FILE)
     path = write_markdown(dirs, out)
-    print(f"report: {out}")
+    if out != STDOUT:
+        print(f"report: {out}")
     return path
 
 

@@ -10,6 +10,8 @@ from lmwright.guard.temporary import write_output
 from lmwright.storage.mirror import mirror_folder, place_in, send_file
 
 PAGES = (".html", ".md")
+STDOUT = "-"
+"""The name that stands for the output of the command, as in other tools."""
 
 
 def usual_file(dirs: Sequence[str | Path], name: str) -> str | Path:
@@ -19,7 +21,11 @@ def usual_file(dirs: Sequence[str | Path], name: str) -> str | Path:
 
 def write_page(text: str, out: str | Path) -> Path:
     """Writes a page; returns its path on this machine. Raises UserError where it cannot."""
-    local, page = mirror_folder(out), text.encode(errors="replace")
+    page = text.encode(errors="replace")
+    if out == STDOUT:
+        print(page.decode(), end="")
+        return Path("/dev/stdout")
+    local = mirror_folder(out)
     place = Path(os.path.realpath(local))  # a link, such as /dev/stdout, stays
     if place.is_file() and place.suffix not in PAGES:
         raise UserError(
