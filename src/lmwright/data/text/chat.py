@@ -41,6 +41,8 @@ SHAREGPT_ROLES = {
 
 SPEAKERS = ("role", "from", "content", "speaker")
 """Keys of which a message has one, whatever the others are called."""
+MEDIA = {"<image>", "<video>", "<audio>"}
+"""First or last line of what is said about something that is no text, as LLaVA's data have it."""
 SAID = re.compile(r"\n\n(Human|Assistant):")
 """Begin of a turn in a conversation that is one text."""
 
@@ -270,6 +272,8 @@ def _content(value: Any, number: int, key: str, rest: dict[str, Any]) -> str:
         return "".join(p["text"] for p in value)
     if not isinstance(value, str):
         raise UnusableError(f"message {number}: {key!r} is not text")
+    if media := {*value.strip().splitlines()[:1], *value.splitlines()[-1:]} & MEDIA:
+        raise UnusableError(f"message {number}: {key!r} has {media.pop()}, and only text is read")
     return value
 
 
