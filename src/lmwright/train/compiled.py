@@ -35,6 +35,7 @@ class CompiledStep:
     ready: Ready  # where the program came from
     timer: StepTimer
     running: jax.Array | None = None  # of the last step, which may not be done
+    waited_before_s: float = 0.0  # for rows of the next step
 
     @classmethod
     def of(
@@ -75,6 +76,13 @@ class CompiledStep:
         """Reason why it was compiled although `plan` had; empty where it had not."""
         return self.ready.reason
 
+    def late(self, k: int) -> bool:
+        """True if batch `k` is not there, nor comes in a moment."""
+        with self.timer.waiting():
+            late = self.feed.late(k)
+        self.waited_before_s += self.timer.waited_s
+        return late
+
     @property
     def waited_s(self) -> float:
         """Seconds that the latest step waited for its rows."""
@@ -101,6 +109,8 @@ class CompiledStep:
         began = time.monotonic()
         with self.timer.waiting():
             rows = self.feed.batch(k)
+        self.timer.waited_s += self.waited_before_s
+        self.waited_before_s = 0.0
         place = partial(self.host.place, self.plan)  # each host gives its own rows
         batch = Batch(**{name: place(rows[name]) for name in Batch.__dataclass_fields__})
         state, values = self.program(state, batch)

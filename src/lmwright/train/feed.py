@@ -67,6 +67,13 @@ class Feed:
             return parts[0]
         return {name: np.concatenate([p[name] for p in parts])[self._order] for name in parts[0]}
 
+    def late(self, step: int) -> bool:
+        """True if this host's rows of a step are not there, nor come in a moment."""
+        return any(
+            loader.late(count + step - self._start)
+            for loader, count in zip(self._loaders, self._counts, strict=True)
+        )
+
     def finish(self) -> None:
         """Raises UserError for a store that is found to be altered at the end of a run."""
         for loader in self._loaders:

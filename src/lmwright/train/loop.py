@@ -135,6 +135,8 @@ class Loop:
                 hook.at_start(self, done)
         self._compile()
         self.stop.starting = False
+        if self.stop.asked(self._late):
+            return self.stopped(done)
         while done < self.steps:
             done = self._passed_over(done)
             if done != first and not self._may_step(done):
@@ -146,7 +148,7 @@ class Loop:
             beat("step", step=done)
             self.profiler.after(done, values)
             self._measure(done, values, compiled)
-            stopping = self.stop.asked()
+            stopping = self.stop.asked(self._late)
             if done >= self.steps:
                 compiled.finish()
             self._save_if_due(done, values, ends=stopping or done >= self.steps)
@@ -173,6 +175,11 @@ class Loop:
             self._save_due = True  # if the step is skipped, after the next that is not
         if ends or (self._save_due and not any(skipped(values))):
             self._save(done)
+
+    def _late(self) -> bool:
+        """True if the rows of the next step are not there."""
+        compiled = self._compiled
+        return compiled is not None and self.at < self.steps and compiled.late(self.at)
 
     def _may_step(self, done: int) -> bool:
         return False not in [hook.before_step(self, done) for hook in self.hooks]

@@ -32,6 +32,9 @@ class Step(Protocol):
     def __call__(self, state: Tree, k: int) -> tuple[Batch, Tree, Values]:
         """Batch `k`, and the state and the values of the step that reads it."""
 
+    def late(self, k: int) -> bool:
+        """True if batch `k` is not there, nor comes in a moment."""
+
     @property
     def waited_s(self) -> float:
         """Seconds that the latest step waited for its rows."""

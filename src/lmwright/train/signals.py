@@ -8,6 +8,7 @@ first signal ends the process at once, with the same exit code.
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from lmwright.errors import EXIT_INTERRUPTED
@@ -87,9 +88,10 @@ class StopRequest:
             if self._hung_up and not os.isatty(fd):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
-    def asked(self) -> bool:
+    def asked(self, late: Callable[[], bool] = lambda: False) -> bool:
         """True if the loop should stop now, on which all hosts agree: they ask equally often, in
-        a step and between the batches of an evaluation."""
+        a step and between the batches of an evaluation. Of several hosts, one whose next rows are
+        `late` keeps all of them here: in the step they could not be told to stop."""
         self._leave_terminal()
         import jax
 
@@ -98,10 +100,14 @@ class StopRequest:
         import numpy as np
         from jax.experimental import multihost_utils
 
-        self._asked += 1  # a preempted host has all of them stop at the same question
-        if multihost_utils.reached_preemption_sync_point(self._asked):
-            self.exit_code = self.exit_code or EXIT_PREEMPTED
-            return True
-        codes = multihost_utils.process_allgather(np.int32(self.exit_code or 0))
-        self.exit_code = int(codes.max()) or None
-        return self.exit_code is not None
+        while True:
+            self._asked += 1  # a preempted host has all of them stop at the same question
+            if multihost_utils.reached_preemption_sync_point(self._asked):
+                self.exit_code = self.exit_code or EXIT_PREEMPTED
+                return True
+            mine = np.array([late(), self.exit_code or 0], np.int32)
+            waits, code = multihost_utils.process_allgather(mine).max(axis=0)
+            if code:
+                self.exit_code = int(code)
+            if code or not waits:  # a signal that came meanwhile is for the next question
+                return bool(code)

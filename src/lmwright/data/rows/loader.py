@@ -72,6 +72,11 @@ class Loader:
         self.input_wait_s += time.perf_counter() - begun
         return arrays
 
+    def late(self, step: int) -> bool:
+        """True if a batch that is being prepared is not there, nor comes within LOOK_S."""
+        future = self._coming.get(step)
+        return future is not None and bool(wait([future], LOOK_S).not_done)
+
     def _wait(self, future: Future, begun: float) -> None:
         while not future.done() and wait([future], LOOK_S).not_done:
             if not self._asked():
