@@ -43,7 +43,7 @@ def held_of(folder, *documents, fraction=0.005):
     ],
 )
 def test_a_single_document_is_cut_near_its_end(tmp_path, size, fraction, marks, cut):
-    text = "".join(marks.get(i, "é") for i in range(size))
+    text = "".join(marks.get(i, "\u00e9") for i in range(size))
     texts, counts = held_of(tmp_path, text, fraction=fraction)
     assert texts == {"train": [text[:cut]], "eval": [text[cut:]]}
     for split, (own,) in texts.items():  # both have a document, though there was one
