@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import pytest
 import tomli_w
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lmwright.cli.main import main
+from lmwright.config.elsewhere import ELSEWHERE
 from lmwright.config.load import dump_toml
 from lmwright.errors import UserError
 from lmwright.formats.open import load_noted, load_run
 from lmwright.formats.places import new_place
 from lmwright.models.experts import Experts
+from lmwright.models.hf import TABLES
 from lmwright.models.llama import Llama
 from lmwright.models.moe import Mixtral
 from lmwright.nn.rope import LinearRope, YarnRope
@@ -267,3 +271,15 @@ def test_the_edges_of_numbers_that_belong_together(refused, allowed, part, tmp_p
     with pytest.raises(UserError) as caught:
         load_run(path, ["name=t", "dir=runs/t", "data.dir=data", *refused])
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, kind", [(name, kind) for (at, name), kind in ELSEWHERE.items() if at == "model.kind"]
+)
+def test_a_model_type_of_transformers_is_told_its_kind(name, kind):
+    """As config.json of that model type names its architecture."""
+    assert CONFIG_MAPPING[name].model_type == name
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] in TABLES[kind]().architectures
+    assert f"no kind {name!r}; what others call {name!r} is {kind!r} here; " in told(
+        RUN | {"model": {"kind": name}}
+    )

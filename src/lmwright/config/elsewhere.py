@@ -5,6 +5,17 @@ ELSEWHERE = {
     ("train.remat", "minimal"): "dots",
     ("train.precision", "float32"): "fp32",
     ("train.precision", "bfloat16"): "bf16",
+    ("model.kind", "mistral"): "llama",
+    ("model.kind", "qwen2"): "llama",
+    ("model.kind", "qwen3"): "llama",
+    ("model.kind", "gemma2"): "gemma",
+    ("model.kind", "gemma3_text"): "gemma",
+    ("model.kind", "olmo3"): "olmo2",
+    ("model.kind", "cohere2"): "cohere",
+    ("model.kind", "glm"): "glm4",
+    ("model.kind", "qwen3_moe"): "qwen3-moe",
+    ("model.kind", "qwen3_next"): "qwen3-next",
+    ("model.kind", "gpt_neox"): "gpt-neox",
 }
 """Choices by the field and their name for it."""
 

@@ -271,7 +271,10 @@ def _kind(
         choices = " or ".join(f'"{kind}"' for kind in kinds)
         return f"{where(table)}: {name} is missing; add kind = {choices} in [{join_keys(table)}]"
     given = error.get("ctx", {}).get("tag", error.get("input"))
-    return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {nearest_kind(given, kinds)}"
+    cure = nearest_kind(given, kinds)
+    if (elsewhere := ELSEWHERE.get((name, str(given)))) in kinds:
+        cure = f"what others call {given!r} is {elsewhere!r} here; `{LIST_PRESETS}` lists its sizes"
+    return f"{where((*table, 'kind'))}: {name}: no kind {given!r}; {cure}"
 
 
 def nearest_kind(given: Any, kinds: Sequence[str]) -> str:
