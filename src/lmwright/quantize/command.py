@@ -321,10 +321,12 @@ def _origin(loaded: LoadedModel, to: Target, method: Method) -> str:
 def _tell(done: Quantized, rows: Rows, to: Target, where: str) -> None:
     rounded = sum(param.size for param in matrices_of(done.loaded.model, to).values())
     count, length = rows.measured.shape
-    print(f"measured on {count} rows of {length:,} tokens of {where}: {rounded:,} weights rounded")
+    measured = f"{count} row{'s' * (count != 1)} of {length:,} tokens of {where}"
+    print(f"measured on {measured}: {rounded:,} weights rounded")
     if left := matrices_left(done.loaded.model, to):
         print(f"{left:,} weights have rows that blocks of {BLOCK} do not divide: 8 bits (Q8_0)")
-    print(f"on {len(rows.compared)} other rows: {done.difference.line()}")
+    others = len(rows.compared)
+    print(f"on {others} other row{'s' * (others != 1)}: {done.difference.line()}")
     worst = sorted(done.errors, key=lambda name: -done.errors[name])[:WORST]
     each = ", ".join(f"{name} {done.errors[name]:.1%}" for name in worst)
     print(f"largest errors of results: {each}", flush=True)
