@@ -3,6 +3,7 @@ labels that are numbers themselves."""
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,10 +39,17 @@ class Classes:
         none of them."""
         number = class_of(label, self.labels)
         if number is None:
+            parts = [part.strip() for part in re.split("[,;|]", label)]
+            cure = f"add it there, or correct the row{self.left_out}"
+            if len(parts) > 1 and {*parts} <= {*self.labels}:
+                cure = (
+                    f"write several as a list, {json.dumps(parts)}, also in a cell of csv, for "
+                    'objective.kind = "multilabel"'
+                )
             raise UserError(
                 f"{visible(source, lines=False)}: {visible(row, lines=False)} has the "
                 f"{self.called} {label[:80]!r}, which is not one of objective.labels = "
-                f"{listed(self.labels)}; add it there, or correct the row{self.left_out}"
+                f"{listed(self.labels)}; {cure}"
             )
         return number
 
