@@ -69,6 +69,7 @@ def said(tmp_path, text, *overrides, load=load_run):
         ("objective.kind=classify", ["labels is missing", '["negative", "positive"]']),
         ("optim.schedule.kind=wsd", ["decay_steps is missing", "decay_steps=100 there"]),
         ("model.preset=llama-5n", ["model.preset", "'llama-5n'", "'llama-5m'"]),
+        ("model.preset=gemma3", ["did you mean one of gemma3-1b, gemma3-4b, gemma3-12b,"]),
         ("recipe=quick", ["recipe: there is no 'quick'", "'quickstart'"]),
         ("recipe=3", ["recipe: there is no 3", "quickstart, pretrain"]),
         ("model.preset=3", ["there is no 3; `lmwright config presets` lists all"]),

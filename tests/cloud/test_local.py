@@ -288,7 +288,7 @@ def test_a_job_of_another_version_hides_no_other(job, capsys, text):
     out = capsys.readouterr().out
     assert f"{spec.name} " in out and "new  " in out and "another version of lmwright" in out
     assert main(["jobs", "show", "new"]) == 2
-    assert "job.json: is damaged, or of another version" in capsys.readouterr().err
+    assert "job.json: is damaged, or was written by another version" in capsys.readouterr().err
 
 
 def test_nobody_else_may_read_a_job(job):

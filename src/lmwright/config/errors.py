@@ -65,8 +65,12 @@ MOST_NAMES = 30  # in a sentence
 
 
 def nearest(word: str, names: Sequence[str], *, what: str, listed_by: str = "") -> str:
-    """Suggestion for a misspelled word: the nearest name, all names, or, if those are many, the
-    command that lists them."""
+    """Suggestion for a misspelled word: the sizes of a family, the nearest name, all names, or, if
+    those are many, the command that lists them."""
+    released = {name.replace(".", "-"): name for name in names}.values()  # of two spellings
+    sizes = [name for name in released if name.startswith(f"{word}-")]
+    if 1 < len(sizes) <= MOST_NAMES:
+        return f"did you mean one of {', '.join(sizes)}?"
     if near := _near(word, names):
         return f"did you mean {near[0]!r}?"
     if listed_by and len(names) > MOST_NAMES:
