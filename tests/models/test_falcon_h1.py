@@ -82,7 +82,7 @@ def test_widths_follow_from_what_is_said():
         ({"mamba_conv_bias": False}, "mamba_conv_bias = False is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
-        ({"ssm_multipliers": [1.0, 1.0]}, "no list of 5 numbers"),
+        ({"ssm_multipliers": [1.0, 1.0]}, "not a list of 5 numbers"),
         ({"mlp_multipliers": [1.0, "x"]}, "mlp_multipliers = 'x' is not a number above 0"),
         ({"key_multiplier": 0.0}, "key_multiplier = 0.0 is not a number above 0"),
         ({"mamba_n_heads": 0}, "mamba_n_heads = 0 is not a whole number above 0"),
