@@ -232,7 +232,7 @@ def test_settings_that_do_not_fit(run, tmp_path):
     data = replace(run.data, dir=str(tmp_path / "data"))
     with pytest.raises(UserError, match=r"window_tokens: 32 are more than a row has, 20; use 20"):
         prepare(data, 20, windows=ANSWER.windows)
-    with pytest.raises(UserError, match=r"normalize.unicode: 'nfc' would move"):
+    with pytest.raises(UserError, match=r"normalize.unicode: 'nfc' would shift"):
         prepare(replace(data, normalize=Normalize(unicode="nfc")), SEQ_LEN, windows=ANSWER.windows)
     with pytest.raises(UserError, match=r"are \"answered\", which .*'mlm' .*; choose 'answer'$"):
         refuse_sources(replace(run, objective=Mlm()))
