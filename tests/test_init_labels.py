@@ -55,6 +55,19 @@ def test_decimals_and_scores_are_amounts(column, values, objective, models, here
         assert load_run(name).objective.kind == objective
 
 
+def test_classes_in_columns_of_their_own_are_noted(here, capsys):
+    """Columns text, joy, anger: the texts alone would be learned, and nobody would know."""
+    rows = [f"a text {n},{n % 2},{n // 5 % 2},{n % 3}\n" for n in range(20)]
+    (here / "a.csv").write_text("text,joy,anger,year\n" + "".join(rows))
+    assert main(["init", "plain.toml", "a.csv"]) == 0
+    told = capsys.readouterr().out
+    assert "note: its columns joy, anger have only 0 and 1, and are not read;" in told
+    assert 'as the list ["joy", "anger"] (docs/multilabel.md)' in told
+    flags = [{"text": f"a text {n}", "joy": n % 2 == 0, "sad": n % 3 == 0} for n in range(20)]
+    assert main(["init", "other.toml", write(here / "b.jsonl", *flags)]) == 0
+    assert "its columns joy, sad have only 0 and 1" in capsys.readouterr().out
+
+
 def test_a_score_of_texts_alone_is_learned_where_it_is_said(models, here, capsys):
     """It may be the quality of texts to pretrain on, as in FineWeb-Edu."""
     path = here / "a.csv"

@@ -129,7 +129,9 @@ def _kind_of(source: Source, files: list[File], rows: Any) -> Found:
             if rows is None and tried.rows not in (*PLAIN, "rated"):
                 _refuse_ratings(tried, files, there)
             if (rows, tried.rows) == (None, "text"):
-                return Found(tried, of_texts(there))
+                others = tuple(name for name in there if name != tried.text_column)
+                beside = first_rows(replace(tried, meta_columns=others), files, LOOK_ROWS)
+                return Found(tried, of_texts(there, beside))
             if tried.rows in ASKED:
                 return Found(tried, of_prompts(tried, there))
             return _with_labels(tried, files)

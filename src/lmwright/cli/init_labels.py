@@ -58,14 +58,31 @@ def of_prompts(source: Source, columns: Sequence[str]) -> Labels:
     )
 
 
-def of_texts(columns: Sequence[str]) -> Labels:
-    """Labels of plain texts with these columns."""
+def of_texts(columns: Sequence[str], rows: Iterable[Row | Bad]) -> Labels:
+    """Labels of plain texts with these columns, whose rows keep the others as metadata: none, and a
+    note on columns that may be meant as labels."""
+    if len(classes := _yes_or_no(columns, rows)) > 1:
+        some, more = classes[:MOST_COLUMNS], ", ..." * (len(classes) > MOST_COLUMNS)
+        return Labels(
+            note=f"its columns {', '.join(some)}{more} have only 0 and 1, and are not read; if "
+            "they are the classes of a text, write the names of those that it has into one column, "
+            f"as the list {literal(classes[:2])} (docs/multilabel.md)"
+        )
     amount = next((name for name in columns if name.strip().casefold() == AMOUNT), None)
     note = (
         f"its column {amount} is not read; for a model that tells the number of a text, add "
         "--rows labeled and the --model of an encoder (docs/regression.md)"
     )
     return Labels(note=note if amount is not None else "")
+
+
+def _yes_or_no(columns: Sequence[str], rows: Iterable[Row | Bad]) -> list[str]:
+    """Columns, kept as metadata, in which all rows have 0 or 1, and some rows each of them."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in json.loads(row.meta).items() if isinstance(row, Row) else ():
+            values.setdefault(name, set()).add(str(int(value) if value in (0, 1) else value))
+    return [name for name in columns if values.get(name) == YES_OR_NO]
 
 
 def label_column(source: Source) -> str:
