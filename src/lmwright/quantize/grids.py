@@ -14,9 +14,7 @@ from lmwright.quantize.superblocks import KINDS
 
 GridName = Literal["int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k"]
 """Grid of a matrix."""
-Target = Literal[
-    "int4", "int8", "q4_0", "iq4_nl", "q4_k", "q5_k", "q6_k", "q4_k_m", "q5_k_m"
-]  # fmt: skip
+Target = GridName | Literal["q4_k_m", "q5_k_m"]
 """Grid, or mix of grids, of a model."""
 BETWEEN = tuple((a + b) / 2 for a, b in pairwise(IQ4_NL))
 

@@ -4,10 +4,18 @@ from typing import Any, ClassVar
 
 from lmwright.errors import UserError
 from lmwright.models.hf.llama import BIAS
-from lmwright.models.hf.mamba import CONVS, HEADS, LAYER, OF_MIXER, mamba_weights, read_limits
+from lmwright.models.hf.mamba import (
+    CONVS,
+    HEADS,
+    LAYER,
+    OF_MIXER,
+    WEIGHTS_BESIDE,
+    mamba_weights,
+    read_limits,
+)
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair
 from lmwright.models.hf.rope import rope_fields, write_partial_rope
-from lmwright.models.hf.table import KEYS, WEIGHTS, Table
+from lmwright.models.hf.table import KEYS, Table
 from lmwright.models.hf.window import pattern_of
 from lmwright.models.mamba import Mixer
 
@@ -44,13 +52,7 @@ class BambaHf(Table):
 
     name = "Bamba"
     model_types: ClassVar = {"BambaForCausalLM": "bamba"}
-    weights: ClassVar = {
-        name: there.replace(".mlp.", ".feed_forward.") for name, there in WEIGHTS.items()
-    } | {
-        "norm": "model.final_layernorm.weight",
-        "layers.mlp_norm": f"{LAYER}.pre_ff_layernorm.weight",
-        **mamba_weights(f"{LAYER}.mamba"),
-    }
+    weights: ClassVar = WEIGHTS_BESIDE | mamba_weights(f"{LAYER}.mamba")
     convs = CONVS
     keys = KEYS | OF_MIXER
     pairs: ClassVar[tuple[Pair, ...]] = (

@@ -8,13 +8,14 @@ from lmwright.models.hf.mamba import (
     CONVS,
     LAYER,
     OF_MIXER,
+    WEIGHTS_BESIDE,
     head_width,
     mamba_weights,
     read_limits,
 )
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair, refuse_number
 from lmwright.models.hf.rope import ROPE
-from lmwright.models.hf.table import KEYS, WEIGHTS, Table
+from lmwright.models.hf.table import KEYS, Table
 
 MIXER = f"{LAYER}.mamba"
 NUMBERS = (
@@ -80,13 +81,7 @@ class FalconH1Hf(Table):
 
     name = "Falcon-H1"
     model_types: ClassVar = {"FalconH1ForCausalLM": "falcon_h1"}
-    weights: ClassVar = {
-        name: there.replace(".mlp.", ".feed_forward.") for name, there in WEIGHTS.items()
-    } | {
-        "norm": "model.final_layernorm.weight",
-        "layers.mlp_norm": f"{LAYER}.pre_ff_layernorm.weight",
-        **mamba_weights(MIXER),
-    }
+    weights: ClassVar = WEIGHTS_BESIDE | mamba_weights(MIXER)
     convs = CONVS
     peft_refuses = ("mamba_out",)
     keys = KEYS | OF_MIXER

@@ -1,12 +1,14 @@
 """Layers with Mamba-2 in Hugging Face, as the families that have some say them."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from lmwright.config.fields import default_of
 from lmwright.errors import UserError
 from lmwright.models.hf.pairs import Derived, Json, refuse_number
+from lmwright.models.hf.table import WEIGHTS
 from lmwright.models.mamba import MAMBA, Mamba
 
 LAYER = "model.layers.{i}"
@@ -17,6 +19,10 @@ OF_MIXER = {
     "mamba_state_dim": "mamba_d_state", "conv_tokens": "mamba_d_conv",
 }  # fmt: skip
 """Keys of such a layer."""
+WEIGHTS_BESIDE = {
+    name: there.replace(".mlp.", ".feed_forward.") for name, there in WEIGHTS.items()
+} | {"norm": "model.final_layernorm.weight", "layers.mlp_norm": f"{LAYER}.pre_ff_layernorm.weight"}
+"""Names of the weights beside the mixers, as Falcon-H1 and Bamba have them."""
 CONVS = ("layers.conv",)
 LIMITS = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # none, as transformers writes it
 
@@ -37,12 +43,16 @@ def head_width(config: Json, heads: int, inner: Any, called: str, where: str) ->
     width = config["mamba_d_head"]
     width = inner // heads if width == "auto" else width
     refuse_number("mamba_d_head", width, where, whole=True)
-    if heads * width != inner:
-        raise UserError(
-            f"{where}: mamba_n_heads = {heads} times mamba_d_head = {width} is not {called}"
-            f"{inner}; correct one of them"
-        )
+    refuse_widths({"mamba_n_heads": heads, "mamba_d_head": width}, inner, called, where)
     return {"mamba_head_dim": width}
+
+
+def refuse_widths(heads: Mapping[str, int], inner: Any, called: str, where: str) -> None:
+    """Raises UserError where the number and the width of heads, by their keys in config.json, do
+    not make `inner`, which it says by what is `called` so."""
+    if math.prod(heads.values()) != inner:
+        said = " times ".join(f"{key} = {value}" for key, value in heads.items())
+        raise UserError(f"{where}: {said} is not {called}{inner}; correct one of them")
 
 
 def _read_heads(config: Json, fields: Json, where: str) -> Json:

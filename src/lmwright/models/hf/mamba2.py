@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from lmwright.errors import UserError
-from lmwright.models.hf.mamba import CONVS, expansion, mamba_weights, read_limits
+from lmwright.models.hf.mamba import CONVS, expansion, mamba_weights, read_limits, refuse_widths
 from lmwright.models.hf.pairs import HEAD, NO_IDS, Derived, Fixed, Json, Pair, refuse_number
 from lmwright.models.hf.table import Table
 
@@ -14,12 +13,9 @@ NOT_SUPPORTED = "{key} is not supported"
 
 def _read_expand(config: Json, fields: Json, where: str) -> Json:
     refuse_number("expand", config["expand"], where)
-    heads, width = fields["mamba_num_heads"], fields["mamba_head_dim"]
-    if heads * width != config["expand"] * fields["embed_dim"]:
-        raise UserError(
-            f"{where}: num_heads = {heads} times head_dim = {width} is not expand times "
-            f"hidden_size, {config['expand'] * fields['embed_dim']}; correct one of them"
-        )
+    heads = {"num_heads": fields["mamba_num_heads"], "head_dim": fields["mamba_head_dim"]}
+    inner = config["expand"] * fields["embed_dim"]
+    refuse_widths(heads, inner, "expand times hidden_size, ", where)
     return {}
 
 
