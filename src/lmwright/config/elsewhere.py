@@ -105,7 +105,7 @@ _FOLLOWS = "leave it out, there is nothing to set"
 NOT_SET = {
     "packing": _PACKED, "padding_free": _PACKED, "sample_packing": _PACKED,
     "pad_to_sequence_len": _PACKED,
-    "resume_from_checkpoint": "leave it out, the same command goes on where a run ended",
+    "resume_from_checkpoint": "leave it out, the same command continues where the run ended",
     "compile_topology": "leave it out, and name the machine in `lmwright plan RUN --on MACHINE`",
     "eos_token": "leave it out, it is the tokenizer's", "pad_token": "leave it out, there is none",
     "torch_compile": _FOLLOWS, "dataloader_num_workers": _FOLLOWS, "flash_attention": _FOLLOWS,

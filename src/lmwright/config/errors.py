@@ -198,19 +198,24 @@ def _keys(error: dict[str, Any], values: Any) -> Keys:
 
 def _unknown(keys: Keys, where: Callable[[Keys], str], fields: Callable) -> str:
     name, names = str(keys[-1]), fields(keys[:-1])
-    cure = nearest(name, names, what="the fields here are")
-    meant = CALLED.get(name, name)
-    if name in NOT_SET:
-        cure = NOT_SET[name]
-    elif meant.rpartition(".")[2] not in {*names} - {
-        "kind"
-    }:  # a field of another section, or of other tools
-        tables = [] if name in (*CALLED, "kind") else fields(())
-        inside = [f"{table}.{meant}" for table in tables if meant in fields((table,))]
-        inside = [meant] if name in CALLED else inside
-        if len(inside) == 1 or (inside and not keys[:-1]):
-            cure = f"did you mean {' or '.join(inside)}?"
+    cure = NOT_SET.get(name) or _elsewhere(name, keys[:-1], names, fields)
+    cure = cure or nearest(name, names, what="the fields here are")
     return f"{where(keys)}: {join_keys(keys)} is not a field; {cure}"
+
+
+def _elsewhere(name: str, table: Keys, names: Sequence[str], fields: Callable) -> str | None:
+    """Suggestion of a field of another section, by its own name or that of other tools; None where
+    this section, with the fields `names`, has it, or where several may be meant."""
+    meant = CALLED.get(name, name)
+    last = meant.rpartition(".")[2]
+    if name == "kind" or (last in names and last != "kind"):
+        return None
+    inside = [meant]
+    if name not in CALLED:
+        inside = [f"{section}.{name}" for section in fields(()) if name in fields((section,))]
+    if not inside or (len(inside) > 1 and table):
+        return None
+    return f"did you mean {' or '.join(inside)}?"
 
 
 def _missing(
